@@ -69,13 +69,13 @@ def measure(folder: Path, function: KeyedFunction[Any], output: type[Any], size:
     Generating the input is not measured; opening the store, processing and storing the snapshot are.
     """
     orders = _orders(size.keys)
-    dice = np.random.default_rng(size.seed)
+    rng = np.random.default_rng(size.seed)
     chain = _chain(function, output)
     state: SubtaskState | None = None
     seconds = []
     try:
         for ordinal in range(1, size.batches + 1):
-            given = _batch(size, orders, dice, ordinal)
+            given = _batch(size, orders, rng, ordinal)
             spec = _level(folder, replace(chain, bases=(_parts(state),)), ordinal)
             began = time.perf_counter()
             *_, answer = run_level(spec, 0, f"t{ordinal}", given)
@@ -102,10 +102,10 @@ def _orders(keys: int) -> np.ndarray[Any, Any]:
 
 
 def _batch(
-    size: Size, orders: np.ndarray[Any, Any], dice: np.random.Generator, ordinal: int
+    size: Size, orders: np.ndarray[Any, Any], rng: np.random.Generator, ordinal: int
 ) -> Sequence[pa.RecordBatch]:
-    keys = dice.integers(0, size.keys, size.rows_per_batch)
-    values = dice.random(size.rows_per_batch)
+    keys = rng.integers(0, size.keys, size.rows_per_batch)
+    values = rng.random(size.rows_per_batch)
     order = orders[keys]
     at = np.lexsort((keys, order))
     rows = len(at)

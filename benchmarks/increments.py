@@ -50,7 +50,7 @@ def _shares(folder: Path, size: Size) -> dict[str, Any]:
     stores.checkpoint()
     figures = {}
     for name, share in _SHARES.items():
-        changed = stores.change(stores.dice.sample(range(size.keys), int(size.keys * share)))
+        changed = stores.change(stores.rng.sample(range(size.keys), int(size.keys * share)))
         uploaded, compacted = stores.checkpoint()
         figures[f"ratio_{name}_percent"] = round((uploaded - compacted) / changed, 3)
     stores.close()
@@ -66,7 +66,7 @@ def _long_run(folder: Path, size: Size, compaction: str) -> dict[str, Any]:
     changed, uploads, compacted, runs, seconds = 0, [], 0, [], []
     early: list[Snapshot] = []
     for batch in range(1, size.batches + 1):
-        changed += stores.change(stores.dice.sample(range(size.keys), size.keys // 100))
+        changed += stores.change(stores.rng.sample(range(size.keys), size.keys // 100))
         began = time.perf_counter()
         uploaded, rewritten = stores.checkpoint()
         seconds.append(time.perf_counter() - began)

@@ -109,8 +109,8 @@ def _settings(folder: Path, size: Size) -> dict[str, str]:
 
 def _keys(size: Size) -> np.ndarray[Any, Any]:
     """Every key once, not in order; then some of them again."""
-    dice = np.random.default_rng(1)
-    return np.concatenate([dice.permutation(size.keys), dice.integers(0, size.keys, size.updates)])
+    rng = np.random.default_rng(1)
+    return np.concatenate([rng.permutation(size.keys), rng.integers(0, size.keys, size.updates)])
 
 
 def workers(driver: int) -> list[int]:

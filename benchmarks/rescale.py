@@ -132,9 +132,9 @@ def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> Subta
     store = RocksDBBackend(
         scratch / f"store-{subtask}", cache, Base(subtask, owned), RocksDBSettings(compact_at_files=4)
     )
-    dice = random.Random(subtask)
+    rng = random.Random(subtask)
     numbers = list(range(size.keys // size.parallelism))
-    dice.shuffle(numbers)
+    rng.shuffle(numbers)
     prefix = f"data/{1:020d}/{{:010d}}-l0/op-{subtask}-"
     some = numbers[: int(len(numbers) * size.updated)]
     for ordinal, batch in enumerate((numbers, some, some), 1):

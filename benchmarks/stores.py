@@ -44,7 +44,7 @@ class Stores:
     keys: int
     settings: RocksDBSettings = field(default_factory=RocksDBSettings)
     storage_folder: Path | None = None
-    dice: random.Random = field(default_factory=lambda: random.Random(1))
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     def __post_init__(self) -> None:
         self.storage = PosixStorage(self.storage_folder or self.folder / "root")
@@ -63,7 +63,7 @@ class Stores:
         """Updates keys; returns their encoded bytes."""
         changes: list[dict[bytes, bytes | None]] = [{} for _ in self.stores]
         for number in numbers:
-            changes[number % SUBTASKS][_encoded(number)] = self.dice.randbytes(_VALUE)
+            changes[number % SUBTASKS][_encoded(number)] = self.rng.randbytes(_VALUE)
         for store, changed in zip(self.stores, changes, strict=True):
             for entries in _chunks(changed):
                 store.write(entries)
@@ -99,7 +99,7 @@ class Stores:
         times = []
         for turn in range(number // 100):
             subtask = turn % SUBTASKS
-            chosen = [self.dice.randrange(self.keys // SUBTASKS) * SUBTASKS + subtask for _ in range(100)]
+            chosen = [self.rng.randrange(self.keys // SUBTASKS) * SUBTASKS + subtask for _ in range(100)]
             asked = [_encoded(n) for n in chosen]
             began = time.perf_counter()
             stores[subtask].multi_get(asked)

@@ -40,9 +40,9 @@ def create_archive() -> str:
             "spark__conf__spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={new} "
             "-Xlog:cds=off -Xlog:cds+dynamic=off"
         }
-        box = FlightsJob(Path(folder) / "job", settings, job="small_flights", launcher=spawn)
-        box.deliver(3)
-        run = box.start()
+        job = FlightsJob(Path(folder) / "job", settings, job_name="small_flights", launcher=spawn)
+        job.deliver(3)
+        run = job.start()
         ended = run.wait(run.family)
         run.wait_family()
         if ended.code != 0 or not new.exists():

@@ -54,8 +54,8 @@ class Keys(LocalSource):
             rows = [Touch(n * 2_654_435_761 % self._keys) for n in range(start, end)]
         else:
             end = min(start + self._small, self._keys + self._updates)
-            dice = random.Random(start)
-            rows = [Touch(dice.randrange(self._keys)) for _ in range(start, end)]
+            rng = random.Random(start)
+            rows = [Touch(rng.randrange(self._keys)) for _ in range(start, end)]
         return Slice(rows, json.dumps({"row": end})) if rows else None
 
 

@@ -48,16 +48,16 @@ def background() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsJob]:
+def job(tmp_path: Path) -> Iterator[AccountsJob]:
     """A job without Spark that keeps its checkpoints; whatever it leaves running is ended."""
-    box = AccountsJob(tmp_path / "job", {"checkpoints__retained": 100})
-    yield box
-    box.end_all()
+    job = AccountsJob(tmp_path / "job", {"checkpoints__retained": 100})
+    yield job
+    job.end_all()
 
 
 @pytest.fixture
-def resting(box: AccountsJob) -> AccountsJob:
+def idle_job(job: AccountsJob) -> AccountsJob:
     """The job with five checkpoints and nothing to do."""
-    box.deliver(50)
-    box.finish()
-    return box
+    job.deliver(50)
+    job.finish()
+    return job

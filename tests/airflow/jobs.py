@@ -40,26 +40,26 @@ def use_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK_CONNECTION)
 
 
-def settings(box: AccountsJob) -> dict[str, Any]:
+def settings(job: AccountsJob) -> dict[str, Any]:
     """What the operators are given; as in the harness, each batch waits for its checkpoint."""
-    given = {"job.folder": str(box.folder), "local_dir": str(box.local), "checkpoints.asynchronous": "no"}
-    return given | {name.replace("__", "."): value for name, value in box.settings.items()}
+    given = {"job.folder": str(job.folder), "local_dir": str(job.local), "checkpoints.asynchronous": "no"}
+    return given | {name.replace("__", "."): value for name, value in job.settings.items()}
 
 
-def job_arguments(box: AccountsJob) -> dict[str, Any]:
+def job_arguments(job: AccountsJob) -> dict[str, Any]:
     """What operators are given that load the job."""
-    return {"job": ACCOUNTS, "job_root": str(box.root), "settings": settings(box)}
+    return {"job": ACCOUNTS, "job_root": str(job.root), "settings": settings(job)}
 
 
-def run_task(box: AccountsJob, environment: dict[str, str] | None = None) -> StateflowRunOperator:
+def run_task(job: AccountsJob, environment: dict[str, str] | None = None) -> StateflowRunOperator:
     """The task that runs the job."""
-    runs, spark = str(box.folder.parent / "runs"), SparkSubmit(env_vars=environment or {})
-    return StateflowRunOperator(task_id="run", run_folder=runs, spark=spark, **job_arguments(box))
+    runs, spark = str(job.folder.parent / "runs"), SparkSubmit(env_vars=environment or {})
+    return StateflowRunOperator(task_id="run", run_folder=runs, spark=spark, **job_arguments(job))
 
 
-def plan_restore(box: AccountsJob, target: str, **more: Any) -> dict[str, Any]:
+def plan_restore(job: AccountsJob, target: str, **more: Any) -> dict[str, Any]:
     """What the task returns that plans a restore."""
-    operator = StateflowRestorePlanOperator(task_id="plan", target=target, **job_arguments(box), **more)
+    operator = StateflowRestorePlanOperator(task_id="plan", target=target, **job_arguments(job), **more)
     return operator.execute(FakeRun(task_id="plan").next_try())
 
 

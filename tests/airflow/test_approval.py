@@ -23,8 +23,8 @@ ADA = {"id": "ada", "name": "ada"}
 AT = datetime(2026, 1, 31, 3, 0, tzinfo=UTC)
 
 
-def planned(box: AccountsJob) -> dict[str, Any]:
-    return plan_restore(box, str(root_files.kept_entries(box.root)[0].seq))
+def planned(job: AccountsJob) -> dict[str, Any]:
+    return plan_restore(job, str(root_files.kept_entries(job.root)[0].seq))
 
 
 def approving(date: str = "2026-01-01") -> FakeRun:
@@ -41,66 +41,66 @@ def answer(plan: Any, run: FakeRun, root: Path, option: str, **more: Any) -> Any
     return asks(root, plan).execute_complete(run.next_try(), event)
 
 
-def rejections(box: AccountsJob) -> list[dict[str, Any]]:
-    return [record for record in root_files.history(box.root) if record.get("kind") == "rejection"]
+def rejections(job: AccountsJob) -> list[dict[str, Any]]:
+    return [record for record in root_files.history(job.root) if record.get("kind") == "rejection"]
 
 
-def test_an_approval_is_returned_and_recorded_by_the_restore_only(resting: AccountsJob) -> None:
-    given = answer(planned(resting), approving(), resting.root, "Approve")
+def test_an_approval_is_returned_and_recorded_by_the_restore_only(idle_job: AccountsJob) -> None:
+    given = answer(planned(idle_job), approving(), idle_job.root, "Approve")
     assert (given["chosen_options"], given["responded_by_user"]) == (["Approve"], ADA)
-    assert rejections(resting) == []
+    assert rejections(idle_job) == []
 
 
 def test_a_rejection_is_a_permanent_failure_and_the_history_has_who_and_why(
-    resting: AccountsJob, golden: SnapshotAssertion
+    idle_job: AccountsJob, golden: SnapshotAssertion
 ) -> None:
     run = approving()
     run.user = "bob"
-    plan = planned(resting)
-    before = root_files.digests(resting.root, resting.folder / "tables")
+    plan = planned(idle_job)
+    before = root_files.digests(idle_job.root, idle_job.folder / "tables")
     with fails(PermanentFailure, "rejected", by="ada", note="not now") as caught:
-        answer(plan, run, resting.root, "Reject", params_input={"note": "not now"})
+        answer(plan, run, idle_job.root, "Reject", params_input={"note": "not now"})
     assert "ada" in str(caught.value) and "not now" in str(caught.value)
-    (record,) = rejections(resting)
+    (record,) = rejections(idle_job)
     assert (record["by"], record["reason"], record["at"]) == ("ada", "not now", AT.isoformat(timespec="milliseconds"))
     assert (record["facts"]["plan"], record["facts"]["asked_by"]) == (plan["plan"]["label"], "bob")
     assert run.ti.pushed["return_value"]["chosen_options"] == ["Reject"]
-    assert root_files.digests(resting.root, resting.folder / "tables").items() >= before.items()
-    assert normalized(resting.command("history").out) == golden
+    assert root_files.digests(idle_job.root, idle_job.folder / "tables").items() >= before.items()
+    assert normalized(idle_job.command("history").out) == golden
 
 
-def test_a_retry_records_a_rejection_once_also_after_further_runs_of_the_job(resting: AccountsJob) -> None:
-    run, plan = approving(), planned(resting)
+def test_a_retry_records_a_rejection_once_also_after_further_runs_of_the_job(idle_job: AccountsJob) -> None:
+    run, plan = approving(), planned(idle_job)
     for delivered in (50, 70):
-        resting.deliver(delivered)
-        resting.finish()
+        idle_job.deliver(delivered)
+        idle_job.finish()
         with fails(PermanentFailure, "rejected"):
-            answer(plan, run, resting.root, "Reject")
-    assert len(rejections(resting)) == 1
+            answer(plan, run, idle_job.root, "Reject")
+    assert len(rejections(idle_job)) == 1
     # Another plan, or another DAG run, is another decision.
     with fails(PermanentFailure, "rejected"):
-        answer(planned(resting), run, resting.root, "Reject")
+        answer(planned(idle_job), run, idle_job.root, "Reject")
     with fails(PermanentFailure, "rejected"):
-        answer(plan, approving("2026-01-02"), resting.root, "Reject")
-    assert len(rejections(resting)) == 3
+        answer(plan, approving("2026-01-02"), idle_job.root, "Reject")
+    assert len(rejections(idle_job)) == 3
 
 
-def test_no_answer_in_time_is_a_rejection_without_a_person(resting: AccountsJob) -> None:
+def test_no_answer_in_time_is_a_rejection_without_a_person(idle_job: AccountsJob) -> None:
     with fails(PermanentFailure, "rejected", by="", note=""):
-        answer(planned(resting), approving(), resting.root, "Reject", responded_by_user=None, timedout=True)
-    (record,) = rejections(resting)
+        answer(planned(idle_job), approving(), idle_job.root, "Reject", responded_by_user=None, timedout=True)
+    (record,) = rejections(idle_job)
     assert record["by"] == "timeout" and record["reason"]
 
 
-def test_a_rejection_counts_although_the_history_cannot_be_written(resting: AccountsJob, tmp_path: Path) -> None:
+def test_a_rejection_counts_although_the_history_cannot_be_written(idle_job: AccountsJob, tmp_path: Path) -> None:
     with fails(PermanentFailure, "rejected", by="ada"):
-        answer(planned(resting), approving(), tmp_path / "gone", "Reject")
+        answer(planned(idle_job), approving(), tmp_path / "gone", "Reject")
 
 
-def test_the_question_has_the_deadline_for_an_answer(resting: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_has_the_deadline_for_an_answer(idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **detail: asked.update(detail))
-    operator = asks(resting.root, {}, response_timeout=timedelta(days=1))
+    operator = asks(idle_job.root, {}, response_timeout=timedelta(days=1))
     before = datetime.now(UTC)
     context = FakeRun().next_try()
     context["task_instance"] = context["ti"]

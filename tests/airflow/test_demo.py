@@ -117,13 +117,13 @@ def test_exported_tables_are_brought_into_the_form_of_the_expected_ones(tmp_path
 class Stage:
     """A job root with one run that went well, and the launches of a second DAG run."""
 
-    def __init__(self, box: AccountsJob) -> None:
-        self.box = box
-        self.runs = box.folder / "runs"
+    def __init__(self, job: AccountsJob) -> None:
+        self.job = job
+        self.runs = job.folder / "runs"
         self.tries = 0
-        box.deliver(20)
+        job.deliver(20)
         self._launch("first", 1, "")
-        box.deliver(80)
+        job.deliver(80)
 
     def next_try(self, failpoint: str) -> None:
         """A try of the DAG run that is killed at a failpoint, or succeeds."""
@@ -131,12 +131,12 @@ class Stage:
         self._launch("second", self.tries, failpoint)
 
     def look(self) -> Kill | None:
-        return look_for_kill(self.runs, self.box.root)
+        return look_for_kill(self.runs, self.job.root)
 
     def _launch(self, run: str, number: int, failpoint: str) -> None:
         launcher = Launcher(self.runs / run)
-        argv = [sys.executable, "-m", "stateflow", "run", ACCOUNTS, "--job-root", str(self.box.root)]
-        argv += [word for key, value in settings(self.box).items() for word in ("--set", f"{key}={value}")]
+        argv = [sys.executable, "-m", "stateflow", "run", ACCOUNTS, "--job-root", str(self.job.root)]
+        argv += [word for key, value in settings(self.job).items() for word in ("--set", f"{key}={value}")]
         argv += ["--run-id", f"flights/{run}/run/{number}"]
         once = "../failpoint-reached" if number == 1 else f"../failpoint-reached-{number}"
         environment = {
@@ -151,8 +151,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(box: AccountsJob) -> Stage:
-    return Stage(box)
+def stage(job: AccountsJob) -> Stage:
+    return Stage(job)
 
 
 def test_the_kill_is_seen_whether_or_not_the_next_try_has_begun(stage: Stage) -> None:
@@ -165,7 +165,7 @@ def test_the_kill_is_seen_whether_or_not_the_next_try_has_begun(stage: Stage) ->
     stage.next_try("claim.after")
     assert stage.look() == found
     stage.next_try("")
-    stage.box.check_results()
+    stage.job.check_results()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ signal.pause()
 """
 
 
-class Workbench:
+class LauncherFixture:
     """Launches Python programs, and ends them all after the test."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,11 +88,11 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench(tmp_path / "task")
-    yield bench
-    for launch in bench.launches:
-        bench.launcher().stop(launch, grace_seconds=0.1)
+def fixture(tmp_path: Path) -> Iterator[LauncherFixture]:
+    fixture = LauncherFixture(tmp_path / "task")
+    yield fixture
+    for launch in fixture.launches:
+        fixture.launcher().stop(launch, grace_seconds=0.1)
 
 
 def first_line(launch: Launch) -> str:
@@ -101,20 +101,20 @@ def first_line(launch: Launch) -> str:
     return last_lines(launch.log_file, 1)[0]
 
 
-def test_a_program_runs_in_its_own_session_and_its_end_is_recorded(bench: Workbench) -> None:
-    launch = bench.run("import os; print(os.getsid(0), os.environ['COLOUR'], os.getcwd()); raise SystemExit(3)")
+def test_a_program_runs_in_its_own_session_and_its_end_is_recorded(fixture: LauncherFixture) -> None:
+    launch = fixture.run("import os; print(os.getsid(0), os.environ['COLOUR'], os.getcwd()); raise SystemExit(3)")
     session, colour, folder = last_lines(launch.log_file, 1)[0].split()
     assert (int(session), colour, folder) == (launch.pid, "blue", launch.folder)
     assert launch.exit_code() == 3
     assert launch.process() is None
 
 
-def test_a_signal_is_a_negative_exit_code(bench: Workbench) -> None:
-    assert bench.run("import os; os.kill(os.getpid(), 9)").exit_code() == -signal.SIGKILL
+def test_a_signal_is_a_negative_exit_code(fixture: LauncherFixture) -> None:
+    assert fixture.run("import os; os.kill(os.getpid(), 9)").exit_code() == -signal.SIGKILL
 
 
-def test_another_worker_finds_the_live_launch_and_sees_its_end(bench: Workbench) -> None:
-    launch, other = bench.start(PAUSE), bench.launcher()
+def test_another_worker_finds_the_live_launch_and_sees_its_end(fixture: LauncherFixture) -> None:
+    launch, other = fixture.start(PAUSE), fixture.launcher()
     assert not other.wait(launch, 0.01)
     assert other.active() == launch
     other.stop(launch)
@@ -122,101 +122,103 @@ def test_another_worker_finds_the_live_launch_and_sees_its_end(bench: Workbench)
     assert other.wait(launch, 0.0)
 
 
-def test_a_program_outlives_its_launcher(bench: Workbench) -> None:
-    bench.launch_and_die(PAUSE)
-    launch = bench.launcher().active()
+def test_a_program_outlives_its_launcher(fixture: LauncherFixture) -> None:
+    fixture.launch_and_die(PAUSE)
+    launch = fixture.launcher().active()
     assert launch is not None
-    bench.launches.append(launch)
+    fixture.launches.append(launch)
 
 
-def test_a_program_never_begins_when_its_launcher_dies_before_the_record(bench: Workbench) -> None:
+def test_a_program_never_begins_when_its_launcher_dies_before_the_record(fixture: LauncherFixture) -> None:
     dies = "processes.find = lambda pid: (print(pid, flush=True), os.kill(os.getpid(), 9))"
-    pid = int(bench.launch_and_die("print('began')", dies))
+    pid = int(fixture.launch_and_die("print('began')", dies))
     if shell := processes.find(pid):
         assert processes.wait_for_end(shell, DEADLINE)
-    assert bench.launcher().active() is None
-    assert (bench.folder / "launch-1" / "driver.log").read_bytes() == b""
+    assert fixture.launcher().active() is None
+    assert (fixture.folder / "launch-1" / "driver.log").read_bytes() == b""
 
 
-def test_a_stop_ends_a_stubborn_program_and_its_child_in_another_group(bench: Workbench) -> None:
-    launch = bench.start(STUBBORN)
+def test_a_stop_ends_a_stubborn_program_and_its_child_in_another_group(fixture: LauncherFixture) -> None:
+    launch = fixture.start(STUBBORN)
     child = processes.find(int(first_line(launch)))
     assert child is not None and child.session == launch.pid
-    bench.launcher().stop(launch, grace_seconds=0.1)
+    fixture.launcher().stop(launch, grace_seconds=0.1)
     assert launch.process() is None
     assert processes.find(child.pid) is None
     assert processes.session_members(launch.pid) == []
     assert launch.exit_code() is None
 
 
-def test_a_child_that_a_program_starts_during_its_stop_is_ended_too(bench: Workbench) -> None:
-    launch = bench.start(HEIR)
+def test_a_child_that_a_program_starts_during_its_stop_is_ended_too(fixture: LauncherFixture) -> None:
+    launch = fixture.start(HEIR)
     assert first_line(launch) == "ready"
-    bench.launcher().stop(launch)
+    fixture.launcher().stop(launch)
     assert processes.session_members(launch.pid) == []
 
 
-def test_children_left_by_a_program_are_ended_with_the_launch(bench: Workbench) -> None:
-    launch = bench.run(STUBBORN.replace("signal.pause()\n", "", 1) + "os.kill(os.getpid(), 9)")
+def test_children_left_by_a_program_are_ended_with_the_launch(fixture: LauncherFixture) -> None:
+    launch = fixture.run(STUBBORN.replace("signal.pause()\n", "", 1) + "os.kill(os.getpid(), 9)")
     assert processes.session_members(launch.pid) == []
 
 
-def test_children_of_a_dead_launch_are_ended_before_the_next_one_starts(bench: Workbench) -> None:
-    launch = bench.start(STUBBORN)
+def test_children_of_a_dead_launch_are_ended_before_the_next_one_starts(fixture: LauncherFixture) -> None:
+    launch = fixture.start(STUBBORN)
     child = int(first_line(launch))
     for member in processes.session_members(launch.pid):
         if member.pid != child:
             processes.send(member, signal.SIGKILL)
             assert processes.wait_for_end(member, DEADLINE)
     assert processes.find(child)
-    bench.start(PAUSE)
+    fixture.start(PAUSE)
     assert processes.find(child) is None
 
 
-def test_a_reused_process_id_is_not_the_launch(bench: Workbench) -> None:
-    stranger = bench.start(PAUSE)
-    old = dataclasses.replace(stranger, folder=str(bench.folder / "launch-9"), started=stranger.started - 1)
+def test_a_reused_process_id_is_not_the_launch(fixture: LauncherFixture) -> None:
+    stranger = fixture.start(PAUSE)
+    old = dataclasses.replace(stranger, folder=str(fixture.folder / "launch-9"), started=stranger.started - 1)
     assert old.process() is None
-    bench.launcher().stop(old, grace_seconds=0.1)
-    assert bench.launcher().wait(old, 0.0)
+    fixture.launcher().stop(old, grace_seconds=0.1)
+    assert fixture.launcher().wait(old, 0.0)
     assert stranger.process() is not None
 
 
 @pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"boot": "another"}], ids=["host", "boot"])
 def test_processes_of_another_host_or_boot_are_neither_found_nor_stopped(
-    bench: Workbench, change: dict[str, Any]
+    fixture: LauncherFixture, change: dict[str, Any]
 ) -> None:
-    launch = bench.start(PAUSE)
+    launch = fixture.start(PAUSE)
     foreign = dataclasses.replace(launch, **change)
     assert not foreign.is_local
     assert foreign.process() is None
-    bench.launcher().stop(foreign)
+    fixture.launcher().stop(foreign)
     assert launch.process() is not None
 
 
-def test_the_record_describes_the_launch_and_the_environment_of_its_process_names_the_folder(bench: Workbench) -> None:
-    launch = bench.start(PAUSE)
+def test_the_record_describes_the_launch_and_the_environment_of_its_process_names_the_folder(
+    fixture: LauncherFixture,
+) -> None:
+    launch = fixture.start(PAUSE)
     record = json.loads((Path(launch.folder) / "launch.json").read_text())
     assert record == dataclasses.asdict(launch)
     assert processes.has_environment(launch.pid, f"{LAUNCH_VARIABLE}={launch.folder}")
 
 
-def test_old_launch_folders_are_removed_and_live_ones_kept(bench: Workbench) -> None:
+def test_old_launch_folders_are_removed_and_live_ones_kept(fixture: LauncherFixture) -> None:
     for _ in range(11):
-        bench.run("pass")
-    launch, launcher = bench.start(PAUSE), bench.launcher()
+        fixture.run("pass")
+    launch, launcher = fixture.start(PAUSE), fixture.launcher()
     launcher.remove_old(keep=2)
-    assert sorted(path.name for path in bench.folder.glob("launch-*")) == ["launch-11", "launch-12"]
-    (bench.folder / "launch-13").mkdir()
+    assert sorted(path.name for path in fixture.folder.glob("launch-*")) == ["launch-11", "launch-12"]
+    (fixture.folder / "launch-13").mkdir()
     launcher.remove_old(keep=1)
-    assert sorted(path.name for path in bench.folder.glob("launch-*")) == ["launch-12", "launch-13"]
+    assert sorted(path.name for path in fixture.folder.glob("launch-*")) == ["launch-12", "launch-13"]
     assert launch.process()
 
 
-def test_folders_of_old_dag_runs_are_removed_unless_a_launch_begins_or_may_be_live(bench: Workbench) -> None:
-    task = bench.folder
+def test_folders_of_old_dag_runs_are_removed_unless_a_launch_begins_or_may_be_live(fixture: LauncherFixture) -> None:
+    task = fixture.folder
     for age, name in enumerate(("gone", "live", "elsewhere", "ended-elsewhere", "begins", "new")):
-        launch = bench.start(PAUSE, name) if name == "live" else bench.run("pass", name)
+        launch = fixture.start(PAUSE, name) if name == "live" else fixture.run("pass", name)
         for path in (task / name, task / name / "lock"):
             os.utime(path, (age, age))
         if "elsewhere" in name:

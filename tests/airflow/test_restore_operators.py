@@ -34,17 +34,17 @@ APPROVED = {"chosen_options": ["Approve"], "params_input": {"note": "seen"}, "re
 
 
 @pytest.fixture
-def early(resting: AccountsJob) -> AccountsJob:
+def early(idle_job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 50th event that continued to the 120th."""
-    assert resting.command("savepoint", "create", "--name", "early").code == 0
-    resting.deliver(120)
-    resting.finish()
-    return resting
+    assert idle_job.command("savepoint", "create", "--name", "early").code == 0
+    idle_job.deliver(120)
+    idle_job.finish()
+    return idle_job
 
 
-def restore(box: AccountsJob, run: FakeRun | None = None, **given: Any) -> dict[str, Any]:
+def restore(job: AccountsJob, run: FakeRun | None = None, **given: Any) -> dict[str, Any]:
     """Carries out a plan, which is approved unless the test gives another answer."""
-    operator = StateflowRestoreOperator(task_id="restore", **job_arguments(box), **{"approval": APPROVED, **given})
+    operator = StateflowRestoreOperator(task_id="restore", **job_arguments(job), **{"approval": APPROVED, **given})
     return operator.execute((run or restoring()).next_try())
 
 
@@ -52,17 +52,17 @@ def restoring(date: str = "2026-01-01") -> FakeRun:
     return new_run(date, task_id="restore")
 
 
-def everything(box: AccountsJob) -> dict[str, str]:
-    return root_files.digests(box.root, box.folder / "tables")
+def everything(job: AccountsJob) -> dict[str, str]:
+    return root_files.digests(job.root, job.folder / "tables")
 
 
-def rows(box: AccountsJob) -> Any:
-    return multiset(root_files.folder_rows(box.table("movements")))
+def rows(job: AccountsJob) -> Any:
+    return multiset(root_files.folder_rows(job.table("movements")))
 
 
-def restores(box: AccountsJob) -> list[dict[str, Any]]:
+def restores(job: AccountsJob) -> list[dict[str, Any]]:
     """Those in the job's history."""
-    return [record for record in root_files.history(box.root) if record.get("kind") == "restore"]
+    return [record for record in root_files.history(job.root) if record.get("kind") == "restore"]
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_restore_refuses_a_value_that_is_no_plan(early: AccountsJob) -> None:
             restore(early, plan=bad, approval=None)
 
 
-def _die_in_restore(box: AccountsJob, run: FakeRun, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def _die_in_restore(job: AccountsJob, run: FakeRun, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     class Died(BaseException):
         pass
 
@@ -300,7 +300,7 @@ def _die_in_restore(box: AccountsJob, run: FakeRun, planned: dict[str, Any], mon
 
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(failpoints, "hit", die)
-        restore(box, run, plan=planned)
+        restore(job, run, plan=planned)
 
 
 def test_a_run_completes_a_restore_that_died_after_its_intent(

@@ -14,21 +14,21 @@ from tests.airflow.jobs import plan_restore
 from tests.support.job_fixture import AccountsJob
 
 
-def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_restored(box: AccountsJob) -> None:
-    box.settings = {"checkpoints__retained": 3}
-    box.deliver(50)
-    box.finish()
+def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_restored(job: AccountsJob) -> None:
+    job.settings = {"checkpoints__retained": 3}
+    job.deliver(50)
+    job.finish()
     for name in ("early", "gone"):
-        assert box.command("savepoint", "create", "--name", name).code == 0
-    assert box.command("savepoint", "dispose", "gone").code == 0
-    root = open_root(str(box.root))
+        assert job.command("savepoint", "create", "--name", name).code == 0
+    assert job.command("savepoint", "dispose", "gone").code == 0
+    root = open_root(str(job.root))
     assert len(root.checkpoints.restorable(root.head())) > 1
     kept = [str(ref.id) for ref in reversed(root.checkpoints.restorable(root.head()))]
-    (early,) = list_all(str(box.root))
-    assert suggested_targets(str(box.root)) == ["latest", early.path.rstrip("/").rpartition("/")[2], *kept]
-    assert suggested_targets(box.root.as_uri()) == suggested_targets(str(box.root))
-    for target in suggested_targets(str(box.root)):
-        assert plan_restore(box, target)["plan"]["target"] == target
+    (early,) = list_all(str(job.root))
+    assert suggested_targets(str(job.root)) == ["latest", early.path.rstrip("/").rpartition("/")[2], *kept]
+    assert suggested_targets(job.root.as_uri()) == suggested_targets(str(job.root))
+    for target in suggested_targets(str(job.root)):
+        assert plan_restore(job, target)["plan"]["target"] == target
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/job", "webhdfs://host:1/job", "file://other/job"])

@@ -93,18 +93,20 @@ def test_a_missing_job_root_is_a_clear_error_and_not_made(tmp_path: Path) -> Non
 # -- savepoints -------------------------------------------------------------------------------------------------------
 
 
-def kept(box: AccountsJob) -> set[str]:
-    return set(root_files.savepoints(box.root))
+def kept(job: AccountsJob) -> set[str]:
+    return set(root_files.savepoints(job.root))
 
 
 @pytest.fixture
-def saved(resting: AccountsJob) -> AccountsJob:
+def saved(idle_job: AccountsJob) -> AccountsJob:
     """A job with three periodic savepoints, `p1` to `p3`, and one that a person has asked for."""
     for day, name in enumerate(("p1", "p2", "p3", "mine"), 1):
         origin = "manual" if name == "mine" else "periodic"
-        operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(resting.root), name=name, origin=origin)
+        operator = StateflowSavepointOperator(
+            task_id="savepoint", job_root=str(idle_job.root), name=name, origin=origin
+        )
         operator.execute(new_run(f"2026-01-0{day}").next_try())
-    return resting
+    return idle_job
 
 
 def test_retention_deletes_periodic_savepoints_only_and_a_preview_none(saved: AccountsJob) -> None:

@@ -43,26 +43,26 @@ from tests.support.screens import normalized
 SAVEPOINT = Asset(name="accounts.savepoint", uri="stateflow://accounts/savepoint")
 
 
-def savepoint(box: AccountsJob, **more: Any) -> StateflowSavepointOperator:
-    return StateflowSavepointOperator(task_id="savepoint", job_root=str(box.root), outlets=[SAVEPOINT], **more)
+def savepoint(job: AccountsJob, /, **more: Any) -> StateflowSavepointOperator:
+    return StateflowSavepointOperator(task_id="savepoint", job_root=str(job.root), outlets=[SAVEPOINT], **more)
 
 
-def stop(box: AccountsJob, **more: Any) -> StateflowStopOperator:
-    return StateflowStopOperator(task_id="stop", job_root=str(box.root), outlets=[SAVEPOINT], **more)
+def stop(job: AccountsJob, /, **more: Any) -> StateflowStopOperator:
+    return StateflowStopOperator(task_id="stop", job_root=str(job.root), outlets=[SAVEPOINT], **more)
 
 
 @contextmanager
-def during_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Callable[[], Any]) -> Iterator[Future[Any]]:
+def during_a_run(job: AccountsJob, background: ThreadPoolExecutor, execute: Callable[[], Any]) -> Iterator[Future[Any]]:
     """Executes a task while a run is stopped in its third batch; after the block, the run continues to its end."""
-    box.deliver(100)
-    box.settings = {**box.settings, "requests__interval": "20ms"}
-    run = box.start("batch.begin:3:stop")
+    job.deliver(100)
+    job.settings = {**job.settings, "requests__interval": "20ms"}
+    run = job.start("batch.begin:3:stop")
     run.wait_stopped()
     answer = background.submit(execute)
 
     def is_asked() -> bool:
         assert not answer.done(), answer.result()
-        return (box.root / "requests").is_dir() and any((box.root / "requests").iterdir())
+        return (job.root / "requests").is_dir() and any((job.root / "requests").iterdir())
 
     wait_for(is_asked, lambda: "the request")
     yield answer
@@ -71,145 +71,145 @@ def during_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Call
     assert run.wait().code == 0
 
 
-def test_a_savepoint_without_a_run_copies_the_newest_checkpoint_and_the_log_has_why(resting: AccountsJob) -> None:
+def test_a_savepoint_without_a_run_copies_the_newest_checkpoint_and_the_log_has_why(idle_job: AccountsJob) -> None:
     run = new_run("2026-01-01")
     run.user = "ada"
     with capture_logs() as logged:
-        made: dict[str, Any] = savepoint(resting, name="before-upgrade", reason="version 2").execute(run.next_try())
-    head = root_files.head(resting.root)
+        made: dict[str, Any] = savepoint(idle_job, name="before-upgrade", reason="version 2").execute(run.next_try())
+    head = root_files.head(idle_job.root)
     assert (made["name"], made["checkpoint_id"], made["taken_by"]) == ("before-upgrade", head.checkpoint, "head")
     assert made["offsets"] == {"events": {"row": 50}}
-    stored = root_files.savepoints(resting.root)["before-upgrade"]
+    stored = root_files.savepoints(idle_job.root)["before-upgrade"]
     assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "version 2", "manual")
     announced = {name: made[name] for name in ("name", "path", "checkpoint_id")}
     assert run.events[SAVEPOINT].extra == {"savepoint_id": made["id"], **announced}
     assert Path(made["path"].removeprefix("file://")).is_dir()
     (event,) = [str(event) for event in logged if "before-upgrade" in str(event)]
-    assert savepoints.why_no_run(str(resting.root), SavepointRequest()) in event
+    assert savepoints.why_no_run(str(idle_job.root), SavepointRequest()) in event
 
 
-def test_another_try_returns_the_same_savepoint_and_another_task_makes_its_own(resting: AccountsJob) -> None:
+def test_another_try_returns_the_same_savepoint_and_another_task_makes_its_own(idle_job: AccountsJob) -> None:
     run = new_run("2026-01-01")
-    made: dict[str, Any] = savepoint(resting).execute(run.next_try())
-    assert savepoint(resting).execute(run.next_try()) == made
+    made: dict[str, Any] = savepoint(idle_job).execute(run.next_try())
+    assert savepoint(idle_job).execute(run.next_try()) == made
     run.clear()
-    assert savepoint(resting).execute(run.next_try()) == made
+    assert savepoint(idle_job).execute(run.next_try()) == made
     assert made["name"].startswith("manual-20260101T000000Z-")
     others = [new_run("2026-01-02"), new_run("2026-01-01", map_index=1), new_run("2026-01-01", task_id="x")]
-    ids = {savepoint(resting).execute(other.next_try())["id"] for other in others}
-    assert len(ids | {made["id"]}) == 4 == len(root_files.savepoints(resting.root))
+    ids = {savepoint(idle_job).execute(other.next_try())["id"] for other in others}
+    assert len(ids | {made["id"]}) == 4 == len(root_files.savepoints(idle_job.root))
 
 
 def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(
-    box: AccountsJob, background: ThreadPoolExecutor
+    job: AccountsJob, background: ThreadPoolExecutor
 ) -> None:
     task = new_run("2026-01-01")
-    execute = partial(savepoint(box, name="beside").execute, task.next_try())
-    with during_a_run(box, background, execute) as answer:
-        committed = root_files.head(box.root).position
+    execute = partial(savepoint(job, name="beside").execute, task.next_try())
+    with during_a_run(job, background, execute) as answer:
+        committed = root_files.head(job.root).position
     made = answer.result()
     assert made["taken_by"] == "run"
-    assert root_files.savepoints(box.root)["beside"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
-    assert savepoint(box, name="beside").execute(task.next_try()) == made
-    box.check_results()
-    box.check_clean()
+    assert root_files.savepoints(job.root)["beside"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
+    assert savepoint(job, name="beside").execute(task.next_try()) == made
+    job.check_results()
+    job.check_clean()
 
 
 def test_a_killed_task_withdraws_its_savepoint_request_and_its_next_try_makes_a_new_one(
-    box: AccountsJob, background: ThreadPoolExecutor
+    job: AccountsJob, background: ThreadPoolExecutor
 ) -> None:
-    task, operator = new_run("2026-01-01"), savepoint(box, name="mine")
+    task, operator = new_run("2026-01-01"), savepoint(job, name="mine")
     context = task.next_try()
-    with during_a_run(box, background, partial(operator.execute, context)) as answer:
+    with during_a_run(job, background, partial(operator.execute, context)) as answer:
         operator.on_kill()
         with fails(TransientFailure, "request-timeout", id=request_id(context)):
             answer.result(60)
-    assert root_files.savepoints(box.root) == {}
-    assert savepoint(box, name="mine").execute(task.next_try())["taken_by"] == "head"
-    box.check_clean()
+    assert root_files.savepoints(job.root) == {}
+    assert savepoint(job, name="mine").execute(task.next_try())["taken_by"] == "head"
+    job.check_clean()
 
 
-def test_a_stop_ends_the_run_with_a_savepoint(box: AccountsJob, background: ThreadPoolExecutor) -> None:
+def test_a_stop_ends_the_run_with_a_savepoint(job: AccountsJob, background: ThreadPoolExecutor) -> None:
     task, given = new_run("2026-01-01"), {"reason": "upgrade", "drain": True}
-    with during_a_run(box, background, partial(stop(box, **given).execute, task.next_try())) as answer:
+    with during_a_run(job, background, partial(stop(job, **given).execute, task.next_try())) as answer:
         pass
-    made, head = answer.result(), root_files.head(box.root)
+    made, head = answer.result(), root_files.head(job.root)
     assert (made["origin"], made["checkpoint_id"]) == ("stop", head.checkpoint) and head.position < 100
-    assert root_files.savepoints(box.root)[made["name"]]["drained"] is True
+    assert root_files.savepoints(job.root)[made["name"]]["drained"] is True
     assert task.events[SAVEPOINT].extra["savepoint_id"] == made["id"]
-    assert stop(box, **given).execute(task.next_try()) == made
+    assert stop(job, **given).execute(task.next_try()) == made
     # A clear means: once more.
     task.clear()
-    assert stop(box, **given).execute(task.next_try())["id"] != made["id"]
-    box.finish()
-    box.check_results()
+    assert stop(job, **given).execute(task.next_try())["id"] != made["id"]
+    job.finish()
+    job.check_results()
 
 
-def test_a_cleared_stop_with_a_name_returns_its_savepoint_unless_rows_have_followed(resting: AccountsJob) -> None:
+def test_a_cleared_stop_with_a_name_returns_its_savepoint_unless_rows_have_followed(idle_job: AccountsJob) -> None:
     task = new_run("2026-01-01")
-    made = stop(resting, name="last").execute(task.next_try())
+    made = stop(idle_job, name="last").execute(task.next_try())
     task.clear()
-    assert stop(resting, name="last").execute(task.next_try()) == made
+    assert stop(idle_job, name="last").execute(task.next_try()) == made
     with fails(PermanentFailure, "config", name="last"):
-        stop(resting, name="last").execute(new_run("2026-01-02").next_try())
-    resting.deliver(80)
-    resting.finish()
+        stop(idle_job, name="last").execute(new_run("2026-01-02").next_try())
+    idle_job.deliver(80)
+    idle_job.finish()
     task.clear()
     with fails(PermanentFailure, "config", name="last"):
-        stop(resting, name="last").execute(task.next_try())
+        stop(idle_job, name="last").execute(task.next_try())
 
 
 @pytest.mark.parametrize(("origin", "kept"), [("upgrade", "upgrade"), ("manual", "stop"), ("stop", "stop")])
-def test_a_stop_keeps_the_origin_that_the_form_gave(resting: AccountsJob, origin: str, kept: str) -> None:
-    made: dict[str, Any] = stop(resting, origin=origin).execute(new_run("2026-01-01").next_try())
+def test_a_stop_keeps_the_origin_that_the_form_gave(idle_job: AccountsJob, origin: str, kept: str) -> None:
+    made: dict[str, Any] = stop(idle_job, origin=origin).execute(new_run("2026-01-01").next_try())
     assert made["origin"] == kept and made["name"].startswith(kept)
 
 
 @pytest.mark.parametrize("status", ["withdrawn", "failed"])
-def test_a_request_that_was_withdrawn_or_failed_is_made_again(resting: AccountsJob, status: str) -> None:
-    resting.deliver(70)
-    assert resting.run("batch.begin:2").code == -9
+def test_a_request_that_was_withdrawn_or_failed_is_made_again(idle_job: AccountsJob, status: str) -> None:
+    idle_job.deliver(70)
+    assert idle_job.run("batch.begin:2").code == -9
     asked = {"id": "r1", "savepoint": "mine", "by": "ada", "at": "2026-01-01"}
     request = {**asked, "kind": "savepoint", "origin": "manual", "reason": "", "drain": False}
     answer = {**asked, "status": status, "checkpoint_id": 0, "savepoint_id": "", "code": "data", "message": "no space"}
-    (resting.root / "requests").mkdir(exist_ok=True)
+    (idle_job.root / "requests").mkdir(exist_ok=True)
     for name, document in (("r1", request), ("r1.done", answer)):
-        (resting.root / "requests" / name).write_bytes(root_files.sealed(document))
-    code = JobCode(Path(ACCOUNTS), (settings(resting),))
+        (idle_job.root / "requests" / name).write_bytes(root_files.sealed(document))
+    code = JobCode(Path(ACCOUNTS), (settings(idle_job),))
     ask = SavepointRequest(name="mine", request_id="r1", acknowledge_timeout=timedelta(seconds=0.1), code=code)
-    made = savepoints.create_savepoint(str(resting.root), ask)
+    made = savepoints.create_savepoint(str(idle_job.root), ask)
     assert made.taken_by == "head"
-    assert savepoints.create_savepoint(str(resting.root), ask) == made
-    assert set(root_files.savepoints(resting.root)) == {"mine"}
+    assert savepoints.create_savepoint(str(idle_job.root), ask) == made
+    assert set(root_files.savepoints(idle_job.root)) == {"mine"}
 
 
-def test_withdrawing_an_unknown_request_changes_nothing(resting: AccountsJob) -> None:
-    assert savepoints.withdraw(str(resting.root), "never-asked") is False
-    assert not (resting.root / "requests").exists()
+def test_withdrawing_an_unknown_request_changes_nothing(idle_job: AccountsJob) -> None:
+    assert savepoints.withdraw(str(idle_job.root), "never-asked") is False
+    assert not (idle_job.root / "requests").exists()
 
 
 @pytest.mark.parametrize("name", ["savepoint.pinned", "savepoint.copied", "savepoint.complete"])
 def test_a_savepoint_that_was_killed_is_completed_and_cleaned_up_by_the_next_try(
-    resting: AccountsJob, name: str
+    idle_job: AccountsJob, name: str
 ) -> None:
     same = ("savepoint", "create", "--name", "mine", "--by", "ada", "--request-id", "r1")
-    assert resting.command(*same, failpoint=name).code == -9
-    assert root_files.head(resting.root).doc["pinned"]
-    assert resting.command(*same).code == 0
-    assert root_files.head(resting.root).doc["pinned"] == []
-    resting.check_clean()
-    assert set(root_files.savepoints(resting.root)) == {"mine"}
+    assert idle_job.command(*same, failpoint=name).code == -9
+    assert root_files.head(idle_job.root).doc["pinned"]
+    assert idle_job.command(*same).code == 0
+    assert root_files.head(idle_job.root).doc["pinned"] == []
+    idle_job.check_clean()
+    assert set(root_files.savepoints(idle_job.root)) == {"mine"}
 
 
-def test_a_savepoint_after_a_crash_needs_the_job_file(box: AccountsJob) -> None:
-    box.deliver(50)
-    assert box.run("commit.after:3").code == -9
-    with fails(PermanentFailure, "config", checkpoint=root_files.head(box.root).checkpoint):
-        savepoint(box).execute(new_run("2026-01-01").next_try())
-    made = savepoint(box, job=ACCOUNTS, settings=settings(box)).execute(new_run("2026-01-01").next_try())
-    assert made["checkpoint_id"] == root_files.head(box.root).checkpoint
-    box.finish()
-    box.check_results()
+def test_a_savepoint_after_a_crash_needs_the_job_file(job: AccountsJob) -> None:
+    job.deliver(50)
+    assert job.run("commit.after:3").code == -9
+    with fails(PermanentFailure, "config", checkpoint=root_files.head(job.root).checkpoint):
+        savepoint(job).execute(new_run("2026-01-01").next_try())
+    made = savepoint(job, job=ACCOUNTS, settings=settings(job)).execute(new_run("2026-01-01").next_try())
+    assert made["checkpoint_id"] == root_files.head(job.root).checkpoint
+    job.finish()
+    job.check_results()
 
 
 @pytest.mark.parametrize(
@@ -223,28 +223,28 @@ def test_a_savepoint_after_a_crash_needs_the_job_file(box: AccountsJob) -> None:
     ],
 )
 def test_wrong_arguments_are_named_and_not_tried_again(
-    resting: AccountsJob, arguments: dict[str, Any], facts: dict[str, str]
+    idle_job: AccountsJob, arguments: dict[str, Any], facts: dict[str, str]
 ) -> None:
-    given = {"job_root": str(resting.root), **arguments}
+    given = {"job_root": str(idle_job.root), **arguments}
     operator = StateflowSavepointOperator(task_id="savepoint", **given)
     with fails(PermanentFailure, "config", **facts):
         operator.execute(new_run("2026-01-01").next_try())
-    assert root_files.savepoints(resting.root) == {}
+    assert root_files.savepoints(idle_job.root) == {}
     assert isinstance(operator.retry_policy, RetryByErrorCode)
 
 
-def test_verify_reads_every_file(resting: AccountsJob) -> None:
-    made: dict[str, Any] = savepoint(resting, name="mine").execute(new_run("2026-01-01").next_try())
+def test_verify_reads_every_file(idle_job: AccountsJob) -> None:
+    made: dict[str, Any] = savepoint(idle_job, name="mine").execute(new_run("2026-01-01").next_try())
 
     def verify(name: str) -> dict[str, Any]:
-        operator = StateflowVerifyOperator(task_id="verify", job_root=str(resting.root), savepoint=name)
+        operator = StateflowVerifyOperator(task_id="verify", job_root=str(idle_job.root), savepoint=name)
         return operator.execute(new_run("2026-01-01").next_try())
 
     for name in ("mine", made["path"]):
         read = verify(name)
         assert (read["checkpoint_id"], read["bytes"]) == (made["checkpoint_id"], made["bytes"])
         assert read["files"] > 0
-    assert verify("")["checkpoint_id"] == root_files.head(resting.root).checkpoint
+    assert verify("")["checkpoint_id"] == root_files.head(idle_job.root).checkpoint
     path = next((Path(made["path"].removeprefix("file://")) / "files").iterdir())
     path.unlink()
     with fails(PermanentFailure, "missing-file") as caught:

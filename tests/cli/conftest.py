@@ -12,9 +12,9 @@ from tests.support.cli_fixture import CliFixture
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[CliFixture]:
+def cli(tmp_path: Path) -> Iterator[CliFixture]:
     """A small job without Spark, whose checkpoints are synchronous: each batch has its own."""
-    bench = CliFixture(tmp_path)
-    bench.settings["checkpoints.asynchronous"] = "no"
-    yield bench
+    cli = CliFixture(tmp_path)
+    cli.settings["checkpoints.asynchronous"] = "no"
+    yield cli
     store_cache.close_all()

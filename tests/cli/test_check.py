@@ -47,16 +47,16 @@ BOTH_KINDS = (
 """A job with keyed state and operator state."""
 
 
-def _check(bench: CliFixture, *more: str, against: str = "") -> Result:
-    sets = [part for name, value in bench.settings.items() for part in ("--set", f"{name}={value}")]
-    before = contents(Path(bench.root))
-    shown = invoke("check", str(bench.job), "--against", against or bench.root, *sets, *more)
-    assert contents(Path(bench.root)) == before
+def _check(cli: CliFixture, *more: str, against: str = "") -> Result:
+    sets = [part for name, value in cli.settings.items() for part in ("--set", f"{name}={value}")]
+    before = contents(Path(cli.root))
+    shown = invoke("check", str(cli.job), "--against", against or cli.root, *sets, *more)
+    assert contents(Path(cli.root)) == before
     return shown
 
 
-def _report(bench: CliFixture, against: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_check(bench, "--json", against=against).output)
+def _report(cli: CliFixture, against: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_check(cli, "--json", against=against).output)
     return found
 
 
@@ -134,31 +134,31 @@ EXIT_CODES = {Fit.AS_IS: (0, 0), Fit.MIGRATION: (0, 10), Fit.INCOMPATIBLE: (20, 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CliFixture, str]]:
     """A job that has run, with the path of its savepoint; tests change its job file only."""
-    bench = CliFixture(tmp_path_factory.mktemp("stored"))
-    bench.settings["checkpoints.asynchronous"] = "no"
-    bench.job.write_text(BOTH_KINDS)
-    bench.run()
-    yield bench, create_savepoint(bench.root, SavepointRequest(name="before", from_head=True)).path
+    cli = CliFixture(tmp_path_factory.mktemp("stored"))
+    cli.settings["checkpoints.asynchronous"] = "no"
+    cli.job.write_text(BOTH_KINDS)
+    cli.run()
+    yield cli, create_savepoint(cli.root, SavepointRequest(name="before", from_head=True)).path
     store_cache.close_all()
 
 
-def _edit(bench: CliFixture, case: Case) -> None:
+def _edit(cli: CliFixture, case: Case) -> None:
     text = BOTH_KINDS
     for old, new in case.edits.items():
         assert old in text
         text = text.replace(old, new)
-    bench.job.write_text(text)
+    cli.job.write_text(text)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_edited_job_fits_as_its_states_and_columns_do(
     stored: tuple[CliFixture, str], name: str, golden: SnapshotAssertion
 ) -> None:
-    (bench, savepoint), case = stored, CASES[name]
-    _edit(bench, case)
-    shown, report = _check(bench), _report(bench)
-    assert (shown.exit_code, _check(bench, "--exact").exit_code) == EXIT_CODES[case.fit]
-    assert normalized(shown.output, folder=bench.folder) == golden
+    (cli, savepoint), case = stored, CASES[name]
+    _edit(cli, case)
+    shown, report = _check(cli), _report(cli)
+    assert (shown.exit_code, _check(cli, "--exact").exit_code) == EXIT_CODES[case.fit]
+    assert normalized(shown.output, folder=cli.folder) == golden
     fits = {f"{s['operator']} {s['kind']} {s['state']}": s["fit"] for s in report["states"]}
     assert (report["fit"], fits) == (case.fit, {TOTAL: Fit.AS_IS, SEEN: Fit.AS_IS, **case.states})
     assert [(c["column"], c["change"], c["now"]) for c in report["columns"]] == list(case.columns)
@@ -167,44 +167,44 @@ def test_an_edited_job_fits_as_its_states_and_columns_do(
     assert all(conflict["reason"] and conflict["way_out"] for conflict in conflicts)
     # The problems are those that no state shows.
     assert [problem["code"] for problem in report["problems"]] == ["config"] * (case.code == "config")
-    against_savepoint = _report(bench, savepoint)
+    against_savepoint = _report(cli, savepoint)
     assert against_savepoint["against"] == savepoint
     assert [against_savepoint[part] for part in ("states", "columns")] == [report["states"], report["columns"]]
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused])
 def test_a_start_refuses_what_the_check_calls_incompatible(stored: tuple[CliFixture, str], name: str) -> None:
-    (bench, _), case = stored, CASES[name]
-    _edit(bench, case)
-    before = contents(Path(bench.root))
+    (cli, _), case = stored, CASES[name]
+    _edit(cli, case)
+    before = contents(Path(cli.root))
     with raises(ConfigError if case.code == "config" else IncompatibleState, **case.refused):
-        bench.run()
+        cli.run()
     if case.code != "config":
         with raises(IncompatibleState, **case.refused):
-            plan_restore(bench.root, JobCode(bench.job, (dict(bench.settings),)), "before", RestoreOptions())
-    assert contents(Path(bench.root)) == before
+            plan_restore(cli.root, JobCode(cli.job, (dict(cli.settings),)), "before", RestoreOptions())
+    assert contents(Path(cli.root)) == before
 
 
 @pytest.mark.parametrize("setting, code", [("name=other", "config"), ("max_parallelism=64", "wrong-job-root")])
 def test_what_a_run_from_a_savepoint_refuses_is_a_problem(
     stored: tuple[CliFixture, str], setting: str, code: str
 ) -> None:
-    bench, savepoint = stored
-    _edit(bench, CASES["unchanged"])
-    checked = _check(bench, "--set", setting, "--json", against=savepoint)
-    begun = ("run", str(bench.job), "--job-root", f"{bench.folder}/new", "--from-savepoint", savepoint)
+    cli, savepoint = stored
+    _edit(cli, CASES["unchanged"])
+    checked = _check(cli, "--set", setting, "--json", against=savepoint)
+    begun = ("run", str(cli.job), "--job-root", f"{cli.folder}/new", "--from-savepoint", savepoint)
     refused = invoke(*begun, "--set", setting)
     assert [problem["code"] for problem in json.loads(checked.output)["problems"]] == [code]
     assert (checked.exit_code, refused.exit_code) == (20, 2)
 
 
 def test_what_cannot_be_compared_is_an_error_with_its_own_code(stored: tuple[CliFixture, str], tmp_path: Path) -> None:
-    bench, _ = stored
-    shown = _check(bench, against=str(tmp_path / "nothing"))
+    cli, _ = stored
+    shown = _check(cli, against=str(tmp_path / "nothing"))
     assert shown.exit_code == 2
     assert reported_error(shown.stderr) == ReportedError("config", {"against": (tmp_path / "nothing").as_uri()})
-    _edit(bench, Case({"self.total = ctx": "raise OSError('no network')\n        self.total = ctx"}))
-    shown = _check(bench)
+    _edit(cli, Case({"self.total = ctx": "raise OSError('no network')\n        self.total = ctx"}))
+    shown = _check(cli)
     error = reported_error(shown.stderr)
     assert (shown.exit_code, error.code, error.facts["operator"]) == (4, "user-code", "sum")
     assert "OSError: no network" in shown.stderr
@@ -213,51 +213,51 @@ def test_what_cannot_be_compared_is_an_error_with_its_own_code(stored: tuple[Cli
 # -- a job that continues ---------------------------------------------------------------------------------------------
 
 
-def test_a_state_goes_through_versions_and_back_with_its_values(bench: CliFixture) -> None:
+def test_a_state_goes_through_versions_and_back_with_its_values(cli: CliFixture) -> None:
     """int -> float -> int | float; and a run with the first version, which is refused and changes nothing."""
 
     def edit(rows: int, value_type: str) -> None:
         text = JOB.replace("Row, ROWS,", f"Row, ROWS[:{rows}],").replace("int)", f"{value_type})")
-        bench.write(BUILD, text.replace("self.total.value())\n\n", "int(self.total.value()))\n\n"))
+        cli.write(BUILD, text.replace("self.total.value())\n\n", "int(self.total.value()))\n\n"))
 
     for rows, value_type in ((4, "int"), (8, "float")):
         edit(rows, value_type)
-        bench.run()
+        cli.run()
     edit(12, "int")
-    before = contents(Path(bench.root))
+    before = contents(Path(cli.root))
     with raises(IncompatibleState, operator="sum", name="total", stored="float", declared="int"):
-        bench.run()
-    assert contents(Path(bench.root)) == before
+        cli.run()
+    assert contents(Path(cli.root)) == before
     edit(12, "int | float")
-    assert _report(bench)["fit"] == Fit.MIGRATION
-    bench.run()
-    written = FolderSink(bench.folder / "table").rows()
+    assert _report(cli)["fit"] == Fit.MIGRATION
+    cli.run()
+    written = FolderSink(cli.folder / "table").rows()
     assert max(row["total"] for row in written if row["key"] == "a") == 0 + 3 + 6 + 9
 
 
-def test_a_root_without_a_checkpoint_takes_any_job(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.write(BUILD, JOB.replace("yield Total(", "raise ValueError('stops')\n        yield Total("))
+def test_a_root_without_a_checkpoint_takes_any_job(cli: CliFixture, golden: SnapshotAssertion) -> None:
+    cli.write(BUILD, JOB.replace("yield Total(", "raise ValueError('stops')\n        yield Total("))
     with raises(UserCodeError, operator="sum"):
-        bench.run()
-    bench.write(BUILD)
-    report = _report(bench)
+        cli.run()
+    cli.write(BUILD)
+    report = _report(cli)
     assert (report["fit"], [s["fit"] for s in report["states"]]) == (Fit.AS_IS, [Change.NEW])
-    assert normalized(_check(bench).output) == golden
+    assert normalized(_check(cli).output) == golden
 
 
-def test_a_new_sink_with_a_table_of_its_own_and_a_removed_sink_are_no_changed_uid(bench: CliFixture) -> None:
-    bench.run()
-    bench.write(BUILD.replace('sink(), uid="totals"', 'FolderSink(HERE / "other"), uid="sums"'))
-    assert (_report(bench)["fit"], _report(bench)["problems"]) == (Fit.AS_IS, [])
-    bench.run()
+def test_a_new_sink_with_a_table_of_its_own_and_a_removed_sink_are_no_changed_uid(cli: CliFixture) -> None:
+    cli.run()
+    cli.write(BUILD.replace('sink(), uid="totals"', 'FolderSink(HERE / "other"), uid="sums"'))
+    assert (_report(cli)["fit"], _report(cli)["problems"]) == (Fit.AS_IS, [])
+    cli.run()
     # Both have published now: either may go.
-    bench.write(BUILD)
-    assert _report(bench)["problems"] == []
+    cli.write(BUILD)
+    assert _report(cli)["problems"] == []
 
 
-def test_a_plan_names_the_sink_that_has_the_table_of_a_removed_sink(bench: CliFixture) -> None:
-    bench.run()
-    plan = plan_restore(bench.root, JobCode(bench.job, (dict(bench.settings),)), "latest", RestoreOptions())
+def test_a_plan_names_the_sink_that_has_the_table_of_a_removed_sink(cli: CliFixture) -> None:
+    cli.run()
+    plan = plan_restore(cli.root, JobCode(cli.job, (dict(cli.settings),)), "latest", RestoreOptions())
     (sink,) = plan.sinks
     for table_id, is_shared in (("another", False), (sink.table_id, True)):
         left = SinkLeft(uid="sums", table_id=table_id, checkpoint_id=9)

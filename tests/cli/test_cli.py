@@ -42,22 +42,22 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] != "step"]
 
 
-def _result(bench: CliFixture, *more: str) -> dict[str, Any]:
+def _result(cli: CliFixture, *more: str) -> dict[str, Any]:
     """Runs the job; returns its result file."""
-    file = bench.folder / "result.json"
-    shown = invoke(*bench.command("--result-file", str(file), *more))
+    file = cli.folder / "result.json"
+    shown = invoke(*cli.command("--result-file", str(file), *more))
     assert shown.exit_code == 0, shown.output
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
-def _data(bench: CliFixture, *words: str) -> Any:
+def _data(cli: CliFixture, *words: str) -> Any:
     """What another command prints as JSON."""
-    return json.loads(invoke(*words, "--job-root", bench.root, "--json").output)
+    return json.loads(invoke(*words, "--job-root", cli.root, "--json").output)
 
 
-def _history(bench: CliFixture) -> list[dict[str, Any]]:
-    lines = invoke("history", "--job-root", bench.root, "--json").output.splitlines()
+def _history(cli: CliFixture) -> list[dict[str, Any]]:
+    lines = invoke("history", "--job-root", cli.root, "--json").output.splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -117,17 +117,17 @@ def test_a_wrong_command_line_is_a_configuration_error(words: str) -> None:
     ],
 )
 def test_what_is_no_job_root_is_refused_and_none_is_made(
-    bench: CliFixture, command: str, address: str, fact: str, monkeypatch: pytest.MonkeyPatch
+    cli: CliFixture, command: str, address: str, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.run()
+    cli.run()
     # An empty address is not the present folder.
-    monkeypatch.chdir(bench.root)
-    before = contents(bench.folder)
-    address = address.replace("<folder>", bench.folder.as_uri())
-    shown = invoke(command, *[str(bench.job)] * (command == "run"), "--job-root", address)
+    monkeypatch.chdir(cli.root)
+    before = contents(cli.folder)
+    address = address.replace("<folder>", cli.folder.as_uri())
+    shown = invoke(command, *[str(cli.job)] * (command == "run"), "--job-root", address)
     assert shown.exit_code == 2
     assert reported_error(shown.stderr) == ReportedError("config", {fact: address})
-    assert contents(bench.folder) == before
+    assert contents(cli.folder) == before
 
 
 @pytest.mark.parametrize(
@@ -158,53 +158,53 @@ def test_each_command_reports_its_error_and_ends_with_the_exit_code(
 
 
 def test_a_run_shows_each_batch_and_its_result_and_the_next_run_continues(
-    bench: CliFixture, golden: SnapshotAssertion
+    cli: CliFixture, golden: SnapshotAssertion
 ) -> None:
-    bench.write("""
+    cli.write("""
     def build(env):
         totals = env.from_source(source(), uid="rows").key_by("key").process(Sum(), output=Total, uid="sum")
         totals.sink_to(sink(), uid="all")
         totals.filter(lambda row: row.total > 20).sink_to(FolderSink(HERE.parent / "large"), uid="large")
     """)
-    first = invoke(*bench.command("--set", "run.max_batches=2"))
+    first = invoke(*cli.command("--set", "run.max_batches=2"))
     assert first.exit_code == 0
     # Before each step that takes time, what it is; then where it starts from, and each batch once.
-    assert normalized(first.stderr, folder=bench.folder) == golden(name="log")
+    assert normalized(first.stderr, folder=cli.folder) == golden(name="log")
     assert normalized(first.stdout) == golden(name="result")
-    second = invoke(*bench.command())
-    assert normalized(second.output, folder=bench.folder) == golden(name="second")
-    rows = {name: len(FolderSink(bench.folder / name).rows()) for name in ("table", "large")}
+    second = invoke(*cli.command())
+    assert normalized(second.output, folder=cli.folder) == golden(name="second")
+    rows = {name: len(FolderSink(cli.folder / name).rows()) for name in ("table", "large")}
     assert rows == {"table": 12, "large": 2}
 
 
-def test_an_interrupted_run_is_continued_from_its_checkpoint(bench: CliFixture, golden: SnapshotAssertion) -> None:
+def test_an_interrupted_run_is_continued_from_its_checkpoint(cli: CliFixture, golden: SnapshotAssertion) -> None:
     """Ctrl-C in the second batch; the same command continues from the first."""
     stops = """if row.number == 6 and not (HERE / "interrupted").exists():
             (HERE / "interrupted").touch()
             raise KeyboardInterrupt
         """
-    bench.write(BUILD, JOB.replace("self.total.update", f"{stops}self.total.update"))
-    file = bench.folder / "result.json"
-    shown = invoke(*bench.command("--result-file", str(file)))
+    cli.write(BUILD, JOB.replace("self.total.update", f"{stops}self.total.update"))
+    file = cli.folder / "result.json"
+    shown = invoke(*cli.command("--result-file", str(file)))
     assert (shown.exit_code, reported_error(shown.stderr).code) == (130, "interrupted")
-    assert normalized(shown.output, folder=bench.folder) == golden
+    assert normalized(shown.output, folder=cli.folder) == golden
     result = json.loads(file.read_text())
     assert (result["status"], result["error"]["code"]) == ("failed", "interrupted")
     assert result["error"]["retryable"] is True
-    assert invoke(*bench.command()).exit_code == 0
-    assert max(row["total"] for row in FolderSink(bench.folder / "table").rows()) == 2 + 5 + 8 + 11
+    assert invoke(*cli.command()).exit_code == 0
+    assert max(row["total"] for row in FolderSink(cli.folder / "table").rows()) == 2 + 5 + 8 + 11
 
 
-def test_the_command_line_wins_over_a_file_and_a_file_over_the_job(bench: CliFixture) -> None:
-    bench.write("""
+def test_the_command_line_wins_over_a_file_and_a_file_over_the_job(cli: CliFixture) -> None:
+    cli.write("""
     def build(env):
         env.configure(run__max_batches=3, source__max_rows_per_batch=3)
         assert env.parameter("who") == "line"
         env.from_source(source(), uid="rows").key_by("key").process(Sum(), output=Total, uid="sum")
     """)
-    config = bench.folder / "settings.toml"
+    config = cli.folder / "settings.toml"
     config.write_text('job.who = "file"\n[run]\nmax_batches = 2\n')
-    result = _result(bench, "--config", str(config), "--set", "job.who=line")
+    result = _result(cli, "--config", str(config), "--set", "job.who=line")
     assert (result["batches"], result["rows_in"], result["rows_out"]) == (2, 6, {})
     assert result["stopped_because"] == "batches"
 
@@ -212,8 +212,8 @@ def test_the_command_line_wins_over_a_file_and_a_file_over_the_job(bench: CliFix
 # -- logs -------------------------------------------------------------------------------------------------------------
 
 
-def test_json_logs_are_one_object_a_line_with_job_run_batch_and_checkpoint(bench: CliFixture) -> None:
-    ended = stateflow(bench.command("--run-id", "nightly/run/1", *JSON_LOG), bench.folder)
+def test_json_logs_are_one_object_a_line_with_job_run_batch_and_checkpoint(cli: CliFixture) -> None:
+    ended = stateflow(cli.command("--run-id", "nightly/run/1", *JSON_LOG), cli.folder)
     assert ended.returncode == 0 and len(ended.stdout.splitlines()) == 1
     first, *batches = _json_lines(ended.stderr)
     assert (first["event"], first["level"]) == ("restored", "INFO")
@@ -227,10 +227,10 @@ def test_json_logs_are_one_object_a_line_with_job_run_batch_and_checkpoint(bench
     assert [b["context"] for b in batches] == [{**run, "batch": n, "checkpoint": n + 1} for n in (1, 2, 3)]
 
 
-def test_text_logs_have_times_in_utc_the_context_and_each_batch_once(bench: CliFixture) -> None:
-    bench.settings["checkpoints.asynchronous"] = "yes"
+def test_text_logs_have_times_in_utc_the_context_and_each_batch_once(cli: CliFixture) -> None:
+    cli.settings["checkpoints.asynchronous"] = "yes"
     before = datetime.now(UTC).replace(microsecond=0)
-    ended = stateflow(bench.command("--run-id", "nightly/run/2"), bench.folder, {"TZ": "America/New_York"})
+    ended = stateflow(cli.command("--run-id", "nightly/run/2"), cli.folder, {"TZ": "America/New_York"})
     lines = ended.stderr.splitlines()
     times = [line.partition(" ")[0] for line in lines]
     assert times and all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
@@ -242,10 +242,10 @@ def test_text_logs_have_times_in_utc_the_context_and_each_batch_once(bench: CliF
     assert (found[-1][1], sum(int(rows) for _, _, rows in found)) == ("3", 12)
 
 
-def test_asynchronous_checkpoints_have_events_of_their_own(bench: CliFixture) -> None:
-    bench.settings["checkpoints.asynchronous"] = "yes"
-    file = bench.folder / "result.json"
-    shown = invoke(*bench.command(*JSON_LOG, "--result-file", str(file)))
+def test_asynchronous_checkpoints_have_events_of_their_own(cli: CliFixture) -> None:
+    cli.settings["checkpoints.asynchronous"] = "yes"
+    file = cli.folder / "result.json"
+    shown = invoke(*cli.command(*JSON_LOG, "--result-file", str(file)))
     assert shown.exit_code == 0
     _, *events = _json_lines(shown.stderr)
     processed = [e["facts"] for e in events if e["event"] == "processed"]
@@ -261,9 +261,9 @@ def test_asynchronous_checkpoints_have_events_of_their_own(bench: CliFixture) ->
 
 
 def test_a_checkpoint_committed_before_its_batch_is_reported_has_one_event(
-    bench: CliFixture, monkeypatch: pytest.MonkeyPatch
+    cli: CliFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.settings["checkpoints.asynchronous"] = "yes"
+    cli.settings["checkpoints.asynchronous"] = "yes"
     run_batch = JobRun.run_batch
 
     def committed_at_once(run: JobRun, rows: Any, capture: Any) -> Any:
@@ -272,19 +272,19 @@ def test_a_checkpoint_committed_before_its_batch_is_reported_has_one_event(
         return result
 
     monkeypatch.setattr(JobRun, "run_batch", committed_at_once)
-    _, *events = _json_lines(invoke(*bench.command(*JSON_LOG)).stderr)
+    _, *events = _json_lines(invoke(*cli.command(*JSON_LOG)).stderr)
     found = [(e["event"], e["facts"]["batch"]) for e in events]
     assert found == [(event, batch) for batch in (1, 2, 3) for event in ("committed", "processed")]
 
 
 def test_json_logs_stay_json_when_something_unexpected_happens(
-    bench: CliFixture, monkeypatch: pytest.MonkeyPatch
+    cli: CliFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def odd(*_: object) -> None:
         raise SystemError("odd")
 
     monkeypatch.setattr(JobRun, "run_batch", odd)
-    shown = invoke(*bench.command(*JSON_LOG))
+    shown = invoke(*cli.command(*JSON_LOG))
     assert shown.exit_code == 1
     unexpected, last = _json_lines(shown.stderr)[-2:]
     assert "SystemError: odd" in unexpected["traceback"]
@@ -294,49 +294,49 @@ def test_json_logs_stay_json_when_something_unexpected_happens(
 # -- results and failures ---------------------------------------------------------------------------------------------
 
 
-def test_a_result_file_has_how_a_run_ended(bench: CliFixture) -> None:
-    (bench.folder / "result.json").write_text("from before")
-    result = _result(bench, "--run-id", "dag run 1")
+def test_a_result_file_has_how_a_run_ended(cli: CliFixture) -> None:
+    (cli.folder / "result.json").write_text("from before")
+    result = _result(cli, "--run-id", "dag run 1")
     assert (result["status"], result["error"], result["stopped_because"]) == ("finished", None, "caught-up")
     assert (result["job"], result["generation"], result["started_from"]) == ("job", 1, 0)
     assert (result["batches"], result["rows_in"], result["rows_out"]) == (3, 12, {"totals": 12})
     assert result["offsets"] == {"rows": '{"row": 12}'}
-    assert sorted(p.name for p in bench.folder.glob("result*")) == ["result.json"]
+    assert sorted(p.name for p in cli.folder.glob("result*")) == ["result.json"]
 
-    root = JobRoot.open(open_storage(bench.root), SystemClock())
+    root = JobRoot.open(open_storage(cli.root), SystemClock())
     assert result["checkpoint_id"] == root.head().checkpoint_id and result["job_uuid"] == root.job.job_uuid
-    assert {record["reason"] for record in _history(bench)} == {"dag run 1"}
+    assert {record["reason"] for record in _history(cli)} == {"dag run 1"}
 
 
 def test_a_failed_run_is_in_its_result_file_the_log_the_status_and_the_history(
-    bench: CliFixture, golden: SnapshotAssertion
+    cli: CliFixture, golden: SnapshotAssertion
 ) -> None:
-    bench.write(BUILD, FAILING)
-    file = bench.folder / "result.json"
-    shown = invoke(*bench.command("--result-file", str(file)))
+    cli.write(BUILD, FAILING)
+    file = cli.folder / "result.json"
+    shown = invoke(*cli.command("--result-file", str(file)))
     assert shown.exit_code == 4
-    assert normalized(shown.output, folder=bench.folder) == golden(name="run")
+    assert normalized(shown.output, folder=cli.folder) == golden(name="run")
     result = json.loads(file.read_text())
     error = result["error"]
     assert (result["status"], error["code"], error["retryable"]) == ("failed", "user-code", False)
     assert error["facts"]["operator"] == "sum" and "KeyError" in error["message"] and error["hint"]
     assert f"error [user-code]: {error['message']}" in shown.stderr
 
-    found = _data(bench, "status")
+    found = _data(cli, "status")
     failure = found["failure"]
     assert (failure["code"], failure["generation"]) == ("user-code", found["generation"])
     assert found["run_open"] and failure["message"] == error["message"]
-    assert normalized(invoke("status", "--job-root", bench.root).output, folder=bench.folder) == golden(name="status")
+    assert normalized(invoke("status", "--job-root", cli.root).output, folder=cli.folder) == golden(name="status")
 
-    *_, last = _json_lines(invoke(*bench.command(*JSON_LOG)).stderr)
+    *_, last = _json_lines(invoke(*cli.command(*JSON_LOG)).stderr)
     assert (last["event"], last["level"], last["facts"]["code"]) == ("failed", "ERROR", "user-code")
     assert "KeyError" in last["facts"]["error"] and "job.py:" in last["facts"]["error"]
 
-    bench.write(BUILD)
-    bench.run()
-    found = _data(bench, "status")
+    cli.write(BUILD)
+    cli.run()
+    found = _data(cli, "status")
     assert (found["failure"], found["run_open"]) == (None, False)
-    failures = [record for record in _history(bench) if record.get("kind") == "failure"]
+    failures = [record for record in _history(cli) if record.get("kind") == "failure"]
     assert [(r["facts"], r["reason"]) for r in failures] == [
         ({"code": "user-code", "run": run}, failure["message"]) for run in ("1", "2")
     ]
@@ -347,50 +347,50 @@ def test_a_failed_run_is_in_its_result_file_the_log_the_status_and_the_history(
     [("none/result.json", "config", 2, False), ("result.json", "storage", 5, True)],
 )
 def test_a_result_file_that_cannot_be_written_is_an_error_if_possible_before_the_run(
-    bench: CliFixture, file: str, code: str, exit_code: int, has_run: bool
+    cli: CliFixture, file: str, code: str, exit_code: int, has_run: bool
 ) -> None:
-    (bench.folder / "result.json.partial").mkdir()
-    shown = invoke(*bench.command("--result-file", str(bench.folder / file)))
+    (cli.folder / "result.json.partial").mkdir()
+    shown = invoke(*cli.command("--result-file", str(cli.folder / file)))
     error = reported_error(shown.stderr)
-    assert (shown.exit_code, error.code, error.facts["path"]) == (exit_code, code, str(bench.folder / file))
-    assert Path(bench.root).exists() is has_run
+    assert (shown.exit_code, error.code, error.facts["path"]) == (exit_code, code, str(cli.folder / file))
+    assert Path(cli.root).exists() is has_run
 
 
 # -- status, gc, pins -------------------------------------------------------------------------------------------------
 
 
-def test_status_of_a_run_that_was_killed_or_works(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    root = JobRoot.create_or_open(open_storage(bench.root), SystemClock(), NewJob("job", 128, {}), "host:1")
+def test_status_of_a_run_that_was_killed_or_works(cli: CliFixture, golden: SnapshotAssertion) -> None:
+    root = JobRoot.create_or_open(open_storage(cli.root), SystemClock(), NewJob("job", 128, {}), "host:1")
     root.claim("killed before it did anything")
-    found = _data(bench, "status")
+    found = _data(cli, "status")
     assert (found["failure"], found["run_open"]) == (None, True)
-    assert normalized(invoke("status", "--job-root", bench.root).output) == golden
+    assert normalized(invoke("status", "--job-root", cli.root).output) == golden
 
 
-def test_gc_counts_with_dry_run_and_deletes_without(bench: CliFixture) -> None:
-    bench.run()
-    notes = Path(bench.root) / "data" / "notes.txt"
+def test_gc_counts_with_dry_run_and_deletes_without(cli: CliFixture) -> None:
+    cli.run()
+    notes = Path(cli.root) / "data" / "notes.txt"
     notes.write_text("mine")
-    before = contents(bench.folder)
-    would = _data(bench, "gc", "--retain", "1", "--dry-run")
-    assert would["dry_run"] and would["files"] > 0 and contents(bench.folder) == before
-    did = _data(bench, "gc", "--retain", "1")
+    before = contents(cli.folder)
+    would = _data(cli, "gc", "--retain", "1", "--dry-run")
+    assert would["dry_run"] and would["files"] > 0 and contents(cli.folder) == before
+    did = _data(cli, "gc", "--retain", "1")
     assert (did["dry_run"], did["bytes_freed"] >= would["bytes_freed"]) == (False, True)
     assert len(did["retained"]) == 1
-    assert contents(bench.folder).items() < {**before, **contents(bench.folder)}.items()
-    again = _data(bench, "gc")
+    assert contents(cli.folder).items() < {**before, **contents(cli.folder)}.items()
+    again = _data(cli, "gc")
     assert (again["files"], again["bytes_freed"], again["retained"]) == (0, 0, did["retained"])
     assert again["unknown"] == ["data/notes.txt"] and notes.exists()
-    assert bench.run().started_from == did["retained"][0]
+    assert cli.run().started_from == did["retained"][0]
 
 
-def test_pins_are_listed_and_dropped(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.run()
-    root = JobRoot.open(open_storage(bench.root), SystemClock())
+def test_pins_are_listed_and_dropped(cli: CliFixture, golden: SnapshotAssertion) -> None:
+    cli.run()
+    root = JobRoot.open(open_storage(cli.root), SystemClock())
     checkpoint = root.head().checkpoint
     assert checkpoint is not None
     pin = root.admin.pin(checkpoint, "me", "looking at it")
-    where = ("--job-root", bench.root)
+    where = ("--job-root", cli.root)
     (line,) = invoke("pins", *where).output.splitlines()
     assert all(datum in line for datum in (pin.id, str(checkpoint.id), "me", "looking at it"))
     assert invoke("pins", *where, "--drop", "other").exit_code == 2

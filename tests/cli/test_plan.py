@@ -24,12 +24,12 @@ FILES = """
 """
 
 
-def _plan(bench: CliFixture, *more: str) -> Result:
-    return invoke("plan", str(bench.job), "--set", "max_parallelism=128", *more)
+def _plan(cli: CliFixture, *more: str) -> Result:
+    return invoke("plan", str(cli.job), "--set", "max_parallelism=128", *more)
 
 
-def _facts(bench: CliFixture, *more: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_plan(bench, "--json", *more).stdout)
+def _facts(cli: CliFixture, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_plan(cli, "--json", *more).stdout)
     return found
 
 
@@ -41,13 +41,13 @@ def _warnings_of_a_run(caplog: pytest.LogCaptureFixture, request: RunRequest) ->
     return [r.getMessage() for r in caplog.records if r.name == "stateflow.launch"]
 
 
-def test_a_plan_shows_the_job_and_changes_nothing(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    before = bench.on_disk()
-    shown = _plan(bench, "--set", "parallelism=3")
+def test_a_plan_shows_the_job_and_changes_nothing(cli: CliFixture, golden: SnapshotAssertion) -> None:
+    before = cli.on_disk()
+    shown = _plan(cli, "--set", "parallelism=3")
     assert shown.exit_code == 0, shown.output
     assert normalized(shown.output) == golden
-    assert bench.on_disk() == before
-    found = _facts(bench, "--set", "parallelism=3")
+    assert cli.on_disk() == before
+    found = _facts(cli, "--set", "parallelism=3")
     (level,) = found["levels"]
     (chain,) = level["chains"]
     assert (found["parallelism"], found["on_spark"]) == (3, False)
@@ -59,25 +59,25 @@ def test_a_plan_shows_the_job_and_changes_nothing(bench: CliFixture, golden: Sna
     ("key_groups", "code", "codes"), [(128, 0, set()), (64, 20, {"wrong-job-root"})], ids=["same", "fewer"]
 )
 def test_a_plan_over_a_job_root_fails_if_the_job_does_not_fit(
-    bench: CliFixture, golden: SnapshotAssertion, key_groups: int, code: int, codes: set[str]
+    cli: CliFixture, golden: SnapshotAssertion, key_groups: int, code: int, codes: set[str]
 ) -> None:
-    bench.run()
-    more = ("--job-root", bench.root, "--set", f"max_parallelism={key_groups}")
-    shown = _plan(bench, *more)
+    cli.run()
+    more = ("--job-root", cli.root, "--set", f"max_parallelism={key_groups}")
+    shown = _plan(cli, *more)
     assert shown.exit_code == code
-    assert normalized(shown.output, folder=bench.folder) == golden
-    found = _facts(bench, *more)
+    assert normalized(shown.output, folder=cli.folder) == golden
+    found = _facts(cli, *more)
     assert ({p["code"] for p in found["problems"]}, found["unchecked"]) == (codes, [])
 
 
 @pytest.mark.parametrize(("format", "names_the_format"), [("parquet", False), ("json", True), ("csv", True)])
 def test_without_spark_a_plan_lists_what_was_not_checked(
-    bench: CliFixture, format: str, names_the_format: bool, golden: SnapshotAssertion
+    cli: CliFixture, format: str, names_the_format: bool, golden: SnapshotAssertion
 ) -> None:
-    (bench.folder / "input").mkdir()
-    bench.write("def build(env):" + FILES.format(format))
-    assert any(format in what for what in _facts(bench, "--no-spark")["unchecked"]) == names_the_format
-    assert normalized(_plan(bench, "--no-spark").output, folder=bench.folder) == golden
+    (cli.folder / "input").mkdir()
+    cli.write("def build(env):" + FILES.format(format))
+    assert any(format in what for what in _facts(cli, "--no-spark")["unchecked"]) == names_the_format
+    assert normalized(_plan(cli, "--no-spark").output, folder=cli.folder) == golden
 
 
 @pytest.mark.parametrize(
@@ -91,36 +91,36 @@ def test_without_spark_a_plan_lists_what_was_not_checked(
     ],
 )
 def test_a_parameter_that_the_job_does_not_read_is_a_warning(
-    bench: CliFixture, caplog: pytest.LogCaptureFixture, reads: str, given: dict[str, str], warned: list[str]
+    cli: CliFixture, caplog: pytest.LogCaptureFixture, reads: str, given: dict[str, str], warned: list[str]
 ) -> None:
-    bench.write(BUILD.replace("def build(env):\n", f"def build(env):\n    {reads}\n"))
+    cli.write(BUILD.replace("def build(env):\n", f"def build(env):\n    {reads}\n"))
     sets = [part for name, value in given.items() for part in ("--set", f"job.{name}={value}")]
-    warnings = _facts(bench, *sets)["warnings"]
+    warnings = _facts(cli, *sets)["warnings"]
     assert len(warnings) == len(warned)
     for warning, name in zip(warnings, warned, strict=True):
         assert f"job.{name}" in warning and "orders" in warning
     parameters = {f"job.{name}": value for name, value in given.items()}
-    assert _warnings_of_a_run(caplog, RunRequest(bench.job, bench.root, (bench.settings, parameters))) == warnings
-    checked = invoke("check", str(bench.job), "--against", bench.root, "--json", *sets)
+    assert _warnings_of_a_run(caplog, RunRequest(cli.job, cli.root, (cli.settings, parameters))) == warnings
+    checked = invoke("check", str(cli.job), "--against", cli.root, "--json", *sets)
     assert json.loads(checked.stdout)["warnings"] == warnings
 
 
 def test_a_new_job_root_over_a_table_that_another_one_has_written_is_a_warning(
-    bench: CliFixture, caplog: pytest.LogCaptureFixture, golden: SnapshotAssertion
+    cli: CliFixture, caplog: pytest.LogCaptureFixture, golden: SnapshotAssertion
 ) -> None:
-    bench.write(
+    cli.write(
         BUILD, JOB.replace("stateflow.testing.sinks import FolderSink", "stateflow import DeltaSink as FolderSink")
     )
-    new = str(bench.folder / "rooot")
-    assert _facts(bench, "--job-root", new)["warnings"] == []
-    bench.run()
-    assert _facts(bench, "--job-root", bench.root)["warnings"] == []
-    shown = _plan(bench, "--job-root", new)
-    assert normalized(shown.output, folder=bench.folder) == golden
-    (warning,) = _facts(bench, "--job-root", new)["warnings"]
-    assert new in warning and str(bench.folder / "table") in warning
+    new = str(cli.folder / "rooot")
+    assert _facts(cli, "--job-root", new)["warnings"] == []
+    cli.run()
+    assert _facts(cli, "--job-root", cli.root)["warnings"] == []
+    shown = _plan(cli, "--job-root", new)
+    assert normalized(shown.output, folder=cli.folder) == golden
+    (warning,) = _facts(cli, "--job-root", new)["warnings"]
+    assert new in warning and str(cli.folder / "table") in warning
     # The first run only: then the job root is no new one.
-    request = RunRequest(bench.job, new, (bench.settings,))
+    request = RunRequest(cli.job, new, (cli.settings,))
     assert _warnings_of_a_run(caplog, request) == [warning]
     assert _warnings_of_a_run(caplog, request) == []
 
@@ -130,9 +130,9 @@ def test_a_new_job_root_over_a_table_that_another_one_has_written_is_a_warning(
     [("def build(env):\n    pass\n", {}), (STREAM + "env.parameter('orders')", {"name": "orders"})],
     ids=["no-sink", "missing-parameter"],
 )
-def test_a_job_that_cannot_run_is_an_error(bench: CliFixture, build: str, facts: dict[str, str]) -> None:
-    bench.write(build)
-    shown = _plan(bench, "--set", "job.order=1")
+def test_a_job_that_cannot_run_is_an_error(cli: CliFixture, build: str, facts: dict[str, str]) -> None:
+    cli.write(build)
+    shown = _plan(cli, "--set", "job.order=1")
     error = reported_error(shown.stderr)
     assert (shown.exit_code, error.code) == (2, "job-definition") and error.facts.items() >= facts.items()
     # With the parameters that were given, and the option that passes the missing one.

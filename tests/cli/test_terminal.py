@@ -122,10 +122,10 @@ class Terminal:
 
 
 @pytest.fixture
-def gated(bench: CliFixture) -> CliFixture:
-    bench.write(BUILD, GATED)
-    os.mkfifo(bench.folder / "gate")
-    return bench
+def gated(cli: CliFixture) -> CliFixture:
+    cli.write(BUILD, GATED)
+    os.mkfifo(cli.folder / "gate")
+    return cli
 
 
 def _batch(number: int) -> str:

@@ -77,17 +77,17 @@ def test_drawn_histories_match_the_golden_file(golden: SnapshotAssertion) -> Non
     assert "".join(f"{name}:\n{lines}\n" for name, lines in drawn.items()) == golden
 
 
-def _random_history(dice: random.Random) -> tuple[list[Record], dict[int, int], int]:
+def _random_history(rng: random.Random) -> tuple[list[Record], dict[int, int], int]:
     """Returns records, the parent of each, and the last one's number."""
     records: list[Record] = [checkpoint(2)]
     parents: dict[int, int] = {}
     current, seq = 2, 2
-    for _ in range(dice.randrange(2, 25)):
-        seq += dice.randrange(1, 3)
+    for _ in range(rng.randrange(2, 25)):
+        seq += rng.randrange(1, 3)
         known = [r.checkpoint_id for r in records if isinstance(r, CheckpointRecord)]
-        if dice.random() < 0.35:
-            parents[seq] = dice.choice(known)
-            records.append(action(dice.choice(["restore", "rewind"]), seq, base=parents[seq]))
+        if rng.random() < 0.35:
+            parents[seq] = rng.choice(known)
+            records.append(action(rng.choice(["restore", "rewind"]), seq, base=parents[seq]))
         else:
             parents[seq] = current
             records.append(checkpoint(seq))

@@ -64,42 +64,42 @@ def build(env):
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[CliFixture]:
+def cli(tmp_path: Path) -> Iterator[CliFixture]:
     """The job with the first version of the state, after a run."""
-    bench = CliFixture(tmp_path)
-    bench.settings["job.rows"] = "12"
-    bench.write(BUILD, HEAD + FIRST)
-    bench.run()
-    yield bench
+    cli = CliFixture(tmp_path)
+    cli.settings["job.rows"] = "12"
+    cli.write(BUILD, HEAD + FIRST)
+    cli.run()
+    yield cli
     store_cache.close_all()
 
 
-def _check(bench: CliFixture) -> tuple[int, str]:
+def _check(cli: CliFixture) -> tuple[int, str]:
     """Types the guide's command."""
-    settings = bench.folder / "job.toml"
-    settings.write_text(f'local_dir = "{bench.folder}/scratch"\nmax_parallelism = 128\n[job]\nrows = "12"\n')
+    settings = cli.folder / "job.toml"
+    settings.write_text(f'local_dir = "{cli.folder}/scratch"\nmax_parallelism = 128\n[job]\nrows = "12"\n')
     (command,) = [line for block in blocks(GUIDE) for line in block.splitlines() if "stateflow check" in line]
-    for name, value in (("JOB", bench.job), ("ROOT", bench.root), ("SETTINGS", settings)):
+    for name, value in (("JOB", cli.job), ("ROOT", cli.root), ("SETTINGS", settings)):
         command = command.replace(f'"${name}"', str(value))
     shown = invoke(*command.split()[1:])
-    checkpoint = root_files.head(Path(bench.root)).checkpoint
+    checkpoint = root_files.head(Path(cli.root)).checkpoint
     return shown.exit_code, re.sub(rf"\b{checkpoint}\b", "4", shown.output, count=1)
 
 
-def test_the_example_migrates_as_the_guide_shows(bench: CliFixture) -> None:
-    bench.write(BUILD, HEAD + SECOND)
-    assert _check(bench) == (0, ACCEPTED)
-    bench.settings["job.rows"] = "24"
-    bench.run()
-    counts = sorted(row["count"] for row in FolderSink(bench.folder / "table").rows() if row["key"] == "a")
+def test_the_example_migrates_as_the_guide_shows(cli: CliFixture) -> None:
+    cli.write(BUILD, HEAD + SECOND)
+    assert _check(cli) == (0, ACCEPTED)
+    cli.settings["job.rows"] = "24"
+    cli.run()
+    counts = sorted(row["count"] for row in FolderSink(cli.folder / "table").rows() if row["key"] == "a")
     assert counts == list(range(1, 9))
 
 
-def test_a_change_that_is_refused_is_printed_as_the_guide_shows(bench: CliFixture) -> None:
+def test_a_change_that_is_refused_is_printed_as_the_guide_shows(cli: CliFixture) -> None:
     third = SECOND.replace('rows: int = msgspec.field(name="count")', 'rows: str = msgspec.field(name="count")')
     assert third != SECOND
-    bench.write(BUILD, HEAD + third)
-    assert _check(bench) == (20, REFUSED)
+    cli.write(BUILD, HEAD + third)
+    assert _check(cli) == (20, REFUSED)
 
 
 def test_the_serializer_reads_both_of_its_versions() -> None:

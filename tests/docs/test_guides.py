@@ -28,7 +28,7 @@ RUN = 'stateflow run "$JOB" --job-root "$ROOT" --config "$SETTINGS"'
 class Terminal:
     """A terminal in which the names of a guide's first block have the values of a test."""
 
-    box: AccountsJob
+    job: AccountsJob
     folder: Path
 
     def write_job(self, version: str, factor: int = 1) -> Path:
@@ -45,7 +45,7 @@ class Terminal:
         """Types blocks; returns what they print."""
         settings = self.folder / "accounts.toml"
         settings.write_text(
-            f'local_dir = "{self.box.local}"\n[job]\nfolder = "{self.box.folder}"\n[checkpoints]\nretained = 100\n'
+            f'local_dir = "{self.job.local}"\n[job]\nfolder = "{self.job.folder}"\n[checkpoints]\nretained = 100\n'
         )
         environment = {
             **os.environ,
@@ -53,7 +53,7 @@ class Terminal:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}",
             "AIRFLOW_HOME": str(self.folder / "airflow"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "ROOT": str(self.box.root),
+            "ROOT": str(self.job.root),
             "SETTINGS": str(settings),
             **{name: str(value) for name, value in names.items()},
         }
@@ -70,9 +70,9 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         command = tmp_path / "bin" / name
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m {module} "$@"\n')
         command.chmod(0o755)
-    box = AccountsJob(tmp_path / "job")
-    yield Terminal(box, tmp_path)
-    box.end_all()
+    job = AccountsJob(tmp_path / "job")
+    yield Terminal(job, tmp_path)
+    job.end_all()
 
 
 def blocks(guide: str) -> list[str]:
@@ -82,61 +82,61 @@ def blocks(guide: str) -> list[str]:
     return others
 
 
-def savepoints(box: AccountsJob) -> list[Path]:
-    return list(box.root.glob("savepoints/*/_savepoint"))
+def savepoints(job: AccountsJob) -> list[Path]:
+    return list(job.root.glob("savepoints/*/_savepoint"))
 
 
-def movements(box: AccountsJob) -> object:
-    return multiset(root_files.folder_rows(box.table("movements")))
+def movements(job: AccountsJob) -> object:
+    return multiset(root_files.folder_rows(job.table("movements")))
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Terminal) -> None:
-    box = terminal.box
+    job = terminal.job
     names = {"JOB": terminal.write_job("v1"), "NEW": terminal.write_job("v2", 3)}
-    box.deliver(50)
+    job.deliver(50)
     check, pause, stop, fork, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
     # With --exact, the check would fail with 10 if stored values had to be migrated.
     terminal.type(RUN, check, f"{check.strip()} --exact", pause, stop, **names)
-    assert len(savepoints(box)) == 1
-    right = movements(box)
-    box.deliver(80)
+    assert len(savepoints(job)) == 1
+    right = movements(job)
+    job.deliver(80)
     terminal.type(fork, **names)
-    assert len(root_files.folder_rows(box.folder / "tables" / "movements_shadow")) == 30
-    assert movements(box) == right
+    assert len(root_files.folder_rows(job.folder / "tables" / "movements_shadow")) == 30
+    assert movements(job) == right
     terminal.type(deploy, **names)
-    assert len(root_files.folder_rows(box.table("movements"))) == len(expected(box.delivered).movements)
-    assert movements(box) != multiset(expected(box.delivered).movements)
+    assert len(root_files.folder_rows(job.table("movements"))) == len(expected(job.delivered).movements)
+    assert movements(job) != multiset(expected(job.delivered).movements)
     terminal.type(unpause, back, **names)
-    assert movements(box) == multiset(expected(box.delivered).movements)
+    assert movements(job) == multiset(expected(job.delivered).movements)
     terminal.type(dispose, **names)
-    assert savepoints(box) == []
+    assert savepoints(job) == []
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_guide_recover_at_3_am_work(terminal: Terminal) -> None:
-    box = terminal.box
+    job = terminal.job
     right, wrong = terminal.write_job("v1"), terminal.write_job("v2", 3)
-    box.deliver(50)
+    job.deliver(50)
     terminal.type(RUN, JOB=right)
-    box.deliver(80)
+    job.deliver(80)
     terminal.type(RUN, JOB=wrong)
-    bad = next(e for e in root_files.kept_entries(box.root) if e.doc["kind"] == "commit" and e.position == 60)
+    bad = next(e for e in root_files.kept_entries(job.root) if e.doc["kind"] == "commit" and e.position == 60)
     names = {"JOB": right, "TARGET": f"before:{bad.doc['at']}"}
     pause, look, trigger, plan, execute, run, unpause = blocks("recover-at-3-am")
-    before = movements(box)
+    before = movements(job)
     terminal.type(pause, look, trigger, plan, **names)
     planned = json.loads((terminal.folder / "plan.json").read_bytes())
     removed = {sink["uid"]: sink["rows_removed"] for sink in planned["sinks"]}
-    assert removed["movements"] == 30 and movements(box) == before
+    assert removed["movements"] == 30 and movements(job) == before
     terminal.type(execute, **names)
-    assert movements(box) == multiset(expected(box.delivered[:50]).movements)
+    assert movements(job) == multiset(expected(job.delivered[:50]).movements)
     terminal.type(run, **names)
     lines = terminal.type('stateflow history --job-root "$ROOT" --json').splitlines()
     (restore,) = [each for each in map(json.loads, lines) if each.get("kind") == "restore"]
     assert restore["reason"] == "version 2 is wrong"
     terminal.type(unpause, **names)
-    assert movements(box) == multiset(expected(box.delivered).movements)
+    assert movements(job) == multiset(expected(job.delivered).movements)
 
 
 # -- Airflow in the guides --------------------------------------------------------------------------------------------

@@ -15,18 +15,18 @@ from tests.support.cli_fixture import CliFixture
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the job ran once."""
-    bench = CliFixture(tmp_path_factory.mktemp("finished"))
-    bench.run()
-    return bench.folder
+    cli = CliFixture(tmp_path_factory.mktemp("finished"))
+    cli.run()
+    return cli.folder
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[CliFixture]:
+def cli(tmp_path: Path) -> Iterator[CliFixture]:
     yield CliFixture(tmp_path)
     store_cache.close_all()
 
 
 @pytest.fixture
-def ran(finished: Path, bench: CliFixture) -> CliFixture:
-    shutil.copytree(finished, bench.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("code"))
-    return bench
+def ran(finished: Path, cli: CliFixture) -> CliFixture:
+    shutil.copytree(finished, cli.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("code"))
+    return cli

@@ -17,11 +17,11 @@ from tests.support.errors import reported_error
 
 
 def _job(build: str, /, *shown: str, head: str = JOB, hint: str = "", **facts: object) -> Case:
-    return Case(lambda bench: bench.write(build, head), JobDefinitionError, facts, shown, hint)
+    return Case(lambda cli: cli.write(build, head), JobDefinitionError, facts, shown, hint)
 
 
 def _setting(given: str, text: str, /, hint: str = "", **facts: object) -> Case:
-    return Case(lambda bench: bench.settings.update({given: text}), ConfigError, facts, hint=hint)
+    return Case(lambda cli: cli.settings.update({given: text}), ConfigError, facts, hint=hint)
 
 
 CASES = {
@@ -48,26 +48,26 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_mistake_is_named_and_changes_nothing(bench: CliFixture, case: Case) -> None:
-    check(bench, case)
+def test_a_mistake_is_named_and_changes_nothing(cli: CliFixture, case: Case) -> None:
+    check(cli, case)
 
 
 @pytest.mark.parametrize("name", ["no job file", "a uid twice", "reads nothing"])
-def test_the_command_line_reports_a_mistake_with_code_facts_and_hint(bench: CliFixture, name: str) -> None:
+def test_the_command_line_reports_a_mistake_with_code_facts_and_hint(cli: CliFixture, name: str) -> None:
     case = CASES[name]
-    case.make(bench)
-    before = bench.on_disk()
-    ended = stateflow(bench.command("--result-file", str(bench.folder / "result.json")), bench.folder)
+    case.make(cli)
+    before = cli.on_disk()
+    ended = stateflow(cli.command("--result-file", str(cli.folder / "result.json")), cli.folder)
     assert ended.returncode == 2
     reported = reported_error(ended.stderr)
     assert reported.code == case.error.code and case.facts.items() <= reported.facts.items()
     assert all(datum in ended.stderr for datum in case.shown) and "Traceback" not in ended.stderr
 
-    result = json.loads((bench.folder / "result.json").read_text())
-    (bench.folder / "result.json").unlink()
+    result = json.loads((cli.folder / "result.json").read_text())
+    (cli.folder / "result.json").unlink()
     assert result["status"] == "failed" and result["error"]["code"] == case.error.code
     assert result["error"]["hint"] and result["error"]["hint"] in ended.stderr
-    assert bench.on_disk() == before
+    assert cli.on_disk() == before
 
 
 FAILING_SOURCE = """
@@ -82,16 +82,16 @@ def source():
 """
 
 
-def test_a_source_that_fails_is_named_and_costs_nothing(bench: CliFixture) -> None:
-    bench.write(FAILING_SOURCE + BUILD)
-    ended = stateflow(bench.command(), bench.folder)
+def test_a_source_that_fails_is_named_and_costs_nothing(cli: CliFixture) -> None:
+    cli.write(FAILING_SOURCE + BUILD)
+    ended = stateflow(cli.command(), cli.folder)
     assert ended.returncode == BatchFailed.exit_code and "Traceback" not in ended.stderr
     facts = reported_error(ended.stderr).facts
     assert facts["source"] == "rows" and "job.py:" in facts["where"]
     assert facts["reason"].startswith("ConnectionResetError") and "the database went away" in facts["reason"]
-    bench.write(BUILD)
-    bench.run()
-    assert len(FolderSink(bench.folder / "table").rows()) == 12
+    cli.write(BUILD)
+    cli.run()
+    assert len(FolderSink(cli.folder / "table").rows()) == 12
 
 
 def test_a_parameter_and_a_setting_can_meet_only_in_the_last_layer() -> None:

@@ -23,26 +23,26 @@ from tests.support.errors import raises
 SPARK_JOB = "def build(env):\n    env.from_source(FileSource(HERE, schema=Row), uid='rows').sink_to(sink(), uid='out')"
 
 
-def test_missing_java_is_an_unsupported_environment(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = bench.folder / "empty"
+def test_missing_java_is_an_unsupported_environment(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = cli.folder / "empty"
     empty.mkdir()
     monkeypatch.setenv("JAVA_HOME", str(empty))
     case = Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, {"java_home": str(empty)}, hint="openjdk-17-jre")
-    check(bench, case)
+    check(cli, case)
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(empty))
     with raises(EnvironmentUnsupported, java_home=""):
         check_java()
 
 
-def test_an_old_java_is_refused(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = bench.folder / "jdk" / "bin" / "java"
+def test_an_old_java_is_refused(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = cli.folder / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
     java.chmod(0o700)
-    monkeypatch.setenv("JAVA_HOME", str(bench.folder / "jdk"))
+    monkeypatch.setenv("JAVA_HOME", str(cli.folder / "jdk"))
     facts = {"found": 8, "java": str(java)}
-    check(bench, Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, facts, hint="JAVA_HOME"))
+    check(cli, Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, facts, hint="JAVA_HOME"))
 
 
 @pytest.mark.parametrize(

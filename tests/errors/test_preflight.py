@@ -53,23 +53,23 @@ class Mistake:
 
 
 def _files(
-    bench: CliFixture, options: str = "", more: str = "", end: str = 'sink_to(sink(), uid="totals")', **columns: Any
+    cli: CliFixture, options: str = "", more: str = "", end: str = 'sink_to(sink(), uid="totals")', **columns: Any
 ) -> Path:
     """Writes a job over a folder of Parquet files; returns the folder."""
-    folder = bench.folder / "input"
+    folder = cli.folder / "input"
     folder.mkdir()
     schema = pa.schema((COLUMNS | columns).items())
     parquet.write_table(schema.empty_table(), folder / "part-0.parquet")
-    bench.write(FILES.format(options=options, more=more, end=end))
+    cli.write(FILES.format(options=options, more=more, end=end))
     return folder
 
 
 def _over_files(
     options: str = "", more: str = "", settings: dict[str, str] | None = None, **given: Any
 ) -> Callable[[CliFixture], object]:
-    def make(bench: CliFixture) -> None:
-        _files(bench, options, more, **given)
-        bench.settings.update(settings or {})
+    def make(cli: CliFixture) -> None:
+        _files(cli, options, more, **given)
+        cli.settings.update(settings or {})
 
     return make
 
@@ -81,10 +81,10 @@ def _transform(function: str) -> Callable[[CliFixture], object]:
 def _delta_sink(path: str, file: str) -> Callable[[CliFixture], object]:
     """A job that writes to a table whose folder contains a file from another program."""
 
-    def make(bench: CliFixture) -> None:
-        (bench.folder / file).parent.mkdir(exist_ok=True)
-        (bench.folder / file).write_text("a,b")
-        bench.write(BUILD.replace("sink()", f"DeltaSink(HERE.parent / '{path}')"), DELTA)
+    def make(cli: CliFixture) -> None:
+        (cli.folder / file).parent.mkdir(exist_ok=True)
+        (cli.folder / file).write_text("a,b")
+        cli.write(BUILD.replace("sink()", f"DeltaSink(HERE.parent / '{path}')"), DELTA)
 
     return make
 
@@ -131,45 +131,45 @@ def test_there_is_a_mistake_for_each_check() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.check}-{m.code}")
 def test_check_and_plan_find_what_a_run_refuses(
-    bench: CliFixture, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
+    cli: CliFixture, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mistake.check == "machine":
-        monkeypatch.setenv("JAVA_HOME", str(bench.folder))
+        monkeypatch.setenv("JAVA_HOME", str(cli.folder))
     # Nothing of it takes Spark to find.
-    _check(bench, mistake, "--no-spark")
+    _check(cli, mistake, "--no-spark")
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark_session")
 @pytest.mark.parametrize("mistake", ON_SPARK, ids=lambda m: f"{m.check}-{m.code}")
-def test_check_and_plan_ask_spark_what_only_spark_knows(bench: CliFixture, mistake: Mistake) -> None:
+def test_check_and_plan_ask_spark_what_only_spark_knows(cli: CliFixture, mistake: Mistake) -> None:
     # Spark takes a file of one name once, and the session is that of all tests.
-    bench.job = bench.job.rename(bench.job.with_name(f"job_{next(_NUMBERS)}.py"))
-    refused = _check(bench, mistake)
+    cli.job = cli.job.rename(cli.job.with_name(f"job_{next(_NUMBERS)}.py"))
+    refused = _check(cli, mistake)
     if mistake.check == "transforms":
-        assert f"{bench.job.name}:" in str(refused.facts["transform"])
+        assert f"{cli.job.name}:" in str(refused.facts["transform"])
         if mistake.code == "schema-mismatch" and "column" in refused.facts:
             assert "schema=" in refused.hint and "output=" in refused.hint
     # Without Spark, what was not checked is listed instead.
-    without = _plan(bench, "--no-spark")
+    without = _plan(cli, "--no-spark")
     assert without["problems"] == [] and without["unchecked"]
 
 
-def _check(bench: CliFixture, mistake: Mistake, *options: str) -> StateflowError:
+def _check(cli: CliFixture, mistake: Mistake, *options: str) -> StateflowError:
     if mistake.has_run:
-        bench.run()
+        cli.run()
     else:
-        _new_root(bench)
-    mistake.make(bench)
-    before = contents(Path(bench.root))
-    found = [_plan(bench, "--job-root", bench.root, *options)["problems"]]
+        _new_root(cli)
+    mistake.make(cli)
+    before = contents(Path(cli.root))
+    found = [_plan(cli, "--job-root", cli.root, *options)["problems"]]
     if "FORMAT" in before:
-        found.append(_report(bench, *options))
+        found.append(_report(cli, *options))
     if not (mistake.has_run or mistake.of_root):
-        found.append(_plan(bench, *options)["problems"])
-    assert contents(Path(bench.root)) == before
+        found.append(_plan(cli, *options)["problems"])
+    assert contents(Path(cli.root)) == before
     with pytest.raises(StateflowError) as refused:
-        bench.run()
+        cli.run()
     error = refused.value
     assert error.code == mistake.code
     problem = {"code": error.code, "message": error.sentence, "hint": error.hint}
@@ -177,27 +177,27 @@ def _check(bench: CliFixture, mistake: Mistake, *options: str) -> StateflowError
     return error
 
 
-def _new_root(bench: CliFixture) -> None:
+def _new_root(cli: CliFixture) -> None:
     """A job root without a checkpoint."""
-    start = prepare(bench.job, layers=(dict(bench.settings),)).start
+    start = prepare(cli.job, layers=(dict(cli.settings),)).start
     new = NewJob(start.settings.name, start.settings.max_parallelism, plan_job(start.graph, 2).key_types)
-    JobRoot.create_or_open(open_storage(bench.root), SystemClock(), new, "test")
+    JobRoot.create_or_open(open_storage(cli.root), SystemClock(), new, "test")
 
 
-def _invoke(bench: CliFixture, command: str, *more: str) -> Result:
-    sets = [part for name, value in bench.settings.items() for part in ("--set", f"{name}={value}")]
-    return CliRunner().invoke(main, [command, str(bench.job), *sets, *more, "--json"])
+def _invoke(cli: CliFixture, command: str, *more: str) -> Result:
+    sets = [part for name, value in cli.settings.items() for part in ("--set", f"{name}={value}")]
+    return CliRunner().invoke(main, [command, str(cli.job), *sets, *more, "--json"])
 
 
-def _plan(bench: CliFixture, *more: str) -> dict[str, Any]:
-    shown = _invoke(bench, "plan", *more)
+def _plan(cli: CliFixture, *more: str) -> dict[str, Any]:
+    shown = _invoke(cli, "plan", *more)
     found: dict[str, Any] = json.loads(shown.stdout)
     assert shown.exit_code == (20 if found["problems"] else 0)
     return found
 
 
-def _report(bench: CliFixture, *more: str) -> Any:
-    shown = _invoke(bench, "check", "--against", bench.root, *more)
+def _report(cli: CliFixture, *more: str) -> Any:
+    shown = _invoke(cli, "check", "--against", cli.root, *more)
     if shown.exit_code == 20:
         return json.loads(shown.stdout)["problems"]
     # What is damaged so that nothing can be compared is an error with a code of its own.

@@ -35,8 +35,8 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE.values(), ids=UNUSABLE)
-def test_a_root_that_cannot_be_used_is_refused(bench: CliFixture, case: Case) -> None:
-    check(bench, case)
+def test_a_root_that_cannot_be_used_is_refused(cli: CliFixture, case: Case) -> None:
+    check(cli, case)
 
 
 def test_a_root_on_this_host_is_refused_if_tasks_run_on_other_hosts(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_a_root_on_this_host_is_refused_if_tasks_run_on_other_hosts(tmp_path: Pa
 
 
 def _set(name: str, value: str) -> Callable[[CliFixture], object]:
-    return lambda bench: bench.settings.update({name: value})
+    return lambda cli: cli.settings.update({name: value})
 
 
 def _write(build: str, head: str = JOB) -> Callable[[CliFixture], object]:
-    return lambda bench: bench.write(build, head)
+    return lambda cli: cli.write(build, head)
 
 
-def _newer_format(bench: CliFixture) -> None:
-    path = Path(bench.root, "FORMAT")
+def _newer_format(cli: CliFixture) -> None:
+    path = Path(cli.root, "FORMAT")
     document, _ = unseal(path.read_bytes(), JobFormat, "FORMAT")
     path.write_bytes(seal(msgspec.structs.replace(document, version=99))[0])
 

@@ -77,9 +77,9 @@ def test_the_metadata_names_licence_versions_and_extras(wheel: Path) -> None:
 @pytest.mark.slow
 def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     """Pip builds the wheel, and an empty environment gets it with its requirements."""
-    box = AccountsJob(tmp_path / "job")
-    box.deliver(20)
-    box.finish()
+    job = AccountsJob(tmp_path / "job")
+    job.deliver(20)
+    job.finish()
     programs = tmp_path / "venv" / "bin"
     run(["uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(programs.parent)])
     pip = [str(programs / "pip"), "--disable-pip-version-check"]
@@ -89,14 +89,14 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     run([*pip, "install", *map(str, (tmp_path / "wheels").iterdir())], **clean)
     installed = {each["name"] for each in json.loads(run([*pip, "list", "--format=json"], **clean))}
     assert installed & HEAVY == set() and "stateflow" in installed
-    command, root = str(programs / "stateflow"), f"--job-root={box.root}"
+    command, root = str(programs / "stateflow"), f"--job-root={job.root}"
     assert json.loads(run([command, "status", root, "--json"], **clean))["checkpoint_id"] > 0
     run([command, "verify", "--deep", root], **clean)
     run([command, "savepoint", "create", "--name", "kept", root], **clean)
-    assert [path.name.rpartition("-")[0] for path in (box.root / "savepoints").iterdir()] == ["kept"]
-    job = tmp_path / "job.py"
-    job.write_text("from stateflow import FileSource\n")
-    new = [command, "run", str(job), f"--job-root={tmp_path / 'new'}"]
+    assert [path.name.rpartition("-")[0] for path in (job.root / "savepoints").iterdir()] == ["kept"]
+    job_file = tmp_path / "job.py"
+    job_file.write_text("from stateflow import FileSource\n")
+    new = [command, "run", str(job_file), f"--job-root={tmp_path / 'new'}"]
     refused = subprocess.run(new, capture_output=True, text=True, check=False, env={**os.environ, **clean})
     assert refused.returncode == 2
     error = reported_error(refused.stderr)

@@ -13,34 +13,34 @@ from tests.support.processes import spawn
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsJob]:
-    box = AccountsJob(tmp_path / "job")
-    yield box
-    box.end_all()
+def job(tmp_path: Path) -> Iterator[AccountsJob]:
+    job = AccountsJob(tmp_path / "job")
+    yield job
+    job.end_all()
 
 
 @pytest.fixture
-def resting(box: AccountsJob) -> AccountsJob:
+def idle_job(job: AccountsJob) -> AccountsJob:
     """A job with a few checkpoints and nothing to do."""
-    box.run_to(50)
-    return box
+    job.run_to(50)
+    return job
 
 
 @pytest.fixture
-def early(box: AccountsJob) -> AccountsJob:
+def early(job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 50th event that continued to the 120th, and keeps every checkpoint."""
-    box.settings = {"checkpoints__retained": 100}
-    box.run_to(50)
-    box.create_savepoint("early")
-    box.run_to(120)
-    return box
+    job.settings = {"checkpoints__retained": 100}
+    job.run_to(50)
+    job.create_savepoint("early")
+    job.run_to(120)
+    return job
 
 
 @pytest.fixture
 def flights(tmp_path: Path) -> Iterator[FlightsJob]:
     scratch = {"spark__conf__spark.local.dir": tmp_path / "spark"}
-    box = FlightsJob(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
-    yield box
-    box.end_all()
-    for process in box.processes:
+    job = FlightsJob(tmp_path / "job", scratch, job_name="small_flights", launcher=spawn)
+    yield job
+    job.end_all()
+    for process in job.processes:
         process.wait_family()

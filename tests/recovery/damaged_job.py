@@ -53,16 +53,16 @@ DAMAGES: dict[str, Damage] = {
 
 
 @dataclass
-class Victim:
+class DamagedJob:
     """A job at rest, another one of the same name, and a copy of both."""
 
-    box: AccountsJob
+    job: AccountsJob
     other: AccountsJob
     copy: Path
 
     @property
     def root(self) -> Path:
-        return self.box.root
+        return self.job.root
 
     def files(self, kind: str, root: Path | None = None) -> list[Path]:
         """The files of a kind that the newest checkpoint needs: FORMAT, log entry, manifest or sst."""
@@ -79,7 +79,7 @@ class Victim:
 
     def reset(self) -> None:
         """Everything as it was."""
-        for folder in (self.box.folder, self.other.folder):
+        for folder in (self.job.folder, self.other.folder):
             shutil.rmtree(folder)
             shutil.copytree(self.copy / folder.name, folder)
 
@@ -89,39 +89,39 @@ class Victim:
         Args:
             claims: whether it adds a CLAIM, which refers to what existed before, and the record of its failure.
         """
-        before, asked, newest = everything(self.box), self.box.requested(), root_files.newest_seq(self.root)
-        ended = self.box.run()
-        after = everything(self.box)
+        before, asked, newest = everything(self.job), self.job.requested(), root_files.newest_seq(self.root)
+        ended = self.job.run()
+        after = everything(self.job)
         if claims:
             path = root_files.entry_path(self.root, newest + 1)
             assert root_files.read_entry(path).doc["kind"] == "claim"
             (failure,) = (self.root / "history").glob(f"{newest + 1:020d}-failure-*")
             del after[str(path)], after[str(failure)]
-        assert (after, self.box.requested()) == (before, asked), str(ended)
+        assert (after, self.job.requested()) == (before, asked), str(ended)
         return ended
 
 
-def make_victim(folder: Path) -> Victim:
+def make_damaged_job(folder: Path) -> DamagedJob:
     """The two jobs in a folder; the damaged one has events that it has not processed."""
     settings = {"checkpoints__retained": 3}
-    job, other = AccountsJob(folder / "job", settings), AccountsJob(folder / "other", settings)
-    victim = Victim(job, other, folder / "copy")
-    for box, rows in ((job, 50), (other, 60)):
-        box.run_to(rows)
-        box.deliver(80)
+    damaged_job, other = AccountsJob(folder / "job", settings), AccountsJob(folder / "other", settings)
+    damaged = DamagedJob(damaged_job, other, folder / "copy")
+    for job, rows in ((damaged_job, 50), (other, 60)):
+        job.run_to(rows)
+        job.deliver(80)
         # A later run must find everything in the job root itself.
-        shutil.rmtree(box.local)
-        shutil.copytree(box.folder, victim.copy / box.folder.name)
-    return victim
+        shutil.rmtree(job.local)
+        shutil.copytree(job.folder, damaged.copy / job.folder.name)
+    return damaged
 
 
-def check_refused(victim: Victim, path: Path, claims: bool = False) -> None:
+def check_refused(damaged: DamagedJob, path: Path, claims: bool = False) -> None:
     """A run is refused, names the file, and changes nothing.
 
     Args:
-        claims: as for `Victim.run`.
+        claims: as for `DamagedJob.run`.
     """
-    ended = victim.run(claims)
+    ended = damaged.run(claims)
     assert ended.code == 4, str(ended)
     assert ended.error.code in ("corrupt-file", "missing-file", "data"), str(ended)
-    assert str(path.relative_to(victim.root)) in ended.error.facts.values(), str(ended)
+    assert str(path.relative_to(damaged.root)) in ended.error.facts.values(), str(ended)

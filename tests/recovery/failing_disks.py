@@ -1,7 +1,7 @@
 """A disk that fails: below the file system calls of our POSIX storage, in the process whose environment asks for it.
 
 It remembers what a power cut would leave: content that was synced, and names in folders that were synced. Everything
-else may be there, in part, or not: dice decide. An error of fsync loses what was to be synced, as Linux has it.
+else may be there, in part, or not: rng decide. An error of fsync loses what was to be synced, as Linux has it.
 RocksDB's own files are no concern: nothing of a checkpoint is in them.
 """
 
@@ -166,7 +166,7 @@ class FaultyDisk:
                 (target / name).chmod(0o600)
 
     def _content(self, entry: _Entry, path: Path) -> bytes:
-        """What is durable of a file; of one that was never synced, what dice say."""
+        """What is durable of a file; of one that was never synced, what the random numbers decide."""
         known = self._files.get(entry.inode)
         if known is not None:
             return known

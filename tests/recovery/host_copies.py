@@ -10,24 +10,24 @@ from tests.support.processes import Ended
 _TRIES = 4
 
 
-def retry(box: AccountsJob, ended: Ended) -> Ended:
+def retry(job: AccountsJob, ended: Ended) -> Ended:
     """Runs again, as a scheduler does, while the error asks for it."""
     for _ in range(_TRIES):
         if ended.code == 0:
             break
         ended.check_error(5, "damaged-copy")
-        ended = box.run()
+        ended = job.run()
     return ended.check()
 
 
-def cached_files(box: JobFixture) -> list[Path]:
+def cached_files(job: JobFixture) -> list[Path]:
     """What is in the caches of all subtasks."""
-    return sorted(p for p in box.local.glob("*/*/*/cache/*") if not p.name.startswith("incoming"))
+    return sorted(p for p in job.local.glob("*/*/*/cache/*") if not p.name.startswith("incoming"))
 
 
-def unshare(box: JobFixture) -> None:
+def unshare(job: JobFixture) -> None:
     """Makes the cached files copies: on one file system they are links to the stored objects."""
-    for path in cached_files(box):
+    for path in cached_files(job):
         data = path.read_bytes()
         path.unlink()
         path.write_bytes(data)

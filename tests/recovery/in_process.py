@@ -21,22 +21,22 @@ from tests.support.job_fixture import AccountsJob
 
 
 def run_with(
-    box: AccountsJob, storage: Storage, on_batch: Callable[[BatchResult], None] = lambda _: None, **more: object
+    job: AccountsJob, storage: Storage, on_batch: Callable[[BatchResult], None] = lambda _: None, **more: object
 ) -> MemoryRecorder:
     """A run to its end; names of settings have two underscores for each dot."""
     given = {
-        "job.folder": box.folder,
-        "local_dir": box.local,
+        "job.folder": job.folder,
+        "local_dir": job.local,
         "requests.interval": "10ms",
         "checkpoints.asynchronous": "no",
         **{name.replace("__", "."): value for name, value in more.items()},
     }
     layer = parse_assignments(tuple(f"{name}={value}" for name, value in given.items()))
-    file = Path(box.job_file)
+    file = Path(job.job_file)
     env, settings = declare(load_job(file).build, file.stem, (layer,))
     recorder = MemoryRecorder()
-    job = replace(create_or_open_job(env.graph, settings, storage, SystemClock()), recorder=recorder)
-    run = JobRun(job, LocalExecutor())
+    opened = replace(create_or_open_job(env.graph, settings, storage, SystemClock()), recorder=recorder)
+    run = JobRun(opened, LocalExecutor())
     run.start("a test")
     sources: Any = {n.uid: n.source for n in env.graph.sources}
     run_local(run, sources, on_batch)

@@ -36,12 +36,12 @@ class ClusteredFlights:
     """A job, and the cluster that it runs on."""
 
     cluster: Cluster
-    box: FlightsJob
+    job: FlightsJob
 
-    def kill_executor(self, dice: random.Random) -> bool:
+    def kill_executor(self, rng: random.Random) -> bool:
         """SIGKILL of one of the executors; False when there is none at present."""
         there = self.cluster.executors()
-        return bool(there) and _kill(dice.choice(there))
+        return bool(there) and _kill(rng.choice(there))
 
     def replace_worker(self) -> None:
         """SIGKILL of the cluster's youngest worker; another one comes."""
@@ -50,23 +50,25 @@ class ClusteredFlights:
 
     def end_well(self, files: int) -> None:
         """Runs until one has processed so many files; others fail with an error that a retry fixes."""
-        self.box.deliver(files)
-        if not any(check_ended(self.box.run()).code == 0 for _ in range(_TRIES)):
+        self.job.deliver(files)
+        if not any(check_ended(self.job.run()).code == 0 for _ in range(_TRIES)):
             raise AssertionError("no run succeeded")
-        check_at_rest(self.box)
+        check_at_rest(self.job)
 
 
 @contextmanager
-def clustered_flights(folder: Path, of_workers: Mapping[str, str] = {}, **box: Any) -> Iterator[ClusteredFlights]:
+def clustered_flights(folder: Path, of_workers: Mapping[str, str] = {}, **options: Any) -> Iterator[ClusteredFlights]:
     """A cluster of a master and two workers, and a job that nothing was delivered for yet.
 
     Args:
         of_workers: their environment, and so of executors; by default executors find this checkout.
-        box: for `FlightsJob`.
+        options: for `FlightsJob`.
     """
     with spark_cluster(folder / "cluster", {"PYTHONPATH": str(ROOT), **of_workers}) as cluster:
         settings = {**_SETTINGS, "spark__master": cluster.url}
-        flights = FlightsJob(folder / "job", settings, job="small_flights", launcher=spawn, log_format="json", **box)
+        flights = FlightsJob(
+            folder / "job", settings, job_name="small_flights", launcher=spawn, log_format="json", **options
+        )
         try:
             yield ClusteredFlights(cluster, flights)
         finally:

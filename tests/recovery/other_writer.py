@@ -9,10 +9,10 @@ from tests.support.job_fixture import AccountsJob, Row, expected, multiset
 TABLES = ("movements", "totals")
 
 
-def append(box: AccountsJob, table: str, number: int = 1) -> list[Row]:
+def append(job: AccountsJob, table: str, number: int = 1) -> list[Row]:
     """Appends to a table as another application; the rows that it brings."""
-    folder = box.table(table)
-    version = newest_version(box, table) + 1
+    folder = job.table(table)
+    version = newest_version(job, table) + 1
     name, rows = f"other-{version}.json", [{"other": version, "row": i} for i in range(number)]
     (folder / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     document = {"application": "another writer", "token": 1, "paths": [name]}
@@ -20,13 +20,13 @@ def append(box: AccountsJob, table: str, number: int = 1) -> list[Row]:
     return rows
 
 
-def newest_version(box: AccountsJob, table: str) -> int:
+def newest_version(job: AccountsJob, table: str) -> int:
     """The table's version."""
-    return len(list((box.table(table) / "versions").iterdir())) - 1
+    return len(list((job.table(table) / "versions").iterdir())) - 1
 
 
-def check_tables(box: AccountsJob, others: dict[str, list[Row]]) -> None:
+def check_tables(job: AccountsJob, others: dict[str, list[Row]]) -> None:
     """Each table has the job's rows once, and those of the other writer."""
-    wanted = expected(box.delivered)
+    wanted = expected(job.delivered)
     for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):
-        assert multiset(box.rows(table)) == multiset(rows) + multiset(others.get(table, [])), f"rows of {table}"
+        assert multiset(job.rows(table)) == multiset(rows) + multiset(others.get(table, [])), f"rows of {table}"

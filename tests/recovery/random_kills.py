@@ -24,7 +24,7 @@ def check_at_rest(flights: FlightsJob) -> None:
     flights.check()
 
 
-def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random) -> None:
+def kill_at_random(flights: FlightsJob, victims: list[str], rng: random.Random) -> None:
     """Kills one after another: a worker's death is one of a run that continues, the others end the run."""
     done, runs = 0, 0
     flights.log_format = "json"
@@ -33,7 +33,7 @@ def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random)
         assert runs <= _RUNS_EACH * len(victims), f"{runs - 1} runs ended, and {done} processes were killed"
         flights.deliver(_files_done(flights) + 6)
         run = flights.start()
-        while done < len(victims) and _kill_one(run, victims[done], dice):
+        while done < len(victims) and _kill_one(run, victims[done], rng):
             done += 1
             if victims[done - 1] != WORKER:
                 break
@@ -45,15 +45,15 @@ def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random)
     flights.check()
 
 
-def _kill_one(run: Running, victim: str, dice: random.Random) -> bool:
+def _kill_one(run: Running, kind: str, rng: random.Random) -> bool:
     """Waits for a random time, from the restoring on, and kills; False when the run ended before."""
     # Workers are killed at least a batch apart: Spark gives a batch up that fails time after time, and so does the run.
-    batches = run.count("committed") + (dice.randrange(1, 3) if victim == WORKER else dice.randrange(3))
-    delay, began = dice.uniform(0, 1), 0.0
+    batches = run.count("committed") + (rng.randrange(1, 3) if kind == WORKER else rng.randrange(3))
+    delay, began = rng.uniform(0, 1), 0.0
 
     def due() -> bool:
         nonlocal began
-        there = candidates(run, victim)
+        there = candidates(run, kind)
         if not began and run.count("restored") and run.count("committed") >= batches:
             began = time.monotonic()
         late_enough = bool(began) and time.monotonic() - began >= delay
@@ -63,18 +63,18 @@ def _kill_one(run: Running, victim: str, dice: random.Random) -> bool:
     if run.poll() is not None:
         return False
     try:
-        os.kill(dice.choice(candidates(run, victim)), signal.SIGKILL)
+        os.kill(rng.choice(candidates(run, kind)), signal.SIGKILL)
     except (IndexError, ProcessLookupError):
         # Spark ended its idle workers just now.
-        return _kill_one(run, victim, dice)
+        return _kill_one(run, kind, rng)
     return True
 
 
-def candidates(run: Running, victim: str) -> list[int]:
-    """The processes of a run that are what a victim is."""
-    if victim == DRIVER:
+def candidates(run: Running, kind: str) -> list[int]:
+    """The processes of a run of one kind: its driver, JVM or Python workers."""
+    if kind == DRIVER:
         return [run.pid]
-    found = run.workers() if victim == WORKER else [p for p in run.family() if _name_of(p) == "java"]
+    found = run.workers() if kind == WORKER else [p for p in run.family() if _name_of(p) == "java"]
     return [process.pid for process in found]
 
 

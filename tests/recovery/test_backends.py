@@ -23,18 +23,18 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=BACKENDS)
-def on(request: pytest.FixtureRequest, box: AccountsJob) -> AccountsJob:
+def on(request: pytest.FixtureRequest, job: AccountsJob) -> AccountsJob:
     """A job on one of the backends; RocksDB with increments is what all other tests have."""
-    box.settings = {"checkpoints__retained": 3, **BACKENDS[request.param]}
-    return box
+    job.settings = {"checkpoints__retained": 3, **BACKENDS[request.param]}
+    return job
 
 
-def _subtasks(box: AccountsJob) -> list[dict[str, Any]]:
-    return [s for o in box.manifest["operators"] for s in o["subtasks"]]
+def _subtasks(job: AccountsJob) -> list[dict[str, Any]]:
+    return [s for o in job.manifest["operators"] for s in o["subtasks"]]
 
 
-def _backends(box: AccountsJob) -> set[str]:
-    return {s["backend"] for s in _subtasks(box)}
+def _backends(job: AccountsJob) -> set[str]:
+    return {s["backend"] for s in _subtasks(job)}
 
 
 @pytest.mark.parametrize("failpoint", ["task.uploaded:3", "task.sink-closed:2", "commit.manifest:2", "commit.after:2"])
@@ -73,47 +73,47 @@ def test_a_savepoint_has_all_of_the_state_and_restores(on: AccountsJob, tmp_path
     check_after(on)
 
 
-def test_the_size_of_a_savepoint_includes_the_state_in_the_manifest(box: AccountsJob) -> None:
-    box.settings = BACKENDS["memory"]
-    box.run_to(50)
-    box.create_savepoint("here")
-    (line,) = (line for line in box.command("savepoint", "show", "here").out.splitlines() if "balances" in line)
+def test_the_size_of_a_savepoint_includes_the_state_in_the_manifest(job: AccountsJob) -> None:
+    job.settings = BACKENDS["memory"]
+    job.run_to(50)
+    job.create_savepoint("here")
+    (line,) = (line for line in job.command("savepoint", "show", "here").out.splitlines() if "balances" in line)
     assert re.search(r"\b[1-9][0-9.]* k?B\b", line), line
-    assert box.manifest["increment_bytes"] > 0
-    (listed,) = box.command("savepoint", "list", "--json").document
-    assert listed["bytes"] == box.manifest["full_bytes"] > 0
+    assert job.manifest["increment_bytes"] > 0
+    (listed,) = job.command("savepoint", "list", "--json").document
+    assert listed["bytes"] == job.manifest["full_bytes"] > 0
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_each_backend_restores_the_state_of_the_previous_backend(box: AccountsJob, parallelism: int) -> None:
+def test_each_backend_restores_the_state_of_the_previous_backend(job: AccountsJob, parallelism: int) -> None:
     chain = ["rocksdb", "memory", "filesystem", "rocksdb", "filesystem", "memory", "rocksdb"]
     for number, backend in enumerate(chain):
-        box.run_to(20 * (number + 1), state__backend=backend, parallelism=parallelism if number % 2 else 2)
-        assert _backends(box) == {backend}
-        box.check()
+        job.run_to(20 * (number + 1), state__backend=backend, parallelism=parallelism if number % 2 else 2)
+        assert _backends(job) == {backend}
+        job.check()
 
 
-def test_a_subtask_without_a_row_keeps_what_the_old_backend_wrote(box: AccountsJob) -> None:
-    box.run_to(50, state__backend="memory", parallelism=20)
-    box.run_to(60, parallelism=20)
-    assert _backends(box) == {"memory", "rocksdb"}
-    box.check_results()
-    box.run_to(90, state__backend="filesystem", parallelism=2)
-    box.check()
+def test_a_subtask_without_a_row_keeps_what_the_old_backend_wrote(job: AccountsJob) -> None:
+    job.run_to(50, state__backend="memory", parallelism=20)
+    job.run_to(60, parallelism=20)
+    assert _backends(job) == {"memory", "rocksdb"}
+    job.check_results()
+    job.run_to(90, state__backend="filesystem", parallelism=2)
+    job.check()
 
 
-def test_a_batch_with_more_state_than_memory_may_hold_leaves_nothing(box: AccountsJob) -> None:
-    box.run_to(50, **BACKENDS["memory"])
-    before, size = box.head.doc["manifest"], box.manifest["full_bytes"]
-    box.deliver(90)
+def test_a_batch_with_more_state_than_memory_may_hold_leaves_nothing(job: AccountsJob) -> None:
+    job.run_to(50, **BACKENDS["memory"])
+    before, size = job.head.doc["manifest"], job.manifest["full_bytes"]
+    job.deliver(90)
     # No subtask alone has so much: it is the driver that adds them up.
-    ended = box.run(**BACKENDS["memory"], state__memory_limit_bytes=size)
+    ended = job.run(**BACKENDS["memory"], state__memory_limit_bytes=size)
     ended.check_error(2, "config")
-    assert box.head.doc["manifest"] == before
+    assert job.head.doc["manifest"] == before
     for datum in ("turnovers", str(size), "state.backend", "state.memory_limit_bytes"):
         assert datum in ended.err
     # One subtask alone.
-    assert box.run(**BACKENDS["memory"], state__memory_limit_bytes=10).code == 2
+    assert job.run(**BACKENDS["memory"], state__memory_limit_bytes=10).code == 2
     # The solutions that the error names.
-    box.finish(state__backend="filesystem")
-    box.check()
+    job.finish(state__backend="filesystem")
+    job.check()

@@ -76,7 +76,7 @@ def _open(storage: PosixStorage, clock: SystemClock | None = None) -> JobRoot:
     return JobRoot.open(storage, clock or SystemClock(), "a test")
 
 
-def _ask(box: AccountsJob, name: str, kind: RequestKind = RequestKind.SAVEPOINT) -> None:
+def _ask(job: AccountsJob, name: str, kind: RequestKind = RequestKind.SAVEPOINT) -> None:
     is_savepoint = kind is RequestKind.SAVEPOINT
     at = SystemClock().now().isoformat()
     request = Request(
@@ -88,16 +88,16 @@ def _ask(box: AccountsJob, name: str, kind: RequestKind = RequestKind.SAVEPOINT)
         full=not is_savepoint,
         at=at,
     )
-    post(PosixStorage(box.root), request)
+    post(PosixStorage(job.root), request)
 
 
-def _answer(box: AccountsJob, name: str) -> str:
-    given = read_answer(PosixStorage(box.root), name)
+def _answer(job: AccountsJob, name: str) -> str:
+    given = read_answer(PosixStorage(job.root), name)
     return given.status if given else ""
 
 
-def _status(box: AccountsJob) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = box.command("status", "--json").check().document["background"]
+def _status(job: AccountsJob) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = job.command("status", "--json").check().document["background"]
     return found
 
 
@@ -105,65 +105,65 @@ def _status(box: AccountsJob) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_the_watcher_of_requests_survives_any_error(box: AccountsJob, error: Exception) -> None:
-    box.deliver(100)
-    storage = Refusing(box.root, "list", "requests/", error)
+def test_the_watcher_of_requests_survives_any_error(job: AccountsJob, error: Exception) -> None:
+    job.deliver(100)
+    storage = Refusing(job.root, "list", "requests/", error)
 
     def after(result: BatchResult) -> None:
         if result.ordinal == 2:
             wait_for(lambda: storage.refused >= 2, lambda: "a second look")
             storage.is_healthy = True
-            _ask(box, "asked")
-            wait_for(lambda: (box.root / "requests" / "asked.seen").exists(), lambda: "the run's sign")
+            _ask(job, "asked")
+            wait_for(lambda: (job.root / "requests" / "asked.seen").exists(), lambda: "the run's sign")
 
-    recorder = run_with(box, storage, after)
-    assert _answer(box, "asked") == "done"
+    recorder = run_with(job, storage, after)
+    assert _answer(job, "asked") == "done"
     assert recorder.counters[Work.REQUESTS.metric] == storage.refused
-    (shown,) = _status(box)
+    (shown,) = _status(job)
     code = error.code if isinstance(error, StateflowError) else "internal"
     assert (shown["work"], shown["failures"], shown["code"]) == ("request_watch", storage.refused, code)
-    text = box.command("status").out
+    text = job.command("status").out
     assert "request_watch" in text and f"[{code}]" in text
 
 
-def test_the_watcher_of_requests_slows_down_while_the_storage_fails(box: AccountsJob) -> None:
-    box.deliver(30)
-    storage = Refusing(box.root, "list", "requests/")
+def test_the_watcher_of_requests_slows_down_while_the_storage_fails(job: AccountsJob) -> None:
+    job.deliver(30)
+    storage = Refusing(job.root, "list", "requests/")
 
     def after(result: BatchResult) -> None:
         if result.ordinal == 1:
             wait_for(lambda: storage.refused >= 2, lambda: "a second look")
 
-    run_with(box, storage, after)
+    run_with(job, storage, after)
     # The first look, one a second later (no look of 10 ms in between), and two at the end.
     assert storage.refused <= 5
-    box.check_results()
+    job.check_results()
 
 
-def test_a_request_whose_checkpoint_is_released_at_the_run_s_end_is_served(box: AccountsJob) -> None:
+def test_a_request_whose_checkpoint_is_released_at_the_run_s_end_is_served(job: AccountsJob) -> None:
     """The first one runs a batch of its own; with one checkpoint retained, the one before is gone for the second."""
-    box.deliver(40)
+    job.deliver(40)
 
     def after(result: BatchResult) -> None:
         if result.ordinal == 4:
-            _ask(box, "all", RequestKind.CHECKPOINT)
-            _ask(box, "one")
+            _ask(job, "all", RequestKind.CHECKPOINT)
+            _ask(job, "one")
 
-    run_with(box, PosixStorage(box.root), after, checkpoints__retained=1, requests__interval="1h")
-    assert [_answer(box, name) for name in ("all", "one")] == ["done", "done"]
-    assert _status(box) == []
+    run_with(job, PosixStorage(job.root), after, checkpoints__retained=1, requests__interval="1h")
+    assert [_answer(job, name) for name in ("all", "one")] == ["done", "done"]
+    assert _status(job) == []
 
 
-def test_a_run_with_a_rewind_at_its_start_answers_requests(box: AccountsJob) -> None:
+def test_a_run_with_a_rewind_at_its_start_answers_requests(job: AccountsJob) -> None:
     """Going back claims the job a second time; the run must not count as fenced by itself."""
-    box.run_to(40)
-    box.deliver(100)
-    box.reach("commit.after:3")
-    box.lose_output()
-    _ask(box, "asked")
-    run_with(box, PosixStorage(box.root))
-    assert _answer(box, "asked") == "done"
-    box.check_results()
+    job.run_to(40)
+    job.deliver(100)
+    job.reach("commit.after:3")
+    job.lose_output()
+    _ask(job, "asked")
+    run_with(job, PosixStorage(job.root))
+    assert _answer(job, "asked") == "done"
+    job.check_results()
 
 
 class _NoBatches:
@@ -175,13 +175,13 @@ class _NoBatches:
     take_full_snapshot = drain
 
 
-def test_a_request_whose_checkpoint_is_always_released_fails_with_the_reason(box: AccountsJob) -> None:
+def test_a_request_whose_checkpoint_is_always_released_fails_with_the_reason(job: AccountsJob) -> None:
     """Nothing stops this at the run's end but the bound."""
-    box.run_to(20)
-    root = _open(PosixStorage(box.root))
+    job.run_to(20)
+    root = _open(PosixStorage(job.root))
     stale = PublishedCheckpoint(root.head().checkpoint, {})
-    box.run_to(40, checkpoints__retained=1)
-    _ask(box, "one")
+    job.run_to(40, checkpoints__retained=1)
+    _ask(job, "one")
     generation = root.head().entry.generation
     background = BackgroundWork(root, MemoryRecorder(), generation)
     server = RequestServer(root, generation, timedelta(hours=1), _NoBatches(), background)
@@ -203,35 +203,35 @@ def test_a_request_whose_checkpoint_is_always_released_fails_with_the_reason(box
 
 
 @pytest.mark.parametrize("error", ERRORS[:3])
-def test_a_run_succeeds_on_a_storage_that_refuses_deletions(box: AccountsJob, error: Exception) -> None:
-    box.run_to(200)
-    box.deliver(260)
-    storage = Refusing(box.root, "delete", error=error)
-    recorder = run_with(box, storage, checkpoints__collect_every=1)
+def test_a_run_succeeds_on_a_storage_that_refuses_deletions(job: AccountsJob, error: Exception) -> None:
+    job.run_to(200)
+    job.deliver(260)
+    storage = Refusing(job.root, "delete", error=error)
+    recorder = run_with(job, storage, checkpoints__collect_every=1)
     assert storage.refused > 0
-    box.check_results()
-    failed = {work["work"]: work["failures"] for work in _status(box)}
+    job.check_results()
+    failed = {work["work"]: work["failures"] for work in _status(job)}
     # Not once per checkpoint: the pause after a failure grows.
     assert 0 < failed["collection"] == recorder.counters[Work.COLLECTION.metric] <= 5
-    box.finish()
-    box.check_clean()
-    assert _status(box) == []
+    job.finish()
+    job.check_clean()
+    assert _status(job) == []
 
 
 @pytest.mark.parametrize("error", ERRORS[::3])
 def test_a_run_succeeds_with_a_bounded_manifest_if_the_history_cannot_be_written(
-    box: AccountsJob, error: Exception
+    job: AccountsJob, error: Exception
 ) -> None:
-    box.deliver(1_100)
-    recorder = run_with(box, Refusing(box.root, "put", "history/", error), checkpoints__collect_every=1)
+    job.deliver(1_100)
+    recorder = run_with(job, Refusing(job.root, "put", "history/", error), checkpoints__collect_every=1)
     assert recorder.counters[Work.HISTORY.metric] > 0
-    assert len(box.manifest["history"]) == MAX_PENDING_RECORDS
-    box.check_results()
+    assert len(job.manifest["history"]) == MAX_PENDING_RECORDS
+    job.check_results()
 
 
-def test_pins_and_savepoints_need_no_permission_to_delete(box: AccountsJob) -> None:
-    box.run_to(40)
-    storage = Refusing(box.root, "delete")
+def test_pins_and_savepoints_need_no_permission_to_delete(job: AccountsJob) -> None:
+    job.run_to(40)
+    storage = Refusing(job.root, "delete")
     root = _open(storage)
     checkpoint = root.head().checkpoint
     assert checkpoint is not None
@@ -242,26 +242,26 @@ def test_pins_and_savepoints_need_no_permission_to_delete(box: AccountsJob) -> N
     assert storage.refused > 0
 
 
-def test_a_failed_sweep_does_not_fail_the_start(box: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sweep_does_not_fail_the_start(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(*_: object) -> list[str]:
         raise PermissionError("unlink")
 
-    box.run_to(20)
-    box.deliver(40)
+    job.run_to(20)
+    job.deliver(40)
     monkeypatch.setattr(FolderSink, "sweep", sweep)
-    recorder = run_with(box, PosixStorage(box.root))
+    recorder = run_with(job, PosixStorage(job.root))
     assert recorder.counters[Work.CLEANUP.metric] == 2
-    box.check_results()
+    job.check_results()
 
 
 # -- the mechanism ----------------------------------------------------------------------------------------------------
 
 
-def test_pauses_of_background_work_grow_with_failures_and_end_with_a_success(box: AccountsJob) -> None:
-    box.run_to(10)
+def test_pauses_of_background_work_grow_with_failures_and_end_with_a_success(job: AccountsJob) -> None:
+    job.run_to(10)
     clock = _Clock()
     recorder = MemoryRecorder()
-    background = BackgroundWork(_open(PosixStorage(box.root), clock), recorder, 9)
+    background = BackgroundWork(_open(PosixStorage(job.root), clock), recorder, 9)
     tried: list[int] = []
 
     def fail() -> None:
@@ -279,4 +279,4 @@ def test_pauses_of_background_work_grow_with_failures_and_end_with_a_success(box
     assert background.attempt(Work.COLLECTION, lambda: None)
     assert background.pause(Work.COLLECTION, timedelta(seconds=3)) == timedelta(seconds=3)
     background.finish()
-    assert sorted(int(r["facts"]["failures"]) for r in box.records("background")) == [1, 2, 4, 8, 12]
+    assert sorted(int(r["facts"]["failures"]) for r in job.records("background")) == [1, 2, 4, 8, 12]

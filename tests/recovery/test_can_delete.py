@@ -17,87 +17,87 @@ _YES, _NO = 0, 6
 
 
 @pytest.fixture
-def box(box: AccountsJob) -> AccountsJob:
-    box.settings = {"checkpoints__retained": 2, "checkpoints__collect_every": 1000}
-    return box
+def job(job: AccountsJob) -> AccountsJob:
+    job.settings = {"checkpoints__retained": 2, "checkpoints__collect_every": 1000}
+    return job
 
 
-def _files(box: AccountsJob) -> dict[str, dict[str, Any]]:
-    report = box.command("gc", "--dry-run", "--files", "--json").document
+def _files(job: AccountsJob) -> dict[str, dict[str, Any]]:
+    report = job.command("gc", "--dry-run", "--files", "--json").document
     return {file["key"]: file for file in report["each"]}
 
 
-def test_every_file_of_a_job_root_is_either_needed_or_deletable(box: AccountsJob) -> None:
-    box.deliver(8 * SLICE)
+def test_every_file_of_a_job_root_is_either_needed_or_deletable(job: AccountsJob) -> None:
+    job.deliver(8 * SLICE)
     # Killed, so that the run's own collection at its end does not come.
-    box.reach("batch.begin:7")
-    files = _files(box)
-    assert files.keys() == root_files.files_below(box.root).keys()
-    live = {os.path.relpath(box.root / path, box.root) for path in root_files.live_files(box.root)}
+    job.reach("batch.begin:7")
+    files = _files(job)
+    assert files.keys() == root_files.files_below(job.root).keys()
+    live = {os.path.relpath(job.root / path, job.root) for path in root_files.live_files(job.root)}
     assert {key for key, file in files.items() if file["needed_by"]} == live
     goes = [key for key, file in files.items() if file["is_deletable"]]
     assert goes and not any(files[key]["needed_by"] for key in goes)
     for key in goes:
-        assert box.command("can-delete", key).code == _YES
-        (box.root / key).unlink()
-    box.finish()
-    box.check()
+        assert job.command("can-delete", key).code == _YES
+        (job.root / key).unlink()
+    job.finish()
+    job.check()
 
 
-def test_a_needed_file_is_not_deletable_under_any_of_its_names(box: AccountsJob) -> None:
+def test_a_needed_file_is_not_deletable_under_any_of_its_names(job: AccountsJob) -> None:
     """The file must stay, and a checkpoint that needs it is named. Files elsewhere, and how things would be, are not
     explained."""
-    box.run_to(3 * SLICE)
-    state = next(key for key, file in _files(box).items() if key.startswith("data/") and file["needed_by"])
-    path, link = box.root / state, box.folder / "link"
-    link.symlink_to(box.root)
-    kept = {str(entry.seq) for entry in root_files.kept_entries(box.root)}
+    job.run_to(3 * SLICE)
+    state = next(key for key, file in _files(job).items() if key.startswith("data/") and file["needed_by"])
+    path, link = job.root / state, job.folder / "link"
+    link.symlink_to(job.root)
+    kept = {str(entry.seq) for entry in root_files.kept_entries(job.root)}
     # A relative path is one as a shell completes it, which is not where the job root is.
     for name in (state, str(path), path.as_uri(), os.path.relpath(path), str(link / state)):
-        answer = box.command("can-delete", name)
+        answer = job.command("can-delete", name)
         assert answer.code == _NO and kept & set(re.findall(r"\d+", answer.out)), str(answer)
-    for name in ("FORMAT", f"log/{box.head.seq:020d}"):
-        assert box.command("can-delete", name).code == _NO
+    for name in ("FORMAT", f"log/{job.head.seq:020d}"):
+        assert job.command("can-delete", name).code == _NO
     for name in ("nothing", "/etc/passwd", "../outside", "s3://bucket/x"):
-        answer = box.command("can-delete", name)
+        answer = job.command("can-delete", name)
         assert answer.code in (2, 4) and answer.out == "", str(answer)
-    assert box.command("gc", "--files").code == 2
-    assert box.command("gc", "--dry-run", "--files", "--retain", "1").code == 2
+    assert job.command("gc", "--files").code == 2
+    assert job.command("gc", "--dry-run", "--files", "--retain", "1").code == 2
 
 
-def test_a_file_that_a_pin_needs_is_listed_with_owner_and_reason_of_the_pin(box: AccountsJob) -> None:
-    box.run_to(SLICE)
-    assert box.command("savepoint", "create", "--name", "kept", failpoint="savepoint.pinned").code == KILLED
-    box.run_to(5 * SLICE)
-    (pin,) = box.head.doc["pinned"]
-    needs = [who for file in _files(box).values() for who in file["needed_by"]]
+def test_a_file_that_a_pin_needs_is_listed_with_owner_and_reason_of_the_pin(job: AccountsJob) -> None:
+    job.run_to(SLICE)
+    assert job.command("savepoint", "create", "--name", "kept", failpoint="savepoint.pinned").code == KILLED
+    job.run_to(5 * SLICE)
+    (pin,) = job.head.doc["pinned"]
+    needs = [who for file in _files(job).values() for who in file["needed_by"]]
     assert any(pin["owner"] in who and pin["reason"] in who for who in needs)
 
 
 @pytest.mark.parametrize("point", ["pinned", "started", "copied", "complete", "disposing", "disposed"])
-def test_a_dry_run_lists_the_savepoint_files_that_a_collection_deletes(box: AccountsJob, point: str) -> None:
-    box.run_to(SLICE)
+def test_a_dry_run_lists_the_savepoint_files_that_a_collection_deletes(job: AccountsJob, point: str) -> None:
+    job.run_to(SLICE)
     if point.startswith("dispos"):
-        box.create_savepoint("mine")
-        assert box.command("savepoint", "dispose", "mine", failpoint=f"savepoint.{point}").code == KILLED
+        job.create_savepoint("mine")
+        assert job.command("savepoint", "dispose", "mine", failpoint=f"savepoint.{point}").code == KILLED
     else:
-        assert box.command("savepoint", "create", "--name", "mine", failpoint=f"savepoint.{point}").code == KILLED
+        assert job.command("savepoint", "create", "--name", "mine", failpoint=f"savepoint.{point}").code == KILLED
         # While its pin exists, a process may be making it.
-        assert not _unfinished(box)
-        (pin,) = box.head.doc["pinned"]
-        box.command("pins", "--drop", pin["id"]).check()
-    listed, before = _unfinished(box), root_files.files_below(box.root).keys()
+        assert not _unfinished(job)
+        (pin,) = job.head.doc["pinned"]
+        job.command("pins", "--drop", pin["id"]).check()
+    listed, before = _unfinished(job), root_files.files_below(job.root).keys()
     assert bool(listed) == (point not in ("pinned", "complete"))
-    assert box.command("can-delete", *sorted(listed)[:1] or ["FORMAT"]).code == _NO
-    box.command("gc").check()
-    gone = {key for key in before - root_files.files_below(box.root).keys() if key.startswith("savepoints/")}
+    assert job.command("can-delete", *sorted(listed)[:1] or ["FORMAT"]).code == _NO
+    job.command("gc").check()
+    gone = {key for key in before - root_files.files_below(job.root).keys() if key.startswith("savepoints/")}
     # Of a complete one, only the sign that a process was making it.
     assert gone - {key for key in gone if point == "complete" and key.endswith("/_started")} == listed
-    assert not _unfinished(box)
+    assert not _unfinished(job)
 
 
-def _unfinished(box: AccountsJob) -> set[str]:
-    return {key for key, file in _files(box).items() if file["fate"] == "unfinished"}
+def _unfinished(job: AccountsJob) -> set[str]:
+    return {key for key, file in _files(job).items() if file["fate"] == "unfinished"}
 
 
 # -- readers and collections during a run ------------------------------------------------------------------------------
@@ -106,48 +106,48 @@ def _unfinished(box: AccountsJob) -> set[str]:
 RARE = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
 
 
-def test_state_is_read_during_a_run(box: AccountsJob) -> None:
+def test_state_is_read_during_a_run(job: AccountsJob) -> None:
     """The run is stopped between COMMIT and publishing: a reader sees the new checkpoint, and the run continues after
     the entries that the reader has added to its log."""
-    box.settings = RARE
-    box.deliver(60)
-    chain = root_files.Chain(box.root)
-    running = box.start("commit.after:3:stop").wait_stopped(chain.look)
-    wanted = expected(box.delivered[:30])
+    job.settings = RARE
+    job.deliver(60)
+    chain = root_files.Chain(job.root)
+    running = job.start("commit.after:3:stop").wait_stopped(chain.look)
+    wanted = expected(job.delivered[:30])
     for uid, values in (("balances", wanted.balances), ("turnovers", wanted.turnovers)):
-        found = {(e.state, e.key, e.map_key): e.value for e in read_state(str(box.root), uid)}
-        assert found == values == root_files.read_state(box.root, uid)
+        found = {(e.state, e.key, e.map_key): e.value for e in read_state(str(job.root), uid)}
+        assert found == values == root_files.read_state(job.root, uid)
     chain.look()
-    assert box.head.doc["kind"] == "admin"
+    assert job.head.doc["kind"] == "admin"
     running.resume().wait(chain.look).check()
     chain.check()
-    box.check()
+    job.check()
 
 
-def test_a_checkpoint_that_a_reader_has_pinned_is_not_collected(box: AccountsJob) -> None:
+def test_a_checkpoint_that_a_reader_has_pinned_is_not_collected(job: AccountsJob) -> None:
     """A reader that died has left a pin; its checkpoint is deleted when a user drops the pin, and not before."""
-    box.settings = RARE
-    box.run_to(20)
-    entries = read_state(str(box.root), "balances")
+    job.settings = RARE
+    job.run_to(20)
+    entries = read_state(str(job.root), "balances")
     next(entries)
-    pinned = box.head.checkpoint
-    box.run_to(50)
-    box.collect()
-    root_files.check_no_orphans(box.root)
-    assert pinned in {entry.seq for entry in root_files.kept_entries(box.root)}
-    (pin,) = box.head.doc["pinned"]
+    pinned = job.head.checkpoint
+    job.run_to(50)
+    job.collect()
+    root_files.check_no_orphans(job.root)
+    assert pinned in {entry.seq for entry in root_files.kept_entries(job.root)}
+    (pin,) = job.head.doc["pinned"]
     assert isinstance(entries, Generator)
     entries.close()
-    assert box.command("pins", "--drop", pin["id"]).code in (0, 2)
-    box.check()
-    assert pinned not in {entry.seq for entry in root_files.kept_entries(box.root)}
+    assert job.command("pins", "--drop", pin["id"]).code in (0, 2)
+    job.check()
+    assert pinned not in {entry.seq for entry in root_files.kept_entries(job.root)}
 
 
 @pytest.mark.parametrize("failpoint", ["task.uploaded:6", "batch.reported:3", "commit.manifest:2", "publish.before:3"])
-def test_a_collection_leaves_what_a_run_has_written_and_not_committed(box: AccountsJob, failpoint: str) -> None:
-    box.settings = {"checkpoints__retained": 2}
-    box.deliver(50)
-    running = box.start(f"{failpoint}:stop").wait_stopped()
-    box.command("gc").check()
+def test_a_collection_leaves_what_a_run_has_written_and_not_committed(job: AccountsJob, failpoint: str) -> None:
+    job.settings = {"checkpoints__retained": 2}
+    job.deliver(50)
+    running = job.start(f"{failpoint}:stop").wait_stopped()
+    job.command("gc").check()
     running.resume().wait().check()
-    box.check()
+    job.check()

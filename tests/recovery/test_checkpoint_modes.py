@@ -41,99 +41,99 @@ CASES = [
 ]
 
 
-def _repeated(box: AccountsJob) -> int:
+def _repeated(job: AccountsJob) -> int:
     """How many rows are stored again; fails when one is missing, or is not what the oracle says."""
-    wanted = expected(box.delivered)
+    wanted = expected(job.delivered)
     more = 0
     for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):
-        found, due = multiset(box.rows(table)), multiset(rows)
+        found, due = multiset(job.rows(table)), multiset(rows)
         assert found >= due and found.keys() == due.keys()
         more += (found - due).total()
     return more
 
 
-def _check_state(box: AccountsJob) -> None:
-    wanted = expected(box.delivered)
-    assert root_files.read_state(box.root, "balances") == wanted.balances
-    assert root_files.read_state(box.root, "turnovers") == wanted.turnovers
-    assert box.head.position == len(box.delivered)
-    box.check_clean()
+def _check_state(job: AccountsJob) -> None:
+    wanted = expected(job.delivered)
+    assert root_files.read_state(job.root, "balances") == wanted.balances
+    assert root_files.read_state(job.root, "turnovers") == wanted.turnovers
+    assert job.head.position == len(job.delivered)
+    job.check_clean()
 
 
 @pytest.mark.parametrize(("mode", "point"), CASES)
-def test_a_kill_in_any_checkpoint_mode_loses_no_row(box: AccountsJob, mode: str, point: str) -> None:
-    box.settings = MODES[mode]
-    box.deliver(10 * SLICE)
-    box.kill_at(f"{second_time(point)}:kill", checkpoints__collect_every=1)
-    box.deliver_more(3 * SLICE)
-    box.finish()
-    assert _repeated(box) == 0 or mode.startswith("at-least-once")
-    _check_state(box)
+def test_a_kill_in_any_checkpoint_mode_loses_no_row(job: AccountsJob, mode: str, point: str) -> None:
+    job.settings = MODES[mode]
+    job.deliver(10 * SLICE)
+    job.kill_at(f"{second_time(point)}:kill", checkpoints__collect_every=1)
+    job.deliver_more(3 * SLICE)
+    job.finish()
+    assert _repeated(job) == 0 or mode.startswith("at-least-once")
+    _check_state(job)
 
 
-def test_each_third_barrier_is_a_checkpoint_and_so_is_the_last(box: AccountsJob) -> None:
-    box.run_to(8 * SLICE, checkpoints__retained=10, **_THIRD)
-    assert [entry.position for entry in box.commits] == [3 * SLICE, 6 * SLICE, 8 * SLICE]
-    box.check()
-    records = [r for r in root_files.history(box.root) if "rows_in" in r]
+def test_each_third_barrier_is_a_checkpoint_and_so_is_the_last(job: AccountsJob) -> None:
+    job.run_to(8 * SLICE, checkpoints__retained=10, **_THIRD)
+    assert [entry.position for entry in job.commits] == [3 * SLICE, 6 * SLICE, 8 * SLICE]
+    job.check()
+    records = [r for r in root_files.history(job.root) if "rows_in" in r]
     assert [r["rows_in"] for r in records] == [3 * SLICE, 3 * SLICE, 2 * SLICE]
 
 
 @pytest.mark.parametrize(("mode", "batches"), [("each-third", 3), ("at-least-once", 5)])
-def test_output_is_visible_at_its_checkpoint_or_at_each_barrier(box: AccountsJob, mode: str, batches: int) -> None:
-    box.settings = MODES[mode]
-    box.deliver(8 * SLICE)
-    run = box.start("batch.end:5:stop").wait_stopped()
-    assert len(box.rows("movements")) == batches * SLICE
-    assert box.head.position == 3 * SLICE
+def test_output_is_visible_at_its_checkpoint_or_at_each_barrier(job: AccountsJob, mode: str, batches: int) -> None:
+    job.settings = MODES[mode]
+    job.deliver(8 * SLICE)
+    run = job.start("batch.end:5:stop").wait_stopped()
+    assert len(job.rows("movements")) == batches * SLICE
+    assert job.head.position == 3 * SLICE
     run.resume().wait().check()
-    box.check_results()
+    job.check_results()
 
 
 @pytest.mark.parametrize(
     "settings", [MODES["asynchronous"], {"checkpoints__interval_batches": 1000}], ids=["asynchronous", "seldom"]
 )
-def test_a_savepoint_and_a_stop_have_what_was_processed(box: AccountsJob, settings: dict[str, object]) -> None:
+def test_a_savepoint_and_a_stop_have_what_was_processed(job: AccountsJob, settings: dict[str, object]) -> None:
     """The next barrier is a checkpoint for the one; the other commits and publishes."""
-    box.settings = settings
-    box.deliver(8 * SLICE)
-    made, _ = box.asked_at("batch.begin:2", "savepoint", "create", "--name", "early", "--json")
-    assert made.check().document["taken_by"] == "run" and box.savepoints.keys() == {"early"}
-    box.check_results()
-    box.deliver(38 * SLICE)
-    stopped, _ = box.asked_at("batch.begin:4", "stop")
+    job.settings = settings
+    job.deliver(8 * SLICE)
+    made, _ = job.asked_at("batch.begin:2", "savepoint", "create", "--name", "early", "--json")
+    assert made.check().document["taken_by"] == "run" and job.savepoints.keys() == {"early"}
+    job.check_results()
+    job.deliver(38 * SLICE)
+    stopped, _ = job.asked_at("batch.begin:4", "stop")
     stopped.check()
-    assert 12 * SLICE <= box.head.position < 38 * SLICE
-    assert len(box.rows("movements")) == box.head.position
-    box.finish()
-    box.check_results()
+    assert 12 * SLICE <= job.head.position < 38 * SLICE
+    assert len(job.rows("movements")) == job.head.position
+    job.finish()
+    job.check_results()
 
 
 # -- at least once ----------------------------------------------------------------------------------------------------
 
 
-def test_at_least_once_output_repeats_only_rows_since_the_last_checkpoint_after_a_kill(box: AccountsJob) -> None:
-    box.settings = _EARLY_OUTPUT
-    box.deliver(8 * SLICE)
-    box.reach("batch.end:5")
-    before = len(box.rows("totals"))
-    box.finish()
-    assert _repeated(box) >= 2 * SLICE
-    assert len(box.rows("movements")) == 10 * SLICE
-    assert len(box.rows("totals")) > before
-    _check_state(box)
+def test_at_least_once_output_repeats_only_rows_since_the_last_checkpoint_after_a_kill(job: AccountsJob) -> None:
+    job.settings = _EARLY_OUTPUT
+    job.deliver(8 * SLICE)
+    job.reach("batch.end:5")
+    before = len(job.rows("totals"))
+    job.finish()
+    assert _repeated(job) >= 2 * SLICE
+    assert len(job.rows("movements")) == 10 * SLICE
+    assert len(job.rows("totals")) > before
+    _check_state(job)
 
 
 @pytest.mark.parametrize(("mode", "other"), [(EXACTLY_ONCE, AT_LEAST_ONCE), (AT_LEAST_ONCE, EXACTLY_ONCE)])
-def test_a_run_may_have_another_mode_than_the_one_before(box: AccountsJob, mode: str, other: str) -> None:
-    box.settings = _THIRD
-    box.deliver(8 * SLICE)
-    box.reach("commit.after:2", checkpoints__mode=mode)
-    box.deliver(16 * SLICE)
-    assert box.run("batch.end:3", checkpoints__mode=other).code in (0, KILLED)
-    box.finish(checkpoints__mode=mode)
-    _repeated(box)
-    _check_state(box)
+def test_a_run_may_have_another_mode_than_the_one_before(job: AccountsJob, mode: str, other: str) -> None:
+    job.settings = _THIRD
+    job.deliver(8 * SLICE)
+    job.reach("commit.after:2", checkpoints__mode=mode)
+    job.deliver(16 * SLICE)
+    assert job.run("batch.end:3", checkpoints__mode=other).code in (0, KILLED)
+    job.finish(checkpoints__mode=mode)
+    _repeated(job)
+    _check_state(job)
 
 
 def test_an_unknown_mode_is_refused() -> None:

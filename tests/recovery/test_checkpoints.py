@@ -16,85 +16,85 @@ from tests.support.restores import execute, plan
 KEEP_ALL = {"checkpoints__retained": 100, "checkpoints__collect_every": 100}
 
 
-def _records(box: AccountsJob) -> list[root_files.Document]:
-    return [r for r in root_files.history(box.root) if "rows_in" in r]
+def _records(job: AccountsJob) -> list[root_files.Document]:
+    return [r for r in root_files.history(job.root) if "rows_in" in r]
 
 
-def _bytes(box: AccountsJob, keys: set[str]) -> int:
-    return sum((box.root / key).stat().st_size for key in keys)
+def _bytes(job: AccountsJob, keys: set[str]) -> int:
+    return sum((job.root / key).stat().st_size for key in keys)
 
 
-def _state_files(box: AccountsJob, entry: root_files.Entry) -> set[str]:
-    manifest = root_files.read_manifest(box.root, entry.doc["manifest"])
+def _state_files(job: AccountsJob, entry: root_files.Entry) -> set[str]:
+    manifest = root_files.read_manifest(job.root, entry.doc["manifest"])
     return {f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]}
 
 
 # -- unscheduled ------------------------------------------------------------------------------------------------------
 
 
-def test_a_triggered_checkpoint_has_all_processed_rows_and_is_published(box: AccountsJob) -> None:
-    box.deliver(30 * SLICE)
-    box.settings = {"checkpoints__interval_batches": 1000}
-    made, _ = box.asked_at("batch.begin:4", "checkpoints", "trigger", "--json")
+def test_a_triggered_checkpoint_has_all_processed_rows_and_is_published(job: AccountsJob) -> None:
+    job.deliver(30 * SLICE)
+    job.settings = {"checkpoints__interval_batches": 1000}
+    made, _ = job.asked_at("batch.begin:4", "checkpoints", "trigger", "--json")
     triggered = made.check().document["checkpoint_id"]
-    commits = {e.seq: e.position for e in box.commits}
+    commits = {e.seq: e.position for e in job.commits}
     assert commits[triggered] >= 4 * SLICE
     # The run continued, and ended with a checkpoint of its own.
     assert max(commits) > triggered
-    box.check_results()
+    job.check_results()
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
-def test_a_full_checkpoint_shares_no_file_with_earlier_checkpoints(box: AccountsJob, backend: str) -> None:
-    box.settings = {"state__backend": backend, "state__inline_below_bytes": 1, "checkpoints__retained": 100}
-    box.deliver(30 * SLICE)
-    made, _ = box.asked_at("batch.begin:4", "checkpoints", "trigger", "--full", "--json")
+def test_a_full_checkpoint_shares_no_file_with_earlier_checkpoints(job: AccountsJob, backend: str) -> None:
+    job.settings = {"state__backend": backend, "state__inline_below_bytes": 1, "checkpoints__retained": 100}
+    job.deliver(30 * SLICE)
+    made, _ = job.asked_at("batch.begin:4", "checkpoints", "trigger", "--full", "--json")
     full = made.check().document["checkpoint_id"]
-    files = {e.seq: _state_files(box, e) for e in box.commits}
+    files = {e.seq: _state_files(job, e) for e in job.commits}
     before = set[str]().union(*(keys for seq, keys in files.items() if seq < full))
     assert files[full] and not files[full] & before
     assert any(files[seq] & files[full] for seq in files if seq > full) or backend == "filesystem"
-    (record,) = (r for r in root_files.history(box.root) if r["checkpoint_id"] == full)
-    assert record["full_bytes"] == record["increment_bytes"] == _bytes(box, files[full])
-    box.check()
+    (record,) = (r for r in root_files.history(job.root) if r["checkpoint_id"] == full)
+    assert record["full_bytes"] == record["increment_bytes"] == _bytes(job, files[full])
+    job.check()
 
 
-def test_a_checkpoint_cannot_be_triggered_without_a_run(box: AccountsJob) -> None:
-    box.run_to(SLICE)
-    answer = box.command("checkpoints", "trigger", "--acknowledge-timeout", "1")
-    root = {"root": f"file://{box.root}", "checkpoint": box.head.checkpoint}
+def test_a_checkpoint_cannot_be_triggered_without_a_run(job: AccountsJob) -> None:
+    job.run_to(SLICE)
+    answer = job.command("checkpoints", "trigger", "--acknowledge-timeout", "1")
+    root = {"root": f"file://{job.root}", "checkpoint": job.head.checkpoint}
     assert (answer.code, answer.error) == (2, ReportedError("config", root)), str(answer)
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def test_the_list_has_each_checkpoint_and_marks_retained_ones(box: AccountsJob) -> None:
+def test_the_list_has_each_checkpoint_and_marks_retained_ones(job: AccountsJob) -> None:
     """One that is kept is shown with its state."""
-    box.run_to(5 * SLICE, checkpoints__retained=2)
-    listed = box.command("checkpoints", "list", "--json").document
-    assert [c["checkpoint_id"] for c in listed] == [r["checkpoint_id"] for r in _records(box)]
+    job.run_to(5 * SLICE, checkpoints__retained=2)
+    listed = job.command("checkpoints", "list", "--json").document
+    assert [c["checkpoint_id"] for c in listed] == [r["checkpoint_id"] for r in _records(job)]
     assert [c["kept"] for c in listed] == [False, False, False, True, True]
-    assert len(box.command("checkpoints", "list", "--newest", "2").out.splitlines()) == 3
-    box.run_to(6 * SLICE, checkpoints__retained=1)
-    newest = box.head.checkpoint
-    shown = box.command("checkpoints", "show", str(newest), "--json").document
+    assert len(job.command("checkpoints", "list", "--newest", "2").out.splitlines()) == 3
+    job.run_to(6 * SLICE, checkpoints__retained=1)
+    newest = job.head.checkpoint
+    shown = job.command("checkpoints", "show", str(newest), "--json").document
     assert shown["offsets"] == {"events": json.dumps({"row": 6 * SLICE})}
     # What is live, but for the manifest, is state.
-    live = root_files.live_files(box.root)
+    live = root_files.live_files(job.root)
     assert sum(o["bytes"] for o in shown["operators"]) == sum(
         size for key, (size, _) in live.items() if "manifest.json" not in key
     )
-    refused = box.command("checkpoints", "show", "3")
+    refused = job.command("checkpoints", "show", "3")
     assert (refused.code, refused.error) == (2, ReportedError("config", {"checkpoint": 3}))
     assert f"kept={[newest]}" in refused.err
 
 
-def test_the_list_has_the_figures_of_checkpoints_of_a_killed_run(box: AccountsJob) -> None:
-    box.deliver(10 * SLICE)
-    box.reach("batch.end:5", checkpoints__retained=100)
-    listed = box.command("checkpoints", "list", "--json").document
-    assert [c["checkpoint_id"] for c in listed] == [e.seq for e in box.commits]
+def test_the_list_has_the_figures_of_checkpoints_of_a_killed_run(job: AccountsJob) -> None:
+    job.deliver(10 * SLICE)
+    job.reach("batch.end:5", checkpoints__retained=100)
+    listed = job.command("checkpoints", "list", "--json").document
+    assert [c["checkpoint_id"] for c in listed] == [e.seq for e in job.commits]
     assert [c["status"] for c in listed] == ["completed"] * 5
     for each in listed:
         assert each["sync_ms"] > 0 and (each["commit_ms"] > 0 or each is listed[-1])
@@ -102,10 +102,10 @@ def test_the_list_has_the_figures_of_checkpoints_of_a_killed_run(box: AccountsJo
         assert each["subtasks"]["increment_bytes"]["min"] <= each["subtasks"]["increment_bytes"]["max"]
 
 
-def test_the_summary_of_checkpoints_is_computed_from_their_records(box: AccountsJob) -> None:
-    box.run_to(7 * SLICE + 3)
-    summary = box.command("checkpoints", "history", "--json").document
-    sizes = sorted(r["increment_bytes"] for r in _records(box))
+def test_the_summary_of_checkpoints_is_computed_from_their_records(job: AccountsJob) -> None:
+    job.run_to(7 * SLICE + 3)
+    summary = job.command("checkpoints", "history", "--json").document
+    sizes = sorted(r["increment_bytes"] for r in _records(job))
     figures = summary["increment_bytes"]
     assert (summary["checkpoints"], figures["min"], figures["max"]) == (8, sizes[0], sizes[-1])
     # Nearest rank of eight: the fourth, and from the eighth of nine tenths on the last.
@@ -117,88 +117,88 @@ def test_the_summary_of_checkpoints_is_computed_from_their_records(box: Accounts
 # -- what is stored ---------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_adds_one_object_per_subtask_and_two(box: AccountsJob) -> None:
+def test_a_checkpoint_adds_one_object_per_subtask_and_two(job: AccountsJob) -> None:
     """The manifest and the COMMIT; sinks apart."""
-    box.run_to(2 * SLICE, checkpoints__retained=100)
-    box.deliver(12 * SLICE)
-    before = root_files.files_below(box.root)
-    box.reach("batch.end:10", **KEEP_ALL)
-    added = [key for key in root_files.files_below(box.root) if key not in before]
-    subtasks = sum(len(o["subtasks"]) for o in box.manifest["operators"])
+    job.run_to(2 * SLICE, checkpoints__retained=100)
+    job.deliver(12 * SLICE)
+    before = root_files.files_below(job.root)
+    job.reach("batch.end:10", **KEEP_ALL)
+    added = [key for key in root_files.files_below(job.root) if key not in before]
+    subtasks = sum(len(o["subtasks"]) for o in job.manifest["operators"])
     # The CLAIM is one more; the run before it ended well, so it had no history to store.
     assert len(added) <= 10 * (subtasks + 2) + 1
     assert sum(1 for key in added if key.startswith("log/")) == 11
 
 
-def test_the_recorded_sizes_of_a_checkpoint_are_those_of_its_new_files(box: AccountsJob) -> None:
+def test_the_recorded_sizes_of_a_checkpoint_are_those_of_its_new_files(job: AccountsJob) -> None:
     small = {"state__inline_below_bytes": 1, "rocksdb__compact_at_files": 2}
-    box.run_to(8 * SLICE, **KEEP_ALL, **small)
-    seen, records = set[str](), {r["checkpoint_id"]: r for r in _records(box)}
-    for entry in box.commits:
-        new = _state_files(box, entry) - seen
+    job.run_to(8 * SLICE, **KEEP_ALL, **small)
+    seen, records = set[str](), {r["checkpoint_id"]: r for r in _records(job)}
+    for entry in job.commits:
+        new = _state_files(job, entry) - seen
         record = records[entry.seq]
-        assert record["increment_bytes"] + record["compaction_bytes"] == _bytes(box, new)
+        assert record["increment_bytes"] + record["compaction_bytes"] == _bytes(job, new)
         seen |= new
-    assert len(box.commits) == 8 and any(r["compaction_bytes"] for r in records.values())
+    assert len(job.commits) == 8 and any(r["compaction_bytes"] for r in records.values())
 
 
 # -- the history -------------------------------------------------------------------------------------------------------
 
 
-def _objects(box: AccountsJob) -> int:
+def _objects(job: AccountsJob) -> int:
     """How many objects the history has."""
-    return len(list((box.root / "history").iterdir()))
+    return len(list((job.root / "history").iterdir()))
 
 
-def _checkpoints(box: AccountsJob) -> list[int]:
-    return [r["checkpoint_id"] for r in root_files.history(box.root)]
+def _checkpoints(job: AccountsJob) -> list[int]:
+    return [r["checkpoint_id"] for r in root_files.history(job.root)]
 
 
-def _go_back(box: AccountsJob, target: str, *more: str) -> dict[str, Any]:
+def _go_back(job: AccountsJob, target: str, *more: str) -> dict[str, Any]:
     """Returns the plan."""
-    planned = plan(box, target, *more)
-    execute(box, "--by", "ada").check()
+    planned = plan(job, target, *more)
+    execute(job, "--by", "ada").check()
     return planned
 
 
-def _graph(box: AccountsJob) -> list[str]:
-    shown = box.command("history").check().out
+def _graph(job: AccountsJob) -> list[str]:
+    shown = job.command("history").check().out
     return [line.partition("  2")[0].rstrip() for line in shown.splitlines() if "  20" in line]
 
 
 # -- how much is kept -------------------------------------------------------------------------------------------------
 
 
-def test_successful_runs_keep_the_newest_history_records(box: AccountsJob) -> None:
+def test_successful_runs_keep_the_newest_history_records(job: AccountsJob) -> None:
     for rows in (30, 60, 90, 120):
-        box.run_to(rows, history__retained=5, checkpoints__retained=100)
+        job.run_to(rows, history__retained=5, checkpoints__retained=100)
     # Those of a run are one object, and of objects so many are kept as it takes.
-    assert _checkpoints(box) == [e.seq for e in box.commits][-6:]
-    assert _objects(box) == 2
+    assert _checkpoints(job) == [e.seq for e in job.commits][-6:]
+    assert _objects(job) == 2
 
 
-def test_history_of_killed_runs_has_the_newest_checkpoints_and_stays_bounded(box: AccountsJob) -> None:
-    box.deliver(200)
+def test_history_of_killed_runs_has_the_newest_checkpoints_and_stays_bounded(job: AccountsJob) -> None:
+    job.deliver(200)
     for _ in range(5):
-        box.reach("batch.end:3", history__retained=4, checkpoints__retained=100)
-    assert _objects(box) == 2
+        job.reach("batch.end:3", history__retained=4, checkpoints__retained=100)
+    assert _objects(job) == 2
     # The newest three are in a manifest only.
-    assert _checkpoints(box) == [e.seq for e in box.commits][-9:]
+    assert _checkpoints(job) == [e.seq for e in job.commits][-9:]
 
 
 @pytest.mark.slow
-def test_a_long_run_trims_its_history(box: AccountsJob) -> None:
-    box.deliver(1020)
-    box.reach("batch.end:101", history__retained=4, checkpoints__collect_every=100)
-    assert _objects(box) == 1
+def test_a_long_run_trims_its_history(job: AccountsJob) -> None:
+    job.deliver(1020)
+    job.reach("batch.end:101", history__retained=4, checkpoints__collect_every=100)
+    assert _objects(job) == 1
 
 
-def test_a_kill_right_after_writing_history_duplicates_no_record(box: AccountsJob) -> None:
-    box.deliver(300)
-    box.reach("batch.end:20")
-    box.finish(checkpoints__retained=100)
-    shown = box.command("checkpoints", "list", "--newest", "100", "--json").document
-    assert [r["checkpoint_id"] for r in shown] == _checkpoints(box)
+def test_a_kill_right_after_writing_history_duplicates_no_record(job: AccountsJob) -> None:
+    job.deliver(300)
+    job.reach("batch.end:20")
+    job.finish(checkpoints__retained=100)
+    shown = job.command("checkpoints", "list", "--newest", "100", "--json").document
+    assert [r["checkpoint_id"] for r in shown] == _checkpoints(job)
     assert len(shown) == 30
 
 
@@ -206,22 +206,22 @@ def test_a_kill_right_after_writing_history_duplicates_no_record(box: AccountsJo
 
 
 @pytest.fixture
-def early(box: AccountsJob) -> AccountsJob:
+def early(job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 20th event that continued to the 40th, and keeps every checkpoint."""
-    box.settings = {"checkpoints__retained": 100}
-    box.run_to(20)
-    box.create_savepoint("early")
-    box.run_to(40)
-    return box
+    job.settings = {"checkpoints__retained": 100}
+    job.run_to(20)
+    job.create_savepoint("early")
+    job.run_to(40)
+    return job
 
 
-def test_a_checkpoint_is_recorded_with_its_run(box: AccountsJob) -> None:
-    box.deliver(20)
-    box.command("run", box.job_file, "--run-id", "nightly/3", with_job=True).check()
-    claim = root_files.entries(box.root)[0].doc
-    records = root_files.history(box.root)
+def test_a_checkpoint_is_recorded_with_its_run(job: AccountsJob) -> None:
+    job.deliver(20)
+    job.command("run", job.job_file, "--run-id", "nightly/3", with_job=True).check()
+    claim = root_files.entries(job.root)[0].doc
+    records = root_files.history(job.root)
     assert [(r["by"], r["reason"]) for r in records] == [(claim["writer"], "nightly/3")] * 2
-    assert "nightly/3" in box.command("history").out
+    assert "nightly/3" in job.command("history").out
 
 
 def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsJob) -> None:
@@ -239,9 +239,9 @@ def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsJo
     assert left[max(left)] == early.head.doc["runs"] > 3
 
 
-def _runs(box: AccountsJob) -> dict[int, int]:
+def _runs(job: AccountsJob) -> dict[int, int]:
     """The number of each run, by generation, as the command shows it."""
-    lines = map(json.loads, box.command("history", "--json").out.splitlines())
+    lines = map(json.loads, job.command("history", "--json").out.splitlines())
     return {line["generation"]: line["run"] for line in lines if "checkpoint_id" in line}
 
 
@@ -271,16 +271,16 @@ def test_the_history_shows_a_restore_to_an_undone_branch(early: AccountsJob) -> 
     assert int(early.records("restore")[-1]["facts"]["base"]) == before
 
 
-def test_a_rewind_at_a_start_is_recorded_in_the_history(box: AccountsJob) -> None:
+def test_a_rewind_at_a_start_is_recorded_in_the_history(job: AccountsJob) -> None:
     """Output was deleted before it was published, as a VACUUM does it."""
-    box.deliver(60)
-    box.reach("commit.after:4")
-    newest = box.lose_output()
-    box.finish()
-    (record,) = box.records("rewind")
+    job.deliver(60)
+    job.reach("commit.after:4")
+    newest = job.lose_output()
+    job.finish()
+    (record,) = job.records("rewind")
     assert record["facts"]["from_checkpoint"] == str(newest.seq) and str(newest.seq) in record["reason"]
     # Also of the checkpoint that it left, whose run was killed before it wrote history: the manifest has the record.
-    assert _graph(box) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
+    assert _graph(job) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
 
 
 def test_a_restore_of_another_job_s_savepoint_begins_a_branch_without_a_parent(
@@ -297,10 +297,10 @@ def test_a_restore_of_another_job_s_savepoint_begins_a_branch_without_a_parent(
     assert _graph(other) == ["  ○", "  ○", "  ○", "↶"]
 
 
-def test_history_of_a_wrong_path_is_an_error(box: AccountsJob) -> None:
-    missing = ReportedError("config", {"storage": f"file://{box.root}"})
+def test_history_of_a_wrong_path_is_an_error(job: AccountsJob) -> None:
+    missing = ReportedError("config", {"storage": f"file://{job.root}"})
     for command in (["history"], ["savepoint", "list"], ["checkpoints", "list"], ["checkpoints", "history"]):
-        ended = box.command(*command)
+        ended = job.command(*command)
         assert (ended.code, ended.error) == (2, missing), str(ended)
 
 

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def _lose_an_executor(flights: ClusteredFlights, files: int) -> None:
-    flights.box.deliver(files)
-    run = flights.box.start()
+    flights.job.deliver(files)
+    run = flights.job.start()
     await_batches(run, 2)
     flights.kill_executor(random.Random(1))
     check_ended(run.wait(run.family))
@@ -48,8 +48,8 @@ def test_executors_without_the_packages_run_in_a_packed_environment(tmp_path: Pa
     archive = _packed(tmp_path, bare)
     nothing = {"PYTHONPATH": "", "PATH": "/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": ""}
     with clustered_flights(tmp_path, nothing) as flights:
-        flights.box.settings = {
-            **flights.box.settings,
+        flights.job.settings = {
+            **flights.job.settings,
             "spark__conf__spark.archives": f"{archive}#environment",
             "spark__conf__spark.pyspark.python": "./environment/bin/python",
         }

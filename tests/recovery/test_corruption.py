@@ -30,7 +30,7 @@ from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from stateflow.types.key_groups import KeyGroupRange
 from stateflow.types.serializers import ValueSerializer, encode_key
-from tests.recovery.damaged_job import DAMAGES, Victim, check_refused, make_victim
+from tests.recovery.damaged_job import DAMAGES, DamagedJob, check_refused, make_damaged_job
 from tests.support import root_files
 from tests.support.errors import raises
 from tests.support.job_fixture import SLICE, AccountsJob
@@ -41,16 +41,16 @@ SOME = ["a bit in the middle", "half", "removed"]
 
 
 @pytest.fixture(scope="module")
-def resting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    victim = make_victim(tmp_path_factory.mktemp("corruption"))
-    yield victim
-    victim.box.end_all()
+def idle_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DamagedJob]:
+    damaged = make_damaged_job(tmp_path_factory.mktemp("corruption"))
+    yield damaged
+    damaged.job.end_all()
 
 
 @pytest.fixture
-def victim(resting: Victim) -> Iterator[Victim]:
-    yield resting
-    resting.reset()
+def damaged(idle_job: DamagedJob) -> Iterator[DamagedJob]:
+    yield idle_job
+    idle_job.reset()
 
 
 @pytest.mark.parametrize(
@@ -58,117 +58,119 @@ def victim(resting: Victim) -> Iterator[Victim]:
     ("kind", "damage"),
     [(k, d) for k in KINDS for d in DAMAGES if (k, d) != ("log entry", "removed")],
 )
-def test_damage_to_any_kind_of_file_is_reported_with_its_name(victim: Victim, kind: str, damage: str) -> None:
-    path = victim.files(kind)[0]
+def test_damage_to_any_kind_of_file_is_reported_with_its_name(damaged: DamagedJob, kind: str, damage: str) -> None:
+    path = damaged.files(kind)[0]
     DAMAGES[damage](path)
-    check_refused(victim, path)
+    check_refused(damaged, path)
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_damage_to_each_sst_file_is_reported_with_its_name(victim: Victim, damage: str) -> None:
-    count = len(victim.files("sst"))
+def test_damage_to_each_sst_file_is_reported_with_its_name(damaged: DamagedJob, damage: str) -> None:
+    count = len(damaged.files("sst"))
     assert count >= 4
     for i in range(1, count):
-        path = victim.files("sst")[i]
+        path = damaged.files("sst")[i]
         DAMAGES[damage](path)
-        check_refused(victim, path)
-        victim.reset()
+        check_refused(damaged, path)
+        damaged.reset()
 
 
 @pytest.mark.parametrize("kind", ["log entry", "manifest", "sst"])
-def test_a_file_that_was_replaced_by_another_valid_file_is_reported_with_its_name(victim: Victim, kind: str) -> None:
+def test_a_file_that_was_replaced_by_another_valid_file_is_reported_with_its_name(
+    damaged: DamagedJob, kind: str
+) -> None:
     """One of another job, an older one, and the two exchanged."""
-    path = victim.files(kind)[0]
-    path.write_bytes(victim.files(kind, victim.other.root)[0].read_bytes())
-    check_refused(victim, path)
-    victim.reset()
-    older = root_files.kept_entries(victim.root)[-2]
+    path = damaged.files(kind)[0]
+    path.write_bytes(damaged.files(kind, damaged.other.root)[0].read_bytes())
+    check_refused(damaged, path)
+    damaged.reset()
+    older = root_files.kept_entries(damaged.root)[-2]
     other = {
-        "log entry": root_files.entry_path(victim.root, victim.box.head.checkpoint),
-        "manifest": victim.root / older.doc["manifest"]["key"],
-        "sst": victim.files("sst")[1],
+        "log entry": root_files.entry_path(damaged.root, damaged.job.head.checkpoint),
+        "manifest": damaged.root / older.doc["manifest"]["key"],
+        "sst": damaged.files("sst")[1],
     }[kind]
     one, two = path.read_bytes(), other.read_bytes()
     assert one != two
     path.write_bytes(two)
-    check_refused(victim, path)
+    check_refused(damaged, path)
     other.write_bytes(one)
-    check_refused(victim, path)
+    check_refused(damaged, path)
 
 
-def test_the_format_file_of_another_job_with_the_same_name_is_refused(victim: Victim) -> None:
-    path = victim.files("FORMAT")[0]
-    path.write_bytes(victim.files("FORMAT", victim.other.root)[0].read_bytes())
-    check_refused(victim, victim.files("log entry")[0])
+def test_the_format_file_of_another_job_with_the_same_name_is_refused(damaged: DamagedJob) -> None:
+    path = damaged.files("FORMAT")[0]
+    path.write_bytes(damaged.files("FORMAT", damaged.other.root)[0].read_bytes())
+    check_refused(damaged, damaged.files("log entry")[0])
 
 
-def test_another_version_of_the_format_is_refused(victim: Victim) -> None:
-    path = victim.files("FORMAT")[0]
+def test_another_version_of_the_format_is_refused(damaged: DamagedJob) -> None:
+    path = damaged.files("FORMAT")[0]
     document, _ = root_files.unsealed(path.read_bytes())
     path.write_bytes(root_files.sealed({**document, "version": 2}))
-    victim.run().check_error(2, "wrong-job-root", found=2)
+    damaged.run().check_error(2, "wrong-job-root", found=2)
 
 
-def test_the_log_entry_that_ends_a_run_may_be_missing(victim: Victim) -> None:
+def test_the_log_entry_that_ends_a_run_may_be_missing(damaged: DamagedJob) -> None:
     """Without it everything is as if the run had been killed at its end."""
-    assert victim.box.head.doc["kind"] == "admin"
-    victim.files("log entry")[0].unlink()
-    victim.box.finish()
-    victim.box.check()
+    assert damaged.job.head.doc["kind"] == "admin"
+    damaged.files("log entry")[0].unlink()
+    damaged.job.finish()
+    damaged.job.check()
 
 
-def test_a_job_root_without_its_log_is_refused_and_unchanged(victim: Victim) -> None:
+def test_a_job_root_without_its_log_is_refused_and_unchanged(damaged: DamagedJob) -> None:
     """A start would process everything again, and its collections would take what an operator may yet save."""
-    for entry in root_files.entries(victim.root):
-        root_files.entry_path(victim.root, entry.seq).unlink()
-    before = everything(victim.box)
-    victim.box.run().check_error(4, "data")
-    assert everything(victim.box) == before
+    for entry in root_files.entries(damaged.root):
+        root_files.entry_path(damaged.root, entry.seq).unlink()
+    before = everything(damaged.job)
+    damaged.job.run().check_error(4, "data")
+    assert everything(damaged.job) == before
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_damage_to_a_large_source_log_is_reported_with_its_name(victim: Victim, damage: str) -> None:
+def test_damage_to_a_large_source_log_is_reported_with_its_name(damaged: DamagedJob, damage: str) -> None:
     """Spark's source logs, where they are too large for the manifest, are files of their own."""
-    path = _add_source_log(victim)
+    path = _add_source_log(damaged)
     DAMAGES[damage](path)
-    check_refused(victim, path)
+    check_refused(damaged, path)
 
 
-def _add_source_log(victim: Victim) -> Path:
+def _add_source_log(damaged: DamagedJob) -> Path:
     """Rewrites the newest checkpoint as one of a job whose source has a large log."""
     # Without the entry that ends the run, the checkpoint's own one is the newest, and no other has its hash.
-    victim.files("log entry")[0].unlink()
-    newest, manifest, stored = victim.box.head, victim.box.manifest, victim.files("manifest")[0]
+    damaged.files("log entry")[0].unlink()
+    newest, manifest, stored = damaged.job.head, damaged.job.manifest, damaged.files("manifest")[0]
     path = stored.with_name("sources-0-9.compact")
     path.write_bytes(b"a line of a log\n" * 1000)
-    log = {"path": "0/9.compact", "content": None, "handle": root_files.handle_of(victim.root, path)}
+    log = {"path": "0/9.compact", "content": None, "handle": root_files.handle_of(damaged.root, path)}
     text = root_files.encoded(b"v1\n{}\n{}")
     spark = {"batch_id": 9, "offsets": text, "previous_offsets": None, "commit": text, "source_files": [log]}
     stored.write_bytes(root_files.sealed({**manifest, "spark": spark}))
-    entry = {**newest.doc, "manifest": root_files.handle_of(victim.root, stored)}
-    root_files.entry_path(victim.root, newest.seq).write_bytes(root_files.sealed(entry))
-    assert victim.box.manifest["spark"]["source_files"] == [log]
+    entry = {**newest.doc, "manifest": root_files.handle_of(damaged.root, stored)}
+    root_files.entry_path(damaged.root, newest.seq).write_bytes(root_files.sealed(entry))
+    assert damaged.job.manifest["spark"]["source_files"] == [log]
     return path
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_damage_to_a_retained_manifest_is_reported_at_its_adoption(victim: Victim, damage: str) -> None:
-    victim.box.reach("commit.after:2")
-    newest = victim.box.lose_output()
-    path = victim.root / newest.doc["retained"][-1]["manifest"]["key"]
+def test_damage_to_a_retained_manifest_is_reported_at_its_adoption(damaged: DamagedJob, damage: str) -> None:
+    damaged.job.reach("commit.after:2")
+    newest = damaged.job.lose_output()
+    path = damaged.root / newest.doc["retained"][-1]["manifest"]["key"]
     DAMAGES[damage](path)
     # Only who owns the job may go back, so that the run has claimed it by then.
-    check_refused(victim, path, claims=True)
+    check_refused(damaged, path, claims=True)
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_a_collection_reports_damage_before_any_deletion(victim: Victim, kind: str) -> None:
-    path = victim.files(kind)[0]
+def test_a_collection_reports_damage_before_any_deletion(damaged: DamagedJob, kind: str) -> None:
+    path = damaged.files(kind)[0]
     DAMAGES["a bit in the middle"](path)
-    before = root_files.digests(victim.root)
-    ended = victim.box.command("gc")
-    assert (ended.code, root_files.digests(victim.root)) == (4, before), str(ended)
-    assert str(path.relative_to(victim.root)) in ended.error.facts.values(), str(ended)
+    before = root_files.digests(damaged.root)
+    ended = damaged.job.command("gc")
+    assert (ended.code, root_files.digests(damaged.root)) == (4, before), str(ended)
+    assert str(path.relative_to(damaged.root)) in ended.error.facts.values(), str(ended)
 
 
 # -- stateflow verify --------------------------------------------------------------------------------------------------
@@ -182,9 +184,9 @@ UNFINISHED = encode_key(("x",))[:-1]
 
 
 @pytest.fixture
-def ran(box: AccountsJob) -> AccountsJob:
-    box.run_to(6 * SLICE, checkpoints__retained=3)
-    return box
+def ran(job: AccountsJob) -> AccountsJob:
+    job.run_to(6 * SLICE, checkpoints__retained=3)
+    return job
 
 
 def test_verify_reads_all_of_each_retained_checkpoint(ran: AccountsJob) -> None:

@@ -22,9 +22,9 @@ BACKENDS: dict[str, dict[str, object]] = {
 }
 
 
-def _damage(box: JobFixture, damage: str) -> None:
-    unshare(box)
-    paths = cached_files(box)
+def _damage(job: JobFixture, damage: str) -> None:
+    unshare(job)
+    paths = cached_files(job)
     assert paths
     for path in paths:
         path.write_bytes(DAMAGES[damage](path.read_bytes()))
@@ -32,18 +32,18 @@ def _damage(box: JobFixture, damage: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_changes_no_result(box: AccountsJob, backend: str, damage: str) -> None:
-    box.settings = BACKENDS[backend]
-    box.run_to(50)
-    _damage(box, damage)
-    box.deliver(100)
-    ended = box.run()
+def test_a_damaged_cache_changes_no_result(job: AccountsJob, backend: str, damage: str) -> None:
+    job.settings = BACKENDS[backend]
+    job.run_to(50)
+    _damage(job, damage)
+    job.deliver(100)
+    ended = job.run()
     assert "damaged-copy-dropped" in ended.err, str(ended)
     if backend == "filesystem" or damage != "a bit in the middle":
         # It is found where it is opened, and fetched again at once.
         ended.check()
-    retry(box, ended)
-    box.check()
+    retry(job, ended)
+    job.check()
 
 
 @pytest.mark.spark

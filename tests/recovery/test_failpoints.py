@@ -35,59 +35,59 @@ def test_every_failpoint_is_covered_by_tests_of_kills() -> None:
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_a_job_recovers_from_a_kill_at_each_failpoint_of_the_first_run(box: AccountsJob, name: str) -> None:
-    box.settings = SETTINGS
-    box.deliver(50)
-    _recover(box, f"{name}:1", 80)
+def test_a_job_recovers_from_a_kill_at_each_failpoint_of_the_first_run(job: AccountsJob, name: str) -> None:
+    job.settings = SETTINGS
+    job.deliver(50)
+    _recover(job, f"{name}:1", 80)
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_a_job_recovers_from_a_kill_at_each_failpoint_of_a_later_run(box: AccountsJob, name: str) -> None:
-    box.settings = SETTINGS
-    box.run_to(30)
-    box.deliver(70)
-    _recover(box, f"{name}:{_LATER.get(name, 1)}", 100)
+def test_a_job_recovers_from_a_kill_at_each_failpoint_of_a_later_run(job: AccountsJob, name: str) -> None:
+    job.settings = SETTINGS
+    job.run_to(30)
+    job.deliver(70)
+    _recover(job, f"{name}:{_LATER.get(name, 1)}", 100)
 
 
-def _recover(box: AccountsJob, failpoint: str, rows: int) -> None:
+def _recover(job: AccountsJob, failpoint: str, rows: int) -> None:
     """Kills a run; the next one finds that more has arrived and processes it all."""
-    assert _run(box, failpoint).code == KILLED
-    assert box.marker.exists(), "the failpoint was not reached"
-    box.deliver(rows)
-    _run(box).check()
-    box.check()
+    assert _run(job, failpoint).code == KILLED
+    assert job.marker.exists(), "the failpoint was not reached"
+    job.deliver(rows)
+    _run(job).check()
+    job.check()
 
 
-def test_a_job_recovers_from_a_source_that_crashes_and_pauses(box: AccountsJob) -> None:
+def test_a_job_recovers_from_a_source_that_crashes_and_pauses(job: AccountsJob) -> None:
     """The process dies inside the source; a run is caught up where the script pauses."""
     items = [(20, {"crash": "first"}), (50, {"pause": "gate"}), (60, {"crash": "second"})]
-    box.deliver(90, *items)
+    job.deliver(90, *items)
     found = []
     for _ in range(4):
-        ended = _run(box)
-        found.append((ended.code, _committed(box)))
+        ended = _run(job)
+        found.append((ended.code, _committed(job)))
         if ended.code == 0:
-            (box.folder / "gate").touch()
+            (job.folder / "gate").touch()
     assert found == [(KILLED, 20), (0, 50), (KILLED, 60), (0, 90)]
-    box.check()
+    job.check()
 
 
-def _run(box: AccountsJob, failpoint: str = "") -> Ended:
+def _run(job: AccountsJob, failpoint: str = "") -> Ended:
     """A run. It asks the source for what comes right after the newest checkpoint, and for each next slice only when the
     one before is in a checkpoint; so nothing before a checkpoint is asked for again."""
-    before, asked = _committed(box), len(box.requested())
-    ended = box.run(failpoint)
-    slices = box.requested()[asked:]
+    before, asked = _committed(job), len(job.requested())
+    ended = job.run(failpoint)
+    slices = job.requested()[asked:]
     starts, ends = [start for start, _ in slices], [end for _, end in slices]
     assert starts == [before, *ends[:-1]][: len(slices)]
     # All but the last were committed before the next was asked for; of the last, either may be.
-    assert _committed(box) in ([starts[-1], ends[-1]] if slices else [before])
+    assert _committed(job) in ([starts[-1], ends[-1]] if slices else [before])
     return ended
 
 
-def _committed(box: AccountsJob) -> int:
+def _committed(job: AccountsJob) -> int:
     """Up to where the source was read in the newest checkpoint."""
-    found = root_files.entries(box.root)
+    found = root_files.entries(job.root)
     return found[-1].position if found else 0
 
 
@@ -112,28 +112,28 @@ STOPS = sorted(NAMES.keys() - {"start.seeded"} - ON_REQUEST - ASYNCHRONOUS)
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_a_run_resumed_after_another_run_is_fenced_or_changes_nothing(box: AccountsJob, name: str) -> None:
-    box.settings = {"checkpoints__retained": 1000, "checkpoints__collect_every": 2}
-    box.deliver(_ROWS)
-    _overtake(box, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=0 if name in _HARMLESS else 3)
+def test_a_run_resumed_after_another_run_is_fenced_or_changes_nothing(job: AccountsJob, name: str) -> None:
+    job.settings = {"checkpoints__retained": 1000, "checkpoints__collect_every": 2}
+    job.deliver(_ROWS)
+    _overtake(job, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=0 if name in _HARMLESS else 3)
 
 
 @pytest.mark.parametrize("name", ["commit.after", "publish.before", "log.created", "claim.after", "batch.reported"])
-def test_a_run_resumed_after_its_checkpoint_was_collected_is_fenced(box: AccountsJob, name: str) -> None:
+def test_a_run_resumed_after_its_checkpoint_was_collected_is_fenced(job: AccountsJob, name: str) -> None:
     """As before, but what the stopped run restores from is garbage when it continues."""
-    box.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
-    box.run_to(30)
-    box.deliver(_ROWS + 30)
-    _overtake(box, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=3)
+    job.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
+    job.run_to(30)
+    job.deliver(_ROWS + 30)
+    _overtake(job, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=3)
 
 
-def _overtake(box: AccountsJob, failpoint: str, loser_ends_with: int) -> None:
-    chain = root_files.Chain(box.root)
-    stopped = box.start(failpoint).wait_stopped(chain.look)
-    box.start().wait(chain.look).check()
+def _overtake(job: AccountsJob, failpoint: str, loser_ends_with: int) -> None:
+    chain = root_files.Chain(job.root)
+    stopped = job.start(failpoint).wait_stopped(chain.look)
+    job.start().wait(chain.look).check()
     ended = stopped.resume().wait(chain.look)
     assert ended.code == loser_ends_with and _is_known(ended), str(ended)
-    _check(box, chain)
+    _check(job, chain)
 
 
 def _is_known(ended: Ended) -> bool:
@@ -141,11 +141,11 @@ def _is_known(ended: Ended) -> bool:
     return ended.code == 0 or (ended.code, ended.error.code) == (3, "fenced")
 
 
-def _check(box: AccountsJob, chain: root_files.Chain) -> None:
+def _check(job: AccountsJob, chain: root_files.Chain) -> None:
     chain.check()
-    box.check_results()
+    job.check_results()
     # A zombie may have left something after the winner's last collection; a later run comes in any case.
-    box.deliver_more(20)
-    box.finish()
+    job.deliver_more(20)
+    job.finish()
     chain.check()
-    box.check()
+    job.check()

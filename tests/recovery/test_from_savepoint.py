@@ -21,8 +21,8 @@ CONTINUE = ("--tables", "continue")
 
 
 @pytest.fixture
-def roots(box: AccountsJob, tmp_path: Path) -> NewRoot:
-    return NewRoot(box, tmp_path)
+def roots(job: AccountsJob, tmp_path: Path) -> NewRoot:
+    return NewRoot(job, tmp_path)
 
 
 def _format(roots: NewRoot) -> dict[str, Any]:
@@ -203,19 +203,19 @@ def test_commands_accept_the_path_of_a_savepoint_s_document(roots: NewRoot) -> N
     roots.run().check()
 
 
-def test_max_parallelism_defaults_to_that_of_the_restored_state(box: AccountsJob, tmp_path: Path) -> None:
+def test_max_parallelism_defaults_to_that_of_the_restored_state(job: AccountsJob, tmp_path: Path) -> None:
     """Where neither the job nor its settings set one, it needs not be said again; keys find their state."""
-    job = tmp_path / "accounts.py"
-    job.write_text((JOBS / "accounts.py").read_text().replace("env.configure(max_parallelism=128)", ""))
+    job_file = tmp_path / "accounts.py"
+    job_file.write_text((JOBS / "accounts.py").read_text().replace("env.configure(max_parallelism=128)", ""))
 
     class Unset(AccountsJob):
         @property
         def job_file(self) -> str:
-            return str(job)
+            return str(job_file)
 
-    old = Unset(box.folder, {"max_parallelism": 64})
+    old = Unset(job.folder, {"max_parallelism": 64})
     roots = NewRoot(old, tmp_path)
-    roots.new = Unset(box.folder, roots.new.settings, root_folder=roots.new.root)
+    roots.new = Unset(job.folder, roots.new.settings, root_folder=roots.new.root)
     old.settings = {}
     old.run_to(120)
     old.check_results()
@@ -232,50 +232,50 @@ SHADOW = ("--shadow", "--by", "ada")
 
 
 @pytest.fixture
-def job(box: AccountsJob) -> AccountsJob:
+def job_at_50(job: AccountsJob) -> AccountsJob:
     """A job at its 50th event, with its newest checkpoint only."""
-    box.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
-    box.run_to(50)
-    return box
+    job.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
+    job.run_to(50)
+    return job
 
 
-def _forked(job: AccountsJob, root: Path) -> AccountsJob:
+def _forked(job_at_50: AccountsJob, root: Path) -> AccountsJob:
     """The fork of a job, which writes to shadow tables next to the job's."""
-    return AccountsJob(job.folder, {**job.settings, "local_dir": root.parent / "local"}, root_folder=root)
+    return AccountsJob(job_at_50.folder, {**job_at_50.settings, "local_dir": root.parent / "local"}, root_folder=root)
 
 
-def _fork(job: AccountsJob, target: str, into: Path, *more: str, failpoint: str = "") -> Ended:
-    return job.command("fork", target, "--into", str(into), *more, failpoint=failpoint)
+def _fork(job_at_50: AccountsJob, target: str, into: Path, *more: str, failpoint: str = "") -> Ended:
+    return job_at_50.command("fork", target, "--into", str(into), *more, failpoint=failpoint)
 
 
-def _check_shadow(job: AccountsJob, since: int) -> None:
+def _check_shadow(job_at_50: AccountsJob, since: int) -> None:
     """The fork's own table has what came after its start."""
-    assert multiset(job.rows("movements_shadow")) == multiset(expected(job.delivered).movements[since:])
+    assert multiset(job_at_50.rows("movements_shadow")) == multiset(expected(job_at_50.delivered).movements[since:])
 
 
 @pytest.mark.parametrize("target", ["latest", "mine", "before:2999-01-01"])
 @pytest.mark.parametrize("name", FORK_STEPS)
 def test_a_fork_that_was_killed_is_completed_by_the_same_command(
-    job: AccountsJob, tmp_path: Path, name: str, target: str
+    job_at_50: AccountsJob, tmp_path: Path, name: str, target: str
 ) -> None:
     """Also when the job continued, and collected, and *latest* is another checkpoint by now."""
-    origin = job.create_savepoint("mine")["id"] if target == "mine" else f"{job.job_uuid}/"
-    forked = _forked(job, tmp_path / "fork")
-    assert _fork(job, target, forked.root, *SHADOW, failpoint=name).code == KILLED
+    origin = job_at_50.create_savepoint("mine")["id"] if target == "mine" else f"{job_at_50.job_uuid}/"
+    forked = _forked(job_at_50, tmp_path / "fork")
+    assert _fork(job_at_50, target, forked.root, *SHADOW, failpoint=name).code == KILLED
     begun = name != "fork.pinned"
     if begun and name != "fork.adopted":
         assert str(forked.run().check_error(2, "config").facts["of"]).startswith(origin)
-    job.run_to(80)
-    _fork(job, target, forked.root, *SHADOW).check()
+    job_at_50.run_to(80)
+    _fork(job_at_50, target, forked.root, *SHADOW).check()
     position = 50 if begun or target == "mine" else 80
     assert forked.head.position == position
     # Nothing is left in the job that it was made of: no pin, and no file that a pin had kept.
-    assert job.head.doc["pinned"] == []
-    assert len(job.records("fork")) == len(forked.records("fork")) == 1
-    job.check()
-    job.deliver(120)
+    assert job_at_50.head.doc["pinned"] == []
+    assert len(job_at_50.records("fork")) == len(forked.records("fork")) == 1
+    job_at_50.check()
+    job_at_50.deliver(120)
     forked.finish()
-    _check_shadow(job, since=position)
+    _check_shadow(job_at_50, since=position)
 
 
 def test_every_step_of_a_fork_has_a_failpoint() -> None:
@@ -312,33 +312,33 @@ def _another_job(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("fill", [_thesis, _another_job])
 def test_a_fork_into_a_folder_that_holds_something_else_is_refused(
-    job: AccountsJob, tmp_path: Path, fill: Callable[[Path], dict[str, object]]
+    job_at_50: AccountsJob, tmp_path: Path, fill: Callable[[Path], dict[str, object]]
 ) -> None:
     into = tmp_path / "into"
     into.mkdir()
     facts = {"root": into.as_uri(), **fill(into)}
     before = root_files.digests(into)
-    refused = _fork(job, "latest", into)
+    refused = _fork(job_at_50, "latest", into)
     assert (refused.code, refused.error) == (2, ReportedError("config", facts)), str(refused)
     assert root_files.digests(into) == before
-    assert job.head.doc["pinned"] == []
+    assert job_at_50.head.doc["pinned"] == []
 
 
 def test_a_fork_of_another_job_s_savepoint_needs_an_option_and_keeps_its_key_groups(
-    job: AccountsJob, tmp_path: Path
+    job_at_50: AccountsJob, tmp_path: Path
 ) -> None:
     other = AccountsJob(tmp_path / "other", {"max_parallelism": 64, "name": "ledger"})
     other.run_to(70)
     theirs, into = other.create_savepoint("theirs")["path"], tmp_path / "fork"
-    refused = _fork(job, theirs, into)
-    refused.check_error(2, "config", job_uuid=other.job_uuid, this_job=job.job_uuid)
+    refused = _fork(job_at_50, theirs, into)
+    refused.check_error(2, "config", job_uuid=other.job_uuid, this_job=job_at_50.job_uuid)
     assert "--from-other-job" in refused.err and not into.exists()
-    _fork(job, theirs, into, *SHADOW, "--from-other-job").check()
+    _fork(job_at_50, theirs, into, *SHADOW, "--from-other-job").check()
     other.deliver(120)
     forked = _forked(other, into)
     forked.finish()
     # Each key's state was found again: a row of a key that was not would begin to count again.
     _check_shadow(other, since=70)
-    _forked(job, into).run().check_error(2, "wrong-job-root", found="ledger", wanted="accounts")
+    _forked(job_at_50, into).run().check_error(2, "wrong-job-root", found="ledger", wanted="accounts")
     status = forked.command("status", "--json").document
     assert status["shadow"] and "ledger" in status["origin"] and "theirs" in status["origin"]

@@ -13,19 +13,19 @@ from tests.support.restores import go_back
 
 
 @pytest.fixture
-def lists(box: AccountsJob) -> AccountsJob:
-    box.job = "lists"
-    return box
+def lists(job: AccountsJob) -> AccountsJob:
+    job.job_name = "lists"
+    return job
 
 
-def _check(box: AccountsJob, epoch: int) -> None:
+def _check(job: AccountsJob, epoch: int) -> None:
     """Each list has the account's numbers in order, after so many batches."""
     wanted: dict[str, list[int]] = defaultdict(list)
-    for event in box.delivered:
+    for event in job.delivered:
         wanted[event["account"]].append(event["number"])
     found: dict[str, list[int]] = defaultdict(list)
     last: dict[str, int] = {}
-    for entry in read_state(str(box.root), "collect"):
+    for entry in read_state(str(job.root), "collect"):
         assert (entry.map_key, entry.namespace) == (None, None)
         account = entry.key[0]
         assert isinstance(account, str)
@@ -35,7 +35,7 @@ def _check(box: AccountsJob, epoch: int) -> None:
             last[account] = entry.value
     assert found == wanted
     assert last == {account: numbers[-1] for account, numbers in wanted.items()}
-    assert box.manifest["epoch"] == epoch
+    assert job.manifest["epoch"] == epoch
 
 
 def test_list_order_survives_kills_and_rescaling(lists: AccountsJob) -> None:
@@ -57,7 +57,7 @@ def test_list_order_survives_restores_and_forks(lists: AccountsJob, tmp_path: Pa
     lists.run_to(70)
     _check(lists, 7)
 
-    fork = AccountsJob(lists.folder, {"local_dir": tmp_path / "local"}, job="lists", root_folder=tmp_path / "fork")
+    fork = AccountsJob(lists.folder, {"local_dir": tmp_path / "local"}, job_name="lists", root_folder=tmp_path / "fork")
     lists.command("fork", "early", "--into", str(fork.root), "--shadow").check()
     fork.run_to(90)
     _check(fork, 9)

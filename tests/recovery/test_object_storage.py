@@ -26,31 +26,31 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
 
 
 @pytest.fixture
-def box(box: AccountsJob, bucket: tuple[Path, dict[str, str]], tmp_path: Path) -> AccountsJob:
-    _move(box, bucket, tmp_path.name.replace("[", "-").replace("]", ""))
-    return box
+def job(job: AccountsJob, bucket: tuple[Path, dict[str, str]], tmp_path: Path) -> AccountsJob:
+    _move(job, bucket, tmp_path.name.replace("[", "-").replace("]", ""))
+    return job
 
 
-def _move(box: AccountsJob, bucket: tuple[Path, dict[str, str]], name: str) -> None:
+def _move(job: AccountsJob, bucket: tuple[Path, dict[str, str]], name: str) -> None:
     """What is stored is looked at without the code under test."""
-    folder, box.variables = bucket
-    box.root_folder, box.address = folder / name, f"s3://bucket/{name}"
+    folder, job.variables = bucket
+    job.root_folder, job.address = folder / name, f"s3://bucket/{name}"
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
-def test_a_job_on_object_storage_recovers_from_a_kill(box: AccountsJob, point: str) -> None:
-    box.deliver(60)
-    box.reach(f"{point}:1", checkpoints__collect_every=2)
-    box.run_to(90)
-    box.check()
+def test_a_job_on_object_storage_recovers_from_a_kill(job: AccountsJob, point: str) -> None:
+    job.deliver(60)
+    job.reach(f"{point}:1", checkpoints__collect_every=2)
+    job.run_to(90)
+    job.check()
 
 
-def test_a_driver_resumed_after_another_run_on_object_storage_is_fenced(box: AccountsJob) -> None:
-    box.deliver(60)
-    first = box.start("batch.reported:2:stop").wait_stopped()
-    box.finish()
+def test_a_driver_resumed_after_another_run_on_object_storage_is_fenced(job: AccountsJob) -> None:
+    job.deliver(60)
+    first = job.start("batch.reported:2:stop").wait_stopped()
+    job.finish()
     first.resume().wait().check_error(3, "fenced")
-    box.check()
+    job.check()
 
 
 def test_two_jobs_of_a_host_share_the_limit_of_the_host_cache(
@@ -59,15 +59,15 @@ def test_two_jobs_of_a_host_share_the_limit_of_the_host_cache(
     """Each start removes what the other job's process may be about to link."""
     shared = {"local_dir": tmp_path / "local", "state__cache_limit_bytes": 1}
     boxes = [AccountsJob(tmp_path / name, shared) for name in ("one-job", "other-job")]
-    for box in boxes:
-        _move(box, bucket, box.folder.name)
+    for job in boxes:
+        _move(job, bucket, job.folder.name)
     for round_ in range(1, 6):
-        for box in boxes:
-            box.deliver(40 * round_)
-        for running in [box.start() for box in boxes]:
+        for job in boxes:
+            job.deliver(40 * round_)
+        for running in [job.start() for job in boxes]:
             running.wait().check()
-    for box in boxes:
-        box.check()
+    for job in boxes:
+        job.check()
     boxes[0].run_to(240)
     kept = [path for path in (tmp_path / "local").glob("*/*/*/cache/*") if path.stat().st_nlink == 1]
     jobs = {path.parents[3].name for path in kept}
@@ -75,24 +75,24 @@ def test_two_jobs_of_a_host_share_the_limit_of_the_host_cache(
 
 
 @pytest.mark.parametrize("store", ["azure", pytest.param("hdfs", marks=pytest.mark.slow)])
-def test_jobs_on_azure_and_hdfs_recover_from_kills(box: AccountsJob, tmp_path: Path, store: str) -> None:
-    box.root_folder = None
+def test_jobs_on_azure_and_hdfs_recover_from_kills(job: AccountsJob, tmp_path: Path, store: str) -> None:
+    job.root_folder = None
     if store == "azure":
         with azure_server(tmp_path / "azure", "container") as variables:
-            box.variables = variables
-            _check_kills(box, "az://container/jobs")
+            job.variables = variables
+            _check_kills(job, "az://container/jobs")
     else:
         with hdfs_server(tmp_path / "hdfs") as server:
-            _check_kills(box, f"{server.address}/jobs")
+            _check_kills(job, f"{server.address}/jobs")
 
 
-def _check_kills(box: AccountsJob, folder: str) -> None:
-    box.settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
-    box.address = f"{folder}/accounts"
+def _check_kills(job: AccountsJob, folder: str) -> None:
+    job.settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
+    job.address = f"{folder}/accounts"
     for number, point in enumerate(("commit.manifest", "commit.after", "upload.before")):
-        box.deliver(60 + 60 * number)
-        assert box.run(f"{point}:2:kill").code == KILLED
-        box.run_to(90 + 60 * number)
-    box.check_tables()
-    box.command("verify", "--deep").check()
-    box.collect()
+        job.deliver(60 + 60 * number)
+        assert job.run(f"{point}:2:kill").code == KILLED
+        job.run_to(90 + 60 * number)
+    job.check_tables()
+    job.command("verify", "--deep").check()
+    job.collect()

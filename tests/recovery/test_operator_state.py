@@ -25,20 +25,20 @@ from tests.support.restores import go_back
 
 
 @pytest.fixture
-def job(box: AccountsJob) -> AccountsJob:
-    box.job = "checkpointed"
-    return box
+def job(job: AccountsJob) -> AccountsJob:
+    job.job_name = "checkpointed"
+    return job
 
 
-def _manifest(box: AccountsJob) -> tuple[JobRoot, Manifest]:
-    root = JobRoot.open(open_storage(str(box.root)), SystemClock(), "test")
+def _manifest(job: AccountsJob) -> tuple[JobRoot, Manifest]:
+    root = JobRoot.open(open_storage(str(job.root)), SystemClock(), "test")
     manifest = root.checkpoints.manifest_at(root.head())
     assert manifest is not None
     return root, manifest
 
 
-def _operator(box: AccountsJob, uid: str) -> tuple[OperatorState, dict[int, OperatorContent]]:
-    root, manifest = _manifest(box)
+def _operator(job: AccountsJob, uid: str) -> tuple[OperatorState, dict[int, OperatorContent]]:
+    root, manifest = _manifest(job)
     (state,) = [o for o in manifest.operators if o.uid == uid]
     return state, {part.subtask: read_part(root.storage, part) for part in state.parts}
 
@@ -59,11 +59,11 @@ def _rates(events: list[dict[str, Any]]) -> Counter[str]:
     return rates
 
 
-def check_collected(box: AccountsJob) -> None:
+def check_collected(job: AccountsJob) -> None:
     """Every number is in each kind of state once, where it belongs; each event had all rules up to its batch."""
-    events = box.delivered
+    events = job.delivered
     wanted = [event["number"] for event in events]
-    state, contents = _operator(box, "collect")
+    state, contents = _operator(job, "collect")
     for kept in (
         [n for c in contents.values() for n in _numbers(c.lists["mine"])],
         [n for c in contents.values() for n in _numbers(c.unions["everybody"])],
@@ -73,15 +73,15 @@ def check_collected(box: AccountsJob) -> None:
     places = [(e["number"], g := _group(e), subtask_of(g, state.parallelism, KEY_GROUPS)) for e in events]
     keyed = [(subtask, group, piece) for subtask, c in contents.items() for group, piece in c.raw_keyed]
     assert sorted((n, group, subtask) for subtask, group, piece in keyed for n in json.loads(piece)) == places
-    rate, copies = _operator(box, "rate")
+    rate, copies = _operator(job, "rate")
     assert [part.subtask for part in rate.parts] == [0]
     entries = copies[0].broadcasts["rates"]
     assert {decode_key(k)[0]: decode_untyped(v) for k, v in entries.items()} == _rates(events)
 
 
-def check_rated(box: AccountsJob, since: int = 0) -> None:
-    events = box.delivered
-    rated = {row["number"]: row["rate"] for row in box.rows("rated")}
+def check_rated(job: AccountsJob, since: int = 0) -> None:
+    events = job.delivered
+    rated = {row["number"]: row["rate"] for row in job.rows("rated")}
     for event in events[since:]:
         batch_end = (event["number"] // SLICE + 1) * SLICE
         assert rated[event["number"]] == _rates(events[:batch_end])[event["shop"]]
@@ -157,7 +157,7 @@ def test_operator_state_survives_savepoints_restores_and_forks(job: AccountsJob,
     check_rated(job)
 
     settings = {"local_dir": tmp_path / "local", "job__pad": pad}
-    fork = AccountsJob(job.folder, settings, job="checkpointed", root_folder=tmp_path / "fork")
+    fork = AccountsJob(job.folder, settings, job_name="checkpointed", root_folder=tmp_path / "fork")
     job.command("fork", "early", "--into", str(fork.root), "--shadow").check()
     fork.run_to(90, parallelism=4)
     check_collected(fork)

@@ -14,13 +14,13 @@ from tests.support.restores import begin, execute, plan
 
 
 @pytest.fixture
-def lost(box: AccountsJob) -> AccountsJob:
+def lost(job: AccountsJob) -> AccountsJob:
     """A job whose newest output was deleted before it was published: its next start goes back by itself."""
-    box.run_to(40)
-    box.deliver(100)
-    box.reach("commit.after:3")
-    box.lose_output()
-    return box
+    job.run_to(40)
+    job.deliver(100)
+    job.reach("commit.after:3")
+    job.lose_output()
+    return job
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def approved(early: AccountsJob) -> AccountsJob:
     return early
 
 
-def _check_refused(box: AccountsJob, ended: Ended, table: str) -> None:
-    version = newest_version(box, table)
-    ended.check_error(4, "foreign-rows", sink=table, table=str(box.table(table)))
+def _check_refused(job: AccountsJob, ended: Ended, table: str) -> None:
+    version = newest_version(job, table)
+    ended.check_error(4, "foreign-rows", sink=table, table=str(job.table(table)))
     assert f"versions={[version]}" in ended.err and f"other-{version}.json" in ended.err, ended.err
 
 
-def _tables(box: AccountsJob) -> dict[str, Counter[str]]:
-    return {table: multiset(box.rows(table)) for table in TABLES}
+def _tables(job: AccountsJob) -> dict[str, Counter[str]]:
+    return {table: multiset(job.rows(table)) for table in TABLES}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -151,11 +151,11 @@ def test_an_intent_without_the_seen_version_undoes_no_rows_of_another_writer(app
 
 
 @pytest.fixture
-def running(box: AccountsJob) -> AccountsJob:
+def running(job: AccountsJob) -> AccountsJob:
     """A job with a few checkpoints, and more to do."""
-    box.run_to(40)
-    box.deliver(100)
-    return box
+    job.run_to(40)
+    job.deliver(100)
+    return job
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -19,12 +19,12 @@ from tests.support.processes import Ended
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan, plan_file
 
 
-def _check_refused(box: AccountsJob) -> Ended:
+def _check_refused(job: AccountsJob) -> Ended:
     """The plan is not carried out, and nothing at all has changed."""
-    before = everything(box)
-    ended = execute(box)
+    before = everything(job)
+    ended = execute(job)
     ended.check_error(4, "plan-outdated")
-    assert everything(box) == before
+    assert everything(job) == before
     return ended
 
 
@@ -34,17 +34,17 @@ def _replace_table(folder: Path) -> None:
     first.write_text(json.dumps({"id": f"{json.loads(first.read_bytes())['id']}-other"}))
 
 
-def _replace_tables(box: AccountsJob) -> None:
+def _replace_tables(job: AccountsJob) -> None:
     """The job writes to copies of its tables."""
-    others = box.folder / "others"
-    shutil.copytree(box.folder / "tables", others)
+    others = job.folder / "others"
+    shutil.copytree(job.folder / "tables", others)
     for table in others.iterdir():
         _replace_table(table)
-    _set(box, job__tables=others)
+    _set(job, job__tables=others)
 
 
-def _set(box: AccountsJob, **settings: object) -> None:
-    box.settings = {**box.settings, **settings}
+def _set(job: AccountsJob, **settings: object) -> None:
+    job.settings = {**job.settings, **settings}
 
 
 # -- exactly the plan -------------------------------------------------------------------------------------------------
@@ -95,17 +95,17 @@ def test_tables_that_a_plan_keeps_may_get_rows_of_others_before_the_restore(earl
     assert early.head.position == 50
 
 
-def test_publishing_pending_output_does_not_outdate_a_plan(box: AccountsJob) -> None:
+def test_publishing_pending_output_does_not_outdate_a_plan(job: AccountsJob) -> None:
     """A savepoint without a run publishes it, and the log's head stands where it stood."""
-    box.settings = {"checkpoints__retained": 100}
-    box.deliver(100)
-    box.reach("commit.after:5")
-    plan(box, str(box.commit_at(30).seq))
-    box.create_savepoint("between", "--acknowledge-timeout", "0.2", "--job", box.job_file, with_job=True)
-    assert box.savepoints.keys() == {"between"}
-    assert multiset(box.rows("movements")) == multiset(expected(box.delivered[:50]).movements)
-    execute(box).check()
-    check_after(box, since=30)
+    job.settings = {"checkpoints__retained": 100}
+    job.deliver(100)
+    job.reach("commit.after:5")
+    plan(job, str(job.commit_at(30).seq))
+    job.create_savepoint("between", "--acknowledge-timeout", "0.2", "--job", job.job_file, with_job=True)
+    assert job.savepoints.keys() == {"between"}
+    assert multiset(job.rows("movements")) == multiset(expected(job.delivered[:50]).movements)
+    execute(job).check()
+    check_after(job, since=30)
 
 
 def test_options_of_a_plan_are_refused_with_execute(early: AccountsJob) -> None:
@@ -139,43 +139,43 @@ def test_a_plan_for_another_job_is_refused(early: AccountsJob, tmp_path: Path) -
 
 def test_the_command_that_a_plan_prints_executes_the_plan(tmp_path: Path) -> None:
     """With every setting, and paths with blanks and quotes."""
-    box = AccountsJob(tmp_path / "Ada's job", {"checkpoints__retained": 100, "parallelism": 2})
-    box.run_to(50)
-    box.create_savepoint("early")
-    box.run_to(80)
-    config = box.folder / "more settings.toml"
+    job = AccountsJob(tmp_path / "Ada's job", {"checkpoints__retained": 100, "parallelism": 2})
+    job.run_to(50)
+    job.create_savepoint("early")
+    job.run_to(80)
+    config = job.folder / "more settings.toml"
     config.write_text("[spark]\n")
-    asked = ask(box, "early", "--out", str(plan_file(box)), "--config", str(config), "--reason", "it's wrong").check()
-    assert box.job_file in asked.out
+    asked = ask(job, "early", "--out", str(plan_file(job)), "--config", str(config), "--reason", "it's wrong").check()
+    assert job.job_file in asked.out
     (command,) = (line for line in asked.out.splitlines() if line.strip().startswith("stateflow restore "))
-    box.shell(command).check()
-    assert box.head.position == 50
-    (record,) = box.records("restore")
+    job.shell(command).check()
+    assert job.head.position == 50
+    (record,) = job.records("restore")
     assert record["reason"] == "it's wrong"
-    check_after(box, since=50)
+    check_after(job, since=50)
 
 
 # -- tables of sinks that are gone ------------------------------------------------------------------------------------
 
 
-def test_a_restore_rewinds_tables_of_a_new_version_with_its_file_and_the_old_file_continues(box: AccountsJob) -> None:
-    old, new = {"job__parts": "movements"}, dict(box.settings)
-    box.settings = old
-    box.run_to(50)
-    box.create_savepoint("before-v2")
-    box.settings = new
-    box.run_to(80)
-    assert box.rows("totals")
-    box.settings = old
-    refused = ask(box, "before-v2")
+def test_a_restore_rewinds_tables_of_a_new_version_with_its_file_and_the_old_file_continues(job: AccountsJob) -> None:
+    old, new = {"job__parts": "movements"}, dict(job.settings)
+    job.settings = old
+    job.run_to(50)
+    job.create_savepoint("before-v2")
+    job.settings = new
+    job.run_to(80)
+    assert job.rows("totals")
+    job.settings = old
+    refused = ask(job, "before-v2")
     assert refused.code == 2 and "sinks=['totals']" in refused.err, str(refused)
-    box.settings = new
-    assert go_back(box, "before-v2")["left"] == []
-    assert box.rows("totals") == []
-    box.settings = old
-    box.finish()
-    assert multiset(box.rows("movements")) == multiset(expected(box.delivered).movements)
-    assert box.rows("totals") == []
+    job.settings = new
+    assert go_back(job, "before-v2")["left"] == []
+    assert job.rows("totals") == []
+    job.settings = old
+    job.finish()
+    assert multiset(job.rows("movements")) == multiset(expected(job.delivered).movements)
+    assert job.rows("totals") == []
 
 
 def test_a_plan_excludes_a_table_without_a_sink_only_when_named(early: AccountsJob) -> None:
@@ -197,11 +197,11 @@ def test_a_plan_excludes_a_table_without_a_sink_only_when_named(early: AccountsJ
     assert len(early.rows("movements")) == 50
 
 
-def test_output_that_belongs_to_the_target_needs_its_sink(box: AccountsJob) -> None:
-    box.deliver(100)
-    box.reach("commit.after:5")
-    box.settings = {"job__parts": "movements"}
-    refused = ask(box, "latest", "--drop", "turnovers", "--keep-table", "totals")
+def test_output_that_belongs_to_the_target_needs_its_sink(job: AccountsJob) -> None:
+    job.deliver(100)
+    job.reach("commit.after:5")
+    job.settings = {"job__parts": "movements"}
+    refused = ask(job, "latest", "--drop", "turnovers", "--keep-table", "totals")
     # With --keep-table nothing else is left to refuse than output of the checkpoint itself.
     assert refused.code == 2 and "sinks=['totals']" in refused.err, str(refused)
 

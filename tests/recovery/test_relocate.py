@@ -38,11 +38,11 @@ STEPS = [name for name in failpoints.NAMES if name in ON_REQUEST and name.starts
 NEW = "moved %41ü (1)+'x~;=, é"
 
 
-def _relocate(box: JobFixture, source: str, paths: tuple[Path, Path], *more: str, failpoint: str = "") -> Ended:
+def _relocate(job: JobFixture, source: str, paths: tuple[Path, Path], *more: str, failpoint: str = "") -> Ended:
     """Moves a source from the first path to the second."""
     old, new = map(str, paths)
     move = ("source", "relocate", "--source", source, "--from", old, "--to", new, "--json")
-    return box.command(*move, *more, failpoint=failpoint)
+    return job.command(*move, *more, failpoint=failpoint)
 
 
 def test_every_step_of_a_relocation_has_a_failpoint() -> None:
@@ -144,13 +144,13 @@ def _root_with_two_sources(root: Path, files: Path) -> JobRoot:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("uid", _LOGS)
-def test_a_relocation_that_was_killed_is_done_once(box: AccountsJob, tmp_path: Path, step: str, uid: str) -> None:
+def test_a_relocation_that_was_killed_is_done_once(job: AccountsJob, tmp_path: Path, step: str, uid: str) -> None:
     files, others = tmp_path / "files", tmp_path / "other"
-    root = _root_with_two_sources(box.root, files)
+    root = _root_with_two_sources(job.root, files)
     before = root.head()
     shutil.copytree(files, others)
-    assert _relocate(box, uid, (files, others), failpoint=step).code == KILLED
-    report = _relocate(box, uid, (files, others), "--check", "content").check().document
+    assert _relocate(job, uid, (files, others), failpoint=step).code == KILLED
+    report = _relocate(job, uid, (files, others), "--check", "content").check().document
     # The files of the other source, in the folder next to this one, do not count.
     assert (report["repeated"], report["unread"]) == (step == "relocate.adopted", 0)
     head = root.head()
@@ -166,9 +166,9 @@ def test_a_relocation_that_was_killed_is_done_once(box: AccountsJob, tmp_path: P
     assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
     assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
     assert is_ancestor(head, before.checkpoint_id, {ref.id for ref in root.checkpoints.restorable(head)})
-    box.collect()
+    job.collect()
     check_hashes(root.storage, files_of(manifest))
-    assert len(box.records("relocate")) == 1
+    assert len(job.records("relocate")) == 1
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------

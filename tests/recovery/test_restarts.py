@@ -22,20 +22,20 @@ _QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "pu
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
-def test_a_run_that_failed_at_a_step_restarts_and_succeeds(box: AccountsJob, point: str) -> None:
-    box.settings = _AGAIN
-    box.deliver(60)
-    ended = box.run(f"{second_time(point)}:error", checkpoints__collect_every=2).check()
+def test_a_run_that_failed_at_a_step_restarts_and_succeeds(job: AccountsJob, point: str) -> None:
+    job.settings = _AGAIN
+    job.deliver(60)
+    ended = job.run(f"{second_time(point)}:error", checkpoints__collect_every=2).check()
     # A collection that fails is no reason to fail a run: it is made up for by the next one.
-    assert box.marker.exists() and ended.result["restarts"] == (0 if point.startswith("gc.") else 1)
-    box.check()
+    assert job.marker.exists() and ended.result["restarts"] == (0 if point.startswith("gc.") else 1)
+    job.check()
 
 
-def test_bounds_and_figures_are_those_of_the_whole_run(box: AccountsJob, golden: SnapshotAssertion) -> None:
-    box.settings = _AGAIN
-    box.deliver(100)
-    ended = box.run("batch.reported:3:error", run__max_batches=4).check()
-    assert box.head.position == 40
+def test_bounds_and_figures_are_those_of_the_whole_run(job: AccountsJob, golden: SnapshotAssertion) -> None:
+    job.settings = _AGAIN
+    job.deliver(100)
+    ended = job.run("batch.reported:3:error", run__max_batches=4).check()
+    assert job.head.position == 40
     figures = {name: ended.result[name] for name in ("batches", "rows_in", "started_from", "restarts")}
     assert figures == {"batches": 4, "rows_in": 40, "started_from": 0, "restarts": 1}
     assert ended.result["rows_out"] == {"movements": 40, "totals": 20}
@@ -52,14 +52,14 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_cancelled_run_keeps_its_committed_checkpoints(box: AccountsJob, number: signal.Signals, code: int) -> None:
-    box.deliver(10 * SLICE)
-    run = box.start("batch.begin:5:stop", launcher=spawn, restart__strategy="exponential-delay").wait_stopped()
+def test_a_cancelled_run_keeps_its_committed_checkpoints(job: AccountsJob, number: signal.Signals, code: int) -> None:
+    job.deliver(10 * SLICE)
+    run = job.start("batch.begin:5:stop", launcher=spawn, restart__strategy="exponential-delay").wait_stopped()
     os.kill(run.pid, number)
     ended = run.resume().wait()
     assert ended.code == code, str(ended)
     codes = [error.code for error in reported_errors(ended.err)]
     assert codes == (["interrupted"] if number == signal.SIGINT else []), str(ended)
-    assert box.head.position == 4 * SLICE
-    box.finish()
-    box.check()
+    assert job.head.position == 4 * SLICE
+    job.finish()
+    job.check()

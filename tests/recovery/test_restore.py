@@ -16,9 +16,9 @@ from tests.support.job_fixture import KILLED, AccountsJob, expected, multiset
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan
 
 
-def _check_movements(box: AccountsJob, number: int) -> None:
+def _check_movements(job: AccountsJob, number: int) -> None:
     """The table has the output of the first events."""
-    assert multiset(box.rows("movements")) == multiset(expected(box.delivered[:number]).movements)
+    assert multiset(job.rows("movements")) == multiset(expected(job.delivered[:number]).movements)
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def test_a_run_names_its_initial_savepoint(early: AccountsJob) -> None:
     assert "early" not in _position(early) and str(early.head.checkpoint) in _position(early)
 
 
-def _position(box: AccountsJob) -> str:
-    return str(box.command("status", "--json").document["position"])
+def _position(job: AccountsJob) -> str:
+    return str(job.command("status", "--json").document["position"])
 
 
 def test_a_job_can_be_restored_to_an_undone_branch(early: AccountsJob) -> None:
@@ -134,13 +134,13 @@ def test_a_job_can_be_restored_to_an_undone_branch(early: AccountsJob) -> None:
     check_after(early)
 
 
-def test_a_restore_publishes_the_pending_output_of_its_target_first(box: AccountsJob) -> None:
-    box.deliver(100)
-    box.reach("commit.after:5")
-    go_back(box, "latest")
-    assert box.head.position == 50
-    _check_movements(box, 50)
-    check_after(box)
+def test_a_restore_publishes_the_pending_output_of_its_target_first(job: AccountsJob) -> None:
+    job.deliver(100)
+    job.reach("commit.after:5")
+    go_back(job, "latest")
+    assert job.head.position == 50
+    _check_movements(job, 50)
+    check_after(job)
 
 
 @pytest.mark.parametrize("place", ["job root", "copied", "moved", "other file system"])
@@ -241,19 +241,19 @@ _BEFORE_THE_INTENT = ("restore.begin", "restore.claimed", "restore.imported", "r
 _COMPLETING = ("rewind.table:1", "rewind.table:2", "rewind.tables", "rewind.recorded", "rewind.done")
 
 
-def _kill_at_each_step(box: AccountsJob, planned: dict[str, Any], tables: int = 2) -> None:
+def _kill_at_each_step(job: AccountsJob, planned: dict[str, Any], tables: int = 2) -> None:
     """Until nothing is left to do; the same request does nothing then."""
     for name in _BEFORE_THE_INTENT:
         # The request's own CLAIM of the try before does not outdate its plan.
-        ended = execute(box, failpoint=name)
+        ended = execute(job, failpoint=name)
         assert ended.code == KILLED, f"{name}: {ended}"
-        assert bool(box.head.doc["requests"]) == (name == "restore.intent")
+        assert bool(job.head.doc["requests"]) == (name == "restore.intent")
     for name in _COMPLETING[:tables] + _COMPLETING[2:]:
         # A table that is back stays so: what is left to do gets less.
-        box.reach(name)
-    assert box.head.doc["rewind"] is None
-    assert execute(box, "--json").check().document["repeated"]
-    (record,) = box.records("restore")
+        job.reach(name)
+    assert job.head.doc["rewind"] is None
+    assert execute(job, "--json").check().document["repeated"]
+    (record,) = job.records("restore")
     base = 0 if planned["foreign"] else planned["target_checkpoint"]
     assert record["facts"]["base"] == str(base), "no matter which process completed it"
 

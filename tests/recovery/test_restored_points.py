@@ -17,13 +17,13 @@ TABLES = ["movements", "totals"]
 
 
 @pytest.fixture
-def early(box: AccountsJob) -> AccountsJob:
+def early(job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 30th event that continued to the 60th."""
-    box.settings = {"checkpoints__retained": 100}
-    box.run_to(30)
-    box.create_savepoint("early")
-    box.run_to(60)
-    return box
+    job.settings = {"checkpoints__retained": 100}
+    job.run_to(30)
+    job.create_savepoint("early")
+    job.run_to(60)
+    return job
 
 
 @pytest.mark.parametrize("retained", [2, 100])
@@ -118,19 +118,19 @@ def test_a_kept_table_gets_committed_output_whether_an_old_driver_resumes_or_not
 
 
 @pytest.fixture
-def undone(box: AccountsJob) -> AccountsJob:
+def undone(job: AccountsJob) -> AccountsJob:
     """A job with savepoints *good* (30 events) and *bad* (50), that went back to *good*."""
-    box.settings = {"checkpoints__retained": 100}
+    job.settings = {"checkpoints__retained": 100}
     for name, rows in (("good", 30), ("bad", 50)):
-        box.run_to(rows)
-        box.create_savepoint(name)
-    go_back(box, "good")
-    return box
+        job.run_to(rows)
+        job.create_savepoint(name)
+    go_back(job, "good")
+    return job
 
 
-def _position(box: AccountsJob, target: str) -> int:
+def _position(job: AccountsJob, target: str) -> int:
     """Up to which event the source was read there."""
-    return int(json.loads(plan(box, target)["sources"][0]["then"])["row"])
+    return int(json.loads(plan(job, target)["sources"][0]["then"])["row"])
 
 
 @pytest.mark.parametrize(("target", "then"), [("before:2999-01-01", 60), ("before:events=50", 50)])
@@ -180,27 +180,27 @@ def test_a_restore_to_an_undone_branch_makes_that_branch_current(undone: Account
     assert _position(undone, "before:events=49") == 30
 
 
-def test_a_later_savepoint_of_an_older_checkpoint_counts_as_older(box: AccountsJob) -> None:
-    box.deliver(100)
-    run = box.start("commit.after:4:stop").wait_stopped()
+def test_a_later_savepoint_of_an_older_checkpoint_counts_as_older(job: AccountsJob) -> None:
+    job.deliver(100)
+    run = job.start("commit.after:4:stop").wait_stopped()
     # The newest checkpoint's output is not published: this is the one before it, and made later.
-    box.create_savepoint("older", "--from-head")
-    newest, stored = box.head.checkpoint, box.savepoints["older"]
+    job.create_savepoint("older", "--from-head")
+    newest, stored = job.head.checkpoint, job.savepoints["older"]
     assert stored["checkpoint_id"] < newest
-    committed = {ref["id"]: ref["at"] for ref in root_files.kept_refs(box.root)}
+    committed = {ref["id"]: ref["at"] for ref in root_files.kept_refs(job.root)}
     assert stored["committed_at"] == committed[stored["checkpoint_id"]]
     for time in (stored["made_at"].replace("+00:00", "Z"), "2999-01-01"):
-        planned = plan(box, f"before:{time}")
+        planned = plan(job, f"before:{time}")
         assert (planned["target_checkpoint"], planned["savepoint"]) == (newest, "")
     run.resume().wait().check()
 
 
-def test_a_target_condition_skips_a_checkpoint_without_its_manifest(box: AccountsJob) -> None:
-    box.settings = {"checkpoints__retained": 100}
-    box.run_to(50)
-    first, second, *_ = root_files.kept_entries(box.root)
-    (box.root / second.doc["manifest"]["key"]).unlink()
-    assert plan(box, f"before:events={second.position}")["target_checkpoint"] == first.seq
+def test_a_target_condition_skips_a_checkpoint_without_its_manifest(job: AccountsJob) -> None:
+    job.settings = {"checkpoints__retained": 100}
+    job.run_to(50)
+    first, second, *_ = root_files.kept_entries(job.root)
+    (job.root / second.doc["manifest"]["key"]).unlink()
+    assert plan(job, f"before:events={second.position}")["target_checkpoint"] == first.seq
 
 
 def test_the_lineage_of_a_checkpoint_follows_every_restore() -> None:

@@ -42,12 +42,12 @@ class SlowCopies(PosixStorage):
 
 
 @pytest.fixture
-def claimed(box: AccountsJob) -> AccountsJob:
+def claimed(job: AccountsJob) -> AccountsJob:
     """A run works on the job, as far as the log knows, and there is more to do."""
-    box.run_to(30)
-    box.deliver(150)
-    box.reach("claim.after")
-    return box
+    job.run_to(30)
+    job.deliver(150)
+    job.reach("claim.after")
+    return job
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_batches_are_committed_while_a_savepoint_is_copied(claimed: AccountsJob,
 
 
 def test_a_run_repeats_its_sign_of_life_to_a_request_during_a_long_batch(claimed: AccountsJob, submit: Submit) -> None:
-    """Its batch takes longer than the asker would wait for a sign."""
+    """Its batch takes longer than the requester would wait for a sign."""
     seen, signs = claimed.root / "requests" / "r1.seen", set[int]()
     made: list[Future[SavepointReport]] = []
 
@@ -111,7 +111,7 @@ def test_a_run_repeats_its_sign_of_life_to_a_request_during_a_long_batch(claimed
 def test_a_savepoint_request_fails_if_the_run_reaches_no_barrier_in_time(
     claimed: AccountsJob, ask: Callable[[str, SavepointRequest], object]
 ) -> None:
-    """It gives signs; its batch takes longer than the asker's timeout. Nothing is made, or stopped."""
+    """It gives signs; its batch takes longer than the requester's timeout. Nothing is made, or stopped."""
     refused: list[RequestTimeout] = []
 
     def after(_: BatchResult) -> None:

@@ -16,9 +16,9 @@ from tests.support.screens import normalized
 
 
 @pytest.fixture
-def box(box: AccountsJob) -> AccountsJob:
-    box.variables = {"COLUMNS": "160"}
-    return box
+def job(job: AccountsJob) -> AccountsJob:
+    job.variables = {"COLUMNS": "160"}
+    return job
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def half_done(early: AccountsJob) -> AccountsJob:
     return early
 
 
-def _screen(box: AccountsJob, shown: str) -> str:
+def _screen(job: AccountsJob, shown: str) -> str:
     """What was shown, with names for what varies, and single blanks, since columns are as wide as what varies."""
-    text = re.sub(r"(?<=[!-~]) +", " ", normalized(shown, folder=box.folder.parent, jobs=JOBS))
+    text = re.sub(r"(?<=[!-~]) +", " ", normalized(shown, folder=job.folder.parent, jobs=JOBS))
     return re.sub(r"<time> \d+ ([\d,]+) <size> <size> \d+$", r"<time> <ms> \1 <size> <size> <files>", text, flags=re.M)
 
 
-def _status(box: AccountsJob, *more: str) -> dict[str, Any]:
-    shown: dict[str, Any] = box.command("status", "--json", *more, with_job=True).check().document
+def _status(job: AccountsJob, *more: str) -> dict[str, Any]:
+    shown: dict[str, Any] = job.command("status", "--json", *more, with_job=True).check().document
     return shown
 
 
@@ -62,16 +62,16 @@ def test_a_savepoint_is_refused_until_the_restore_is_completed(half_done: Accoun
     assert _status(half_done)["restoring"] is None
 
 
-def test_a_silent_run_is_not_called_dead(box: AccountsJob, golden: SnapshotAssertion) -> None:
-    box.deliver(60)
-    run = box.start("commit.after:3:stop").wait_stopped()
+def test_a_silent_run_is_not_called_dead(job: AccountsJob, golden: SnapshotAssertion) -> None:
+    job.deliver(60)
+    run = job.start("commit.after:3:stop").wait_stopped()
     for name, command in {"savepoint": ("savepoint", "create"), "stop": ("stop",)}.items():
-        refused = box.command(*command, "--acknowledge-timeout", "0.2")
+        refused = job.command(*command, "--acknowledge-timeout", "0.2")
         facts = refused.error.facts
-        assert (refused.code, facts["generation"]) == (2, box.head.doc["generation"]), str(refused)
+        assert (refused.code, facts["generation"]) == (2, job.head.doc["generation"]), str(refused)
         assert "--acknowledge-timeout" in refused.err
-        assert _screen(box, refused.err) == golden(name=name)
-    assert box.create_savepoint("head", "--from-head")["taken_by"] == "head"
+        assert _screen(job, refused.err) == golden(name=name)
+    assert job.create_savepoint("head", "--from-head")["taken_by"] == "head"
     run.resume().wait().check()
 
 
@@ -87,8 +87,8 @@ def test_status_marks_what_a_restore_has_undone(early: AccountsJob) -> None:
     assert undone[early.head.checkpoint] is False and True in undone.values()
 
 
-def _undone(box: AccountsJob) -> dict[int, bool]:
-    return {c["checkpoint_id"]: c["undone"] for c in _status(box)["checkpoints"]}
+def _undone(job: AccountsJob) -> dict[int, bool]:
+    return {c["checkpoint_id"]: c["undone"] for c in _status(job)["checkpoints"]}
 
 
 def test_status_shows_the_origin_of_a_shadow_fork(

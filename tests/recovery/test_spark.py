@@ -208,10 +208,10 @@ def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: Flight
 def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flights: FlightsJob, tmp_path: Path) -> None:
     """The next run, or the same command, does the rest: each is complete, once, and no row is lost or there twice."""
     flights.deliver(4)
-    asker = _asked_of_a_run_that_dies(flights, "savepoint", "create", "--name", "early")
+    requester = _asked_of_a_run_that_dies(flights, "savepoint", "create", "--name", "early")
     flights.reach("savepoint.copied")
     flights.finish()
-    asker.wait().check()
+    requester.wait().check()
     assert flights.savepoints.keys() == {"early"}
 
     into = tmp_path / "fork"
@@ -221,7 +221,7 @@ def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flight
     # The runs may have processed all four files before the savepoint.
     flights.deliver(5)
     settings = {**flights.settings, "local_dir": tmp_path / "local"}
-    forked = FlightsJob(flights.folder, settings, job=flights.job, launcher=spawn, root_folder=into)
+    forked = FlightsJob(flights.folder, settings, job_name=flights.job_name, launcher=spawn, root_folder=into)
     forked.finish()
     files = _files(flights.savepoints["early"]["manifest"]["sources"][0]["offset"])
     shadow = multiset(expected(5).movements) - multiset(expected(files).movements)
@@ -229,20 +229,20 @@ def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flight
     forked.end_all()
 
     flights.deliver(7)
-    asker = _asked_of_a_run_that_dies(flights, "stop", "--savepoint", "--name", "last")
+    requester = _asked_of_a_run_that_dies(flights, "stop", "--savepoint", "--name", "last")
     flights.reach("savepoint.complete")
     assert flights.finish().result["stopped_because"] == STOPPED
-    asker.wait().check()
+    requester.wait().check()
     assert flights.savepoints.keys() == {"early", "last"}
     flights.finish()
     flights.check()
 
 
-def _asked_of_a_run_that_dies(box: FlightsJob, *command: str) -> Running:
+def _asked_of_a_run_that_dies(job: FlightsJob, *command: str) -> Running:
     """A process that waits for an answer; the run that was at work then is gone."""
-    run = box.start("batch.reported:2:stop").wait_stopped()
-    asker = box.begin(*command, "--request-id", command[-1], "--timeout", "300", "--acknowledge-timeout", "300")
-    wait_for((box.root / "requests" / command[-1]).exists, lambda: "the request")
+    run = job.start("batch.reported:2:stop").wait_stopped()
+    requester = job.begin(*command, "--request-id", command[-1], "--timeout", "300", "--acknowledge-timeout", "300")
+    wait_for((job.root / "requests" / command[-1]).exists, lambda: "the request")
     run.kill()
     run.wait()
-    return asker
+    return requester

@@ -19,12 +19,12 @@ def skew_from_environment() -> None:
     seed = os.environ.get(VARIABLE)
     if not seed:
         return
-    dice, right = random.Random(int(seed)), SystemClock.now
-    wrong_by = [dice.uniform(-1, 1) * _MOST]
+    rng, right = random.Random(int(seed)), SystemClock.now
+    wrong_by = [rng.uniform(-1, 1) * _MOST]
 
     def now(self: SystemClock) -> datetime:
-        if dice.random() < _JUMPS:
-            wrong_by[0] = dice.uniform(-1, 1) * _MOST
+        if rng.random() < _JUMPS:
+            wrong_by[0] = rng.uniform(-1, 1) * _MOST
         return right(self) + wrong_by[0]
 
     patch.object(SystemClock, "now", now).start()

@@ -118,8 +118,8 @@ def test_rows_are_sorted_by_order_key_declared_order_and_arrival(
 
 
 def _many(count: int) -> list[Sent]:
-    dice = np.random.default_rng(1)
-    keys = dice.integers(0, 50, count).tolist()
+    rng = np.random.default_rng(1)
+    keys = rng.integers(0, 50, count).tolist()
     return [Sent((1 << 61) + key, at, Row(key, "a", 0.0)) for at, key in enumerate(keys)]
 
 

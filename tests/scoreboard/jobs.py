@@ -27,11 +27,11 @@ def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
         "checkpoints__retained": 1 + round_.seed % 4,
         "state__backend": ["rocksdb", "rocksdb", "filesystem"][round_.seed % 3],
     }
-    box = AccountsJob(round_.folder / "job", settings, **more)
+    job = AccountsJob(round_.folder / "job", settings, **more)
     try:
-        yield box
+        yield job
     finally:
-        box.end_all()
+        job.end_all()
 
 
 def kill_after(seconds: float, run: Running, each: Callable[[], object]) -> None:
@@ -46,10 +46,10 @@ def kill_after(seconds: float, run: Running, each: Callable[[], object]) -> None
     run.kill()
 
 
-def check_complete(box: AccountsJob, chain: Chain) -> None:
+def check_complete(job: AccountsJob, chain: Chain) -> None:
     """All that was delivered is in the tables and the state, once; at rest nothing is left over."""
-    box.deliver_more(10)
-    box.finish()
+    job.deliver_more(10)
+    job.finish()
     chain.check()
-    box.check_results()
-    box.check_clean()
+    job.check_results()
+    job.check_clean()

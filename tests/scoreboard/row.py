@@ -28,7 +28,7 @@ class Round:
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed
         self.folder = folder
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
 
 
 Play = Callable[[Round], int]

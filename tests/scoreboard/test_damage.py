@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.recovery.damaged_job import Damage, Victim, check_refused, cut, flip, make_victim
+from tests.recovery.damaged_job import Damage, DamagedJob, check_refused, cut, flip, make_damaged_job
 from tests.recovery.host_copies import cached_files, retry, unshare
 from tests.scoreboard.row import Round, Row
 from tests.support import root_files
@@ -53,47 +53,47 @@ def test_a_file_that_is_not_in_its_place_is_named(round_: Round) -> int:
     return _damage_victim(round_, _misplace_one)
 
 
-def _damage_victim(round_: Round, damage: Callable[[Victim, random.Random], Path]) -> int:
-    victim = make_victim(round_.folder)
+def _damage_victim(round_: Round, damage: Callable[[DamagedJob, random.Random], Path]) -> int:
+    damaged = make_damaged_job(round_.folder)
     try:
         for _ in range(_EACH):
-            check_refused(victim, damage(victim, round_.dice))
-            victim.reset()
+            check_refused(damaged, damage(damaged, round_.rng))
+            damaged.reset()
     finally:
-        victim.box.end_all()
+        damaged.job.end_all()
     return _EACH
 
 
-def _some_file(victim: Victim, dice: random.Random) -> Path:
-    return dice.choice(victim.files(dice.choice(KINDS)))
+def _some_file(damaged: DamagedJob, rng: random.Random) -> Path:
+    return rng.choice(damaged.files(rng.choice(KINDS)))
 
 
-def _cut_one(victim: Victim, dice: random.Random) -> Path:
-    path = _some_file(victim, dice)
+def _cut_one(damaged: DamagedJob, rng: random.Random) -> Path:
+    path = _some_file(damaged, rng)
     data = path.read_bytes()
-    blocks = dice.randrange(len(data) // _BLOCK + 1) * _BLOCK
-    kept = dice.choice([0, len(data) - 1, min(blocks, len(data) - 1), dice.randrange(len(data))])
+    blocks = rng.randrange(len(data) // _BLOCK + 1) * _BLOCK
+    kept = rng.choice([0, len(data) - 1, min(blocks, len(data) - 1), rng.randrange(len(data))])
     path.write_bytes(data[:kept])
     return path
 
 
-def _flip_one(victim: Victim, dice: random.Random) -> Path:
-    path = _some_file(victim, dice)
-    flip(dice.random(), dice.randrange(8))(path)
+def _flip_one(damaged: DamagedJob, rng: random.Random) -> Path:
+    path = _some_file(damaged, rng)
+    flip(rng.random(), rng.randrange(8))(path)
     return path
 
 
-def _misplace_one(victim: Victim, dice: random.Random) -> Path:
-    kind = dice.choice(["manifest", "sst"])
-    path = dice.choice(victim.files(kind))
-    how = dice.choice(["missing", "another job's", "a neighbour's"])
+def _misplace_one(damaged: DamagedJob, rng: random.Random) -> Path:
+    kind = rng.choice(["manifest", "sst"])
+    path = rng.choice(damaged.files(kind))
+    how = rng.choice(["missing", "another job's", "a neighbour's"])
     if how == "missing":
         path.unlink()
     elif how == "another job's" or kind != "sst":
-        path.write_bytes(victim.files(kind, victim.other.root)[0].read_bytes())
+        path.write_bytes(damaged.files(kind, damaged.other.root)[0].read_bytes())
     else:
-        others = [other for other in victim.files(kind) if other.read_bytes() != path.read_bytes()]
-        path.write_bytes(dice.choice(others).read_bytes())
+        others = [other for other in damaged.files(kind) if other.read_bytes() != path.read_bytes()]
+        path.write_bytes(rng.choice(others).read_bytes())
     return path
 
 
@@ -103,25 +103,25 @@ def test_damaged_copies_change_no_result(round_: Round) -> int:
 
     A run or its retries succeed; then as for killed-drivers.
     """
-    box = AccountsJob(round_.folder / "job", _BACKENDS[round_.seed % len(_BACKENDS)])
-    box.deliver(_ROWS)
+    job = AccountsJob(round_.folder / "job", _BACKENDS[round_.seed % len(_BACKENDS)])
+    job.deliver(_ROWS)
     try:
-        box.finish()
-        damaged = sum(_damage_around_a_run(box, round_.dice) for _ in range(_TIMES))
-        box.check_results()
-        box.check_clean()
+        job.finish()
+        damaged = sum(_damage_around_a_run(job, round_.rng) for _ in range(_TIMES))
+        job.check_results()
+        job.check_clean()
     finally:
-        box.end_all()
+        job.end_all()
     return damaged
 
 
-def _damage_around_a_run(box: AccountsJob, dice: random.Random) -> int:
+def _damage_around_a_run(job: AccountsJob, rng: random.Random) -> int:
     """Damages cached files before a run, and others in its middle; returns how many."""
-    unshare(box)
-    damaged = _damage_copies(box, dice)
-    box.deliver_more(_ROWS)
-    box.marker.unlink(missing_ok=True)
-    run = box.start(f"batch.begin:{dice.randint(1, _ROWS // SLICE)}:stop")
+    unshare(job)
+    damaged = _damage_copies(job, rng)
+    job.deliver_more(_ROWS)
+    job.marker.unlink(missing_ok=True)
+    run = job.start(f"batch.begin:{rng.randint(1, _ROWS // SLICE)}:stop")
 
     # A run that found the damage earlier has ended.
     def has_stopped_or_ended() -> bool:
@@ -130,28 +130,28 @@ def _damage_around_a_run(box: AccountsJob, dice: random.Random) -> int:
 
     wait_for(has_stopped_or_ended, lambda: f"a stop or the end of {run}")
     if run.poll() is None:
-        damaged += _damage_copies(box, dice)
+        damaged += _damage_copies(job, rng)
         run.resume()
-    retry(box, run.wait())
+    retry(job, run.wait())
     return damaged
 
 
-def _damage_copies(box: AccountsJob, dice: random.Random) -> int:
+def _damage_copies(job: AccountsJob, rng: random.Random) -> int:
     """Damages some cached files, also below an open store; never a stored object, nor one that waits for its upload,
     of which there is no other copy."""
-    queued = [path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}]
-    others = {path.stat().st_ino for path in (*root_files.files_below(box.root).values(), *queued)}
-    own = [p for p in cached_files(box) if p.stat().st_ino not in others and p.stat().st_size]
-    chosen = dice.sample(own, dice.randint(min(1, len(own)), len(own)))
+    queued = [path for path in job.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}]
+    others = {path.stat().st_ino for path in (*root_files.files_below(job.root).values(), *queued)}
+    own = [p for p in cached_files(job) if p.stat().st_ino not in others and p.stat().st_size]
+    chosen = rng.sample(own, rng.randint(min(1, len(own)), len(own)))
     for path in chosen:
         damages: list[Damage] = [
             cut(0),
             _zero_from(0),
-            cut(dice.random()),
-            _zero_from(dice.random()),
-            flip(dice.random(), dice.randrange(8)),
+            cut(rng.random()),
+            _zero_from(rng.random()),
+            flip(rng.random(), rng.randrange(8)),
         ]
-        dice.choice(damages)(path)
+        rng.choice(damages)(path)
     return len(chosen)
 
 

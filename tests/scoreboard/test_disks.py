@@ -29,24 +29,24 @@ def test_a_full_disk_damages_nothing(round_: Round) -> int:
     The run ends with an error that can be retried, the checkpoint before is whole; then as for killed-drivers.
     """
     full = 0
-    with _small_disk(round_.folder / "small") as small, accounts_job(round_, root_folder=small / "root") as box:
+    with _small_disk(round_.folder / "small") as small, accounts_job(round_, root_folder=small / "root") as job:
         # Tables too: the job finds a link to them.
         (small / "tables").mkdir()
-        (box.folder / "tables").symlink_to(small / "tables")
-        box.settings = {**box.settings, "local_dir": small / "local"}
-        box.deliver(20)
-        box.finish()
+        (job.folder / "tables").symlink_to(small / "tables")
+        job.settings = {**job.settings, "local_dir": small / "local"}
+        job.deliver(20)
+        job.finish()
         for number in range(_TRIES):
-            box.deliver(20 + 40 * (number + 1))
-            _fill(small, leave=round_.dice.choice([0, 4096, round_.dice.randrange(400_000)]))
-            before = root_files.head(box.root)
-            ended = box.run()
+            job.deliver(20 + 40 * (number + 1))
+            _fill(small, leave=round_.rng.choice([0, 4096, round_.rng.randrange(400_000)]))
+            before = root_files.head(job.root)
+            ended = job.run()
             assert ended.code in _CLEAN, str(ended)
             full += ended.code != 0
-            assert root_files.head(box.root).seq >= before.seq
-            root_files.check_hashes(box.root)
+            assert root_files.head(job.root).seq >= before.seq
+            root_files.check_hashes(job.root)
             (small / "filler").unlink()
-        check_complete(box, root_files.Chain(box.root))
+        check_complete(job, root_files.Chain(job.root))
     return full
 
 
@@ -74,7 +74,7 @@ def test_disk_errors_lose_nothing_acknowledged(round_: Round) -> int:
 
     What was acknowledged is stored and whole; then as for killed-drivers.
     """
-    return _play_faulty(round_, errors=round_.dice.choice([0.01, 0.03, 0.1]))
+    return _play_faulty(round_, errors=round_.rng.choice([0.01, 0.03, 0.1]))
 
 
 @Row(18, "power-cuts", plays=(2, 25, 1000), mutant="no-fsync")
@@ -87,34 +87,34 @@ def test_power_cuts_lose_nothing_acknowledged(round_: Round) -> int:
 
 
 def _play_faulty(round_: Round, errors: float) -> int:
-    dice, injected = round_.dice, 0
-    with accounts_job(round_) as box:
-        folders = str(box.root), str(box.folder / "tables")
+    rng, injected = round_.rng, 0
+    with accounts_job(round_) as job:
+        folders = str(job.root), str(job.folder / "tables")
         for folder in folders:
             Path(folder).mkdir(parents=True, mode=0o700)
         for number in range(_TRIES):
-            box.deliver(30 * (number + 1))
-            calls = -1 if errors else dice.randrange(250)
-            plan = DiskPlan(folders, str(box.folder / "image"), dice.randrange(1 << 30), calls, errors)
-            box.variables = {VARIABLE: plan.variable}
-            ended = box.run()
+            job.deliver(30 * (number + 1))
+            calls = -1 if errors else rng.randrange(250)
+            plan = DiskPlan(folders, str(job.folder / "image"), rng.randrange(1 << 30), calls, errors)
+            job.variables = {VARIABLE: plan.variable}
+            ended = job.run()
             assert ended.code in _CLEAN | {LOST_POWER}, str(ended)
-            injected += _lose_power(box, folders)
-        box.variables = {}
-        check_complete(box, root_files.Chain(box.root))
+            injected += _lose_power(job, folders)
+        job.variables = {}
+        check_complete(job, root_files.Chain(job.root))
     return injected
 
 
-def _lose_power(box: AccountsJob, folders: tuple[str, ...]) -> int:
+def _lose_power(job: AccountsJob, folders: tuple[str, ...]) -> int:
     """Leaves what a power cut leaves; what was acknowledged must be there. Returns how many faults there were."""
-    image = box.folder / "image"
+    image = job.folder / "image"
     facts = json.loads((image / "facts.json").read_text())
     for number, folder in enumerate(folders):
         shutil.rmtree(folder)
         shutil.move(image / str(number), folder)
-    shutil.rmtree(box.local, ignore_errors=True)
-    newest = root_files.newest_seq(box.root) if any((box.root / "log").glob("*")) else 0
+    shutil.rmtree(job.local, ignore_errors=True)
+    newest = root_files.newest_seq(job.root) if any((job.root / "log").glob("*")) else 0
     assert newest >= max(facts["acked"], default=0), f"acknowledged {facts['acked']}, but the log ends at {newest}"
     if newest and facts["acked"]:
-        root_files.check_hashes(box.root)
+        root_files.check_hashes(job.root)
     return 1 + int(facts["failed"])

@@ -25,8 +25,8 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
 
     Tables and state are what plain dictionaries contain for all input, the log is one chain, nothing is left over.
     """
-    with accounts_job(round_) as box:
-        return _kill_at_random(box, round_.dice, rows=150)
+    with accounts_job(round_) as job:
+        return _kill_at_random(job, round_.rng, rows=150)
 
 
 @Row(2, "killed-drivers-s3", plays=(1, 6, 40), mutant="no-token", within=40, is_slow=True)
@@ -37,34 +37,34 @@ def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
     """
     with s3_server(round_.folder / "s3", "bucket") as variables:
         root = round_.folder / "s3" / "data" / "bucket" / "job"
-        with accounts_job(round_, root_folder=root, address="s3://bucket/job", variables=variables) as box:
-            return _kill_at_random(box, round_.dice, rows=30)
+        with accounts_job(round_, root_folder=root, address="s3://bucket/job", variables=variables) as job:
+            return _kill_at_random(job, round_.rng, rows=30)
 
 
-def _kill_at_random(box: AccountsJob, dice: random.Random, rows: int) -> int:
+def _kill_at_random(job: AccountsJob, rng: random.Random, rows: int) -> int:
     """Kills runs at times between their start and their end; returns how many died.
 
     Args:
         rows: delivered for each run.
     """
-    chain = Chain(box.root)
+    chain = Chain(job.root)
     killed = 0
     # How long a run takes depends on the machine: with a fixed time, all kills can fall into the start. The first run
     # may wait for the server that processes are forked from.
-    box.deliver(SLICE)
-    box.finish()
-    box.deliver_more(rows)
+    job.deliver(SLICE)
+    job.finish()
+    job.deliver_more(rows)
     began = time.monotonic()
-    box.finish()
+    job.finish()
     longest = time.monotonic() - began
     for _ in range(_KILLS):
-        box.deliver_more(rows)
-        run = box.start()
-        kill_after(dice.uniform(0, longest), run, chain.look)
+        job.deliver_more(rows)
+        run = job.start()
+        kill_after(rng.uniform(0, longest), run, chain.look)
         ended = run.wait(chain.look)
         assert ended.code in (0, KILLED), str(ended)
         killed += ended.code == KILLED
-    check_complete(box, chain)
+    check_complete(job, chain)
     return killed
 
 
@@ -75,19 +75,19 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
     As for killed-drivers.
     """
     step = STEPS[round_.seed % len(STEPS)]
-    with accounts_job(round_) as box:
-        box.settings = {**box.settings, "checkpoints__collect_every": 1, "checkpoints__retained": 1}
+    with accounts_job(round_) as job:
+        job.settings = {**job.settings, "checkpoints__collect_every": 1, "checkpoints__retained": 1}
         if step in ASYNCHRONOUS:
-            box.settings = {**box.settings, "checkpoints__asynchronous": "yes", "state__backend": "rocksdb"}
-        chain = Chain(box.root)
-        box.deliver(40)
-        box.finish()
+            job.settings = {**job.settings, "checkpoints__asynchronous": "yes", "state__backend": "rocksdb"}
+        chain = Chain(job.root)
+        job.deliver(40)
+        job.finish()
         chain.look()
-        box.deliver(120)
-        nth = 1 if step in _ONCE else round_.dice.randrange(1, 4)
-        ended = box.start(f"{step}:{nth}").wait(chain.look)
-        assert ended.code == KILLED and box.marker.exists(), f"{step} was not reached: {ended}"
-        check_complete(box, chain)
+        job.deliver(120)
+        nth = 1 if step in _ONCE else round_.rng.randrange(1, 4)
+        ended = job.start(f"{step}:{nth}").wait(chain.look)
+        assert ended.code == KILLED and job.marker.exists(), f"{step} was not reached: {ended}"
+        check_complete(job, chain)
     return 1
 
 
@@ -97,23 +97,23 @@ def test_a_driver_resumed_after_another_run_is_fenced(round_: Round) -> int:
 
     As for killed-drivers; the late driver reports that it is fenced.
     """
-    dice, step = round_.dice, _STOPS[round_.seed % len(_STOPS)]
-    with accounts_job(round_) as box:
+    rng, step = round_.rng, _STOPS[round_.seed % len(_STOPS)]
+    with accounts_job(round_) as job:
         # With this backend a run passes each of the steps.
-        box.settings = {**box.settings, "checkpoints__collect_every": 1, "state__backend": "rocksdb"}
-        chain = Chain(box.root)
-        box.deliver(30)
-        if dice.random() < 0.5:
-            box.finish()
-        box.deliver(110)
-        stopped = box.start(f"{step}:1:stop")
+        job.settings = {**job.settings, "checkpoints__collect_every": 1, "state__backend": "rocksdb"}
+        chain = Chain(job.root)
+        job.deliver(30)
+        if rng.random() < 0.5:
+            job.finish()
+        job.deliver(110)
+        stopped = job.start(f"{step}:1:stop")
         stopped.wait_stopped(chain.look)
-        others = [box.start() for _ in range(dice.choice([1, 1, 2]))]
+        others = [job.start() for _ in range(rng.choice([1, 1, 2]))]
         _check_one_wins([other.wait(chain.look) for other in others])
         stopped.resume()
         late = stopped.wait(chain.look)
         assert (late.code, late.error.code) == (3, "fenced"), f"{step}: {late}"
-        check_complete(box, chain)
+        check_complete(job, chain)
     return 1
 
 
@@ -123,25 +123,25 @@ def test_one_of_several_drivers_wins(round_: Round) -> int:
 
     As for killed-drivers; the drivers that lose are fenced.
     """
-    dice = round_.dice
-    with accounts_job(round_) as box:
-        chain = Chain(box.root)
-        box.deliver(400)
-        runs = [box.start()]
-        for _ in range(dice.choice([1, 2])):
-            _wait_for_entries(box, chain, len(chain.seen) + dice.randrange(8))
-            runs.append(box.start())
+    rng = round_.rng
+    with accounts_job(round_) as job:
+        chain = Chain(job.root)
+        job.deliver(400)
+        runs = [job.start()]
+        for _ in range(rng.choice([1, 2])):
+            _wait_for_entries(job, chain, len(chain.seen) + rng.randrange(8))
+            runs.append(job.start())
         _check_one_wins([run.wait(chain.look) for run in runs])
-        check_complete(box, chain)
+        check_complete(job, chain)
     return len(runs) - 1
 
 
-def _wait_for_entries(box: AccountsJob, chain: Chain, number: int) -> None:
+def _wait_for_entries(job: AccountsJob, chain: Chain, number: int) -> None:
     """Waits until the log has had so many entries, or the first run has ended."""
 
     def far_enough() -> bool:
         chain.look()
-        return len(chain.seen) >= number or box.processes[0].poll() is not None
+        return len(chain.seen) >= number or job.processes[0].poll() is not None
 
     wait_for(far_enough, lambda: f"{number} entries of the log")
 
@@ -157,19 +157,19 @@ def test_wrong_clocks_change_no_result(round_: Round) -> int:
 
     As for killed-drivers: clocks are for users and for waiting.
     """
-    dice, clocks = round_.dice, 0
-    with accounts_job(round_) as box:
-        box.settings = {**box.settings, "checkpoints__max_age": "30m"}
-        chain = Chain(box.root)
+    rng, clocks = round_.rng, 0
+    with accounts_job(round_) as job:
+        job.settings = {**job.settings, "checkpoints__max_age": "30m"}
+        chain = Chain(job.root)
         for number in range(_RUNS):
-            box.deliver(50 * (number + 1))
+            job.deliver(50 * (number + 1))
             runs = []
-            for _ in range(dice.choice([1, 1, 2])):
-                box.variables = {CLOCK: str(dice.randrange(1 << 30))}
-                runs.append(box.start(dice.choice(["", "commit.after:2", "batch.reported:2"])))
+            for _ in range(rng.choice([1, 1, 2])):
+                job.variables = {CLOCK: str(rng.randrange(1 << 30))}
+                runs.append(job.start(rng.choice(["", "commit.after:2", "batch.reported:2"])))
                 clocks += 1
             for run in runs:
                 ended = run.wait(chain.look, _PATIENCE)
                 assert ended.code in (0, KILLED, 3), str(ended)
-        check_complete(box, chain)
+        check_complete(job, chain)
     return clocks

@@ -35,7 +35,7 @@ class _Watch:
         memory: of the current run.
     """
 
-    box: AccountsJob
+    job: AccountsJob
     chain: Chain
     objects: list[int] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
@@ -46,20 +46,20 @@ class _Watch:
         if time.monotonic() - self.looked < _LOOK_SECONDS:
             return
         self.looked = time.monotonic()
-        entries = _files(self.box.root / "log")
+        entries = _files(self.job.root / "log")
         assert entries <= _LOG_ENTRIES, f"the log has {entries} entries"
-        self.objects.append(_files(self.box.root) + _files(self.box.local))
+        self.objects.append(_files(self.job.root) + _files(self.job.local))
         self.memory.append(_memory(run.pid))
 
     def work(self, batches: int, killed_after: float | None = None) -> int:
         """A run over so many new batches, killed at some time or not; returns how many were killed."""
-        self.box.deliver_more(batches * SLICE)
+        self.job.deliver_more(batches * SLICE)
         self.memory.clear()
-        run = self.box.start()
+        run = self.job.start()
         if killed_after is not None:
             kill_after(killed_after, run, lambda: self.look(run))
         # A killed run leaves its batches to the next one.
-        patience = DEADLINE + _BATCH_SECONDS * len(self.box.delivered) / SLICE
+        patience = DEADLINE + _BATCH_SECONDS * len(self.job.delivered) / SLICE
         ended = run.wait(lambda: self.look(run), patience)
         assert ended.code == 0 or (killed_after is not None and ended.code == KILLED), str(ended)
         return int(ended.code == KILLED)
@@ -93,39 +93,39 @@ def test_long_runs_leave_nothing_that_grows(round_: Round) -> int:
     """
     # `make test` plays the first round only.
     runs, batches, last_batches = (12, 60, 1000) if round_.seed else (4, 15, 120)
-    with accounts_job(round_) as box:
-        box.settings = {**box.settings, "history__retained": 50}
-        box.deliver(SLICE)
-        box.finish()
-        watch = _Watch(box, Chain(box.root))
+    with accounts_job(round_) as job:
+        job.settings = {**job.settings, "history__retained": 50}
+        job.deliver(SLICE)
+        job.finish()
+        watch = _Watch(job, Chain(job.root))
         injected = 0
         for number in range(runs):
             happenings: list[Callable[[], int]] = [
-                lambda: watch.work(batches, killed_after=round_.dice.uniform(0, 1.5)),
+                lambda: watch.work(batches, killed_after=round_.rng.uniform(0, 1.5)),
                 lambda: watch.work(batches),
                 partial(_restore, watch, batches, f"point-{number}"),
-                lambda: _idle(box, runs=5),
+                lambda: _idle(job, runs=5),
             ]
             # Each of them at least once.
-            injected += happenings[number % 4 if number < 4 else round_.dice.randrange(4)]()
+            injected += happenings[number % 4 if number < 4 else round_.rng.randrange(4)]()
         watch.work(last_batches)
         watch.check()
-        check_complete(box, watch.chain)
+        check_complete(job, watch.chain)
     return injected
 
 
 def _restore(watch: _Watch, batches: int, name: str) -> int:
-    box = watch.box
-    made = box.command("savepoint", "create", "--name", name)
+    job = watch.job
+    made = job.command("savepoint", "create", "--name", name)
     assert made.code == 0, str(made)
     watch.work(batches)
-    go_back(box, name)
-    gone = box.command("savepoint", "dispose", name)
+    go_back(job, name)
+    gone = job.command("savepoint", "dispose", name)
     assert gone.code == 0, str(gone)
     return 1
 
 
-def _idle(box: AccountsJob, runs: int) -> int:
+def _idle(job: AccountsJob, runs: int) -> int:
     for _ in range(runs):
-        box.finish()
+        job.finish()
     return runs

@@ -30,10 +30,10 @@ _PLANS = 20
 class _Writer:
     """Appends periodically, and knows what must be there: all of it except what an executed plan named."""
 
-    def __init__(self, box: AccountsJob, dice: random.Random) -> None:
+    def __init__(self, job: AccountsJob, rng: random.Random) -> None:
         self.appended = 0
-        self._box = box
-        self._dice = dice
+        self._box = job
+        self._dice = rng
         self._there: dict[tuple[str, int], list[job_fixture.Row]] = {}
 
     def act(self, chance: float = 0.6) -> None:
@@ -67,59 +67,59 @@ def test_rows_of_another_writer_go_only_with_a_plan_that_names_them(round_: Roun
 
     Tables have the job's rows once, and each row of the other writer that no executed plan named.
     """
-    dice = round_.dice
-    with accounts_job(round_) as box:
-        box.settings = {**box.settings, "checkpoints__retained": 100, "checkpoints__asynchronous": "no"}
-        writer = _Writer(box, dice)
-        box.deliver(50)
-        box.finish()
+    rng = round_.rng
+    with accounts_job(round_) as job:
+        job.settings = {**job.settings, "checkpoints__retained": 100, "checkpoints__asynchronous": "no"}
+        writer = _Writer(job, rng)
+        job.deliver(50)
+        job.finish()
         writer.act()
-        point = root_files.head(box.root).checkpoint
-        box.deliver(100)
-        _lose_output(box, writer, dice) if round_.seed % 2 else _restore(box, writer, point, dice)
+        point = root_files.head(job.root).checkpoint
+        job.deliver(100)
+        _lose_output(job, writer, rng) if round_.seed % 2 else _restore(job, writer, point, rng)
         writer.act(0.9)
-        _finish_with_plans(box, writer, dice)
+        _finish_with_plans(job, writer, rng)
         writer.check()
     return writer.appended
 
 
-def _lose_output(box: AccountsJob, writer: _Writer, dice: random.Random) -> None:
+def _lose_output(job: AccountsJob, writer: _Writer, rng: random.Random) -> None:
     """A start goes back by itself, and is killed there."""
-    assert box.run(f"commit.after:{dice.randint(2, 4)}").code == KILLED
+    assert job.run(f"commit.after:{rng.randint(2, 4)}").code == KILLED
     writer.act()
-    newest = root_files.head(box.root)
-    table = dice.choice(TABLES)
-    (box.table(table) / "data" / newest.pending[table][0]).unlink()
-    box.marker.unlink()
-    assert box.run(dice.choice(("log.created:2", *_STEPS[1:]))).code == KILLED
-    box.marker.unlink()
+    newest = root_files.head(job.root)
+    table = rng.choice(TABLES)
+    (job.table(table) / "data" / newest.pending[table][0]).unlink()
+    job.marker.unlink()
+    assert job.run(rng.choice(("log.created:2", *_STEPS[1:]))).code == KILLED
+    job.marker.unlink()
 
 
-def _restore(box: AccountsJob, writer: _Writer, point: int, dice: random.Random) -> None:
+def _restore(job: AccountsJob, writer: _Writer, point: int, rng: random.Random) -> None:
     """A user takes the job back, and the command is killed."""
-    box.finish()
+    job.finish()
     writer.act()
-    shown = plan(box, str(point))
-    assert execute(box, failpoint=dice.choice(_STEPS)).code == KILLED
+    shown = plan(job, str(point))
+    assert execute(job, failpoint=rng.choice(_STEPS)).code == KILLED
     writer.approved(shown["sinks"])
-    box.marker.unlink()
+    job.marker.unlink()
 
 
-def _finish_with_plans(box: AccountsJob, writer: _Writer, dice: random.Random) -> None:
+def _finish_with_plans(job: AccountsJob, writer: _Writer, rng: random.Random) -> None:
     """Starts; where a run stops because of the other writer, a user plans again and approves what is shown."""
     for _ in range(_PLANS):
-        ended = box.run()
+        ended = job.run()
         if ended.code == 0:
             return
         assert (ended.code, ended.error.code) == (_REFUSED, "foreign-rows"), str(ended)
-        shown = plan(box, "latest")
+        shown = plan(job, "latest")
         writer.act(0.2)
-        ended = execute(box, failpoint=dice.choice(("", *_STEPS)))
+        ended = execute(job, failpoint=rng.choice(("", *_STEPS)))
         if ended.code == _REFUSED:
             assert ended.error.code == "plan-outdated", str(ended)
             continue
         assert ended.code in (0, KILLED), str(ended)
-        box.marker.unlink(missing_ok=True)
+        job.marker.unlink(missing_ok=True)
         writer.approved(shown["sinks"])
         writer.act(0.2)
     raise AssertionError(f"the job did not finish after {_PLANS} plans: {json.dumps(shown)}")
@@ -147,32 +147,32 @@ def test_a_new_root_continues_a_savepoint(round_: Round) -> int:
 
     Rows and state are the oracle's, none twice; tables that hold more than the savepoint are refused.
     """
-    dice = round_.dice
+    rng = round_.rng
     roots = NewRoot(AccountsJob(round_.folder / "job"), round_.folder)
     try:
-        has_gone_on = dice.random() < 0.5
+        has_gone_on = rng.random() < 0.5
         if has_gone_on:
-            roots.old.deliver(50 + 10 * dice.randrange(1, 4))
+            roots.old.deliver(50 + 10 * rng.randrange(1, 4))
             roots.old.finish()
-        if dice.random() < 0.5:
+        if rng.random() < 0.5:
             shutil.rmtree(roots.old.root)
         roots.new.deliver(100)
         if has_gone_on:
             refused = roots.run("--tables", "continue", own_tables=False)
             assert refused.code != 0, "rows after the savepoint are written a second time"
-        return has_gone_on + _begin_with_kills(roots, dice, own_tables=has_gone_on)
+        return has_gone_on + _begin_with_kills(roots, rng, own_tables=has_gone_on)
     finally:
-        for box in (roots.old, roots.new):
-            box.end_all()
+        for job in (roots.old, roots.new):
+            job.end_all()
 
 
-def _begin_with_kills(roots: NewRoot, dice: random.Random, own_tables: bool) -> int:
+def _begin_with_kills(roots: NewRoot, rng: random.Random, own_tables: bool) -> int:
     """The same command until it succeeds; returns how often it was killed."""
     more = () if own_tables else ("--tables", "continue")
     killed = 0
-    for _ in range(dice.randrange(1, _MOST_KILLS + 1)):
+    for _ in range(rng.randrange(1, _MOST_KILLS + 1)):
         roots.new.marker.unlink(missing_ok=True)
-        ended = roots.run(*more, failpoint=dice.choice(_BEGINNING), own_tables=own_tables)
+        ended = roots.run(*more, failpoint=rng.choice(_BEGINNING), own_tables=own_tables)
         assert ended.code in (0, KILLED), str(ended)
         killed += ended.code == KILLED
     ended = roots.run(*more, own_tables=own_tables)
@@ -199,30 +199,30 @@ def test_roots_of_released_formats_continue(round_: Round) -> int:
     """
     archives = sorted(_GOLDEN.glob("format-*.tar.gz"))
     for archive in archives:
-        box = AccountsJob(round_.folder / archive.name.partition(".")[0])
+        job = AccountsJob(round_.folder / archive.name.partition(".")[0])
         with tarfile.open(archive) as stored:
             # Python before 3.11.4 has no filters.
             stored.extraction_filter = getattr(tarfile, "data_filter", None)
-            stored.extractall(box.folder)
-        _check_refused(box)
-        box.deliver(90)
-        check_after(box)
-        go_back(box, "golden")
-        check_after(box)
-        shutil.rmtree(box.folder)
+            stored.extractall(job.folder)
+        _check_refused(job)
+        job.deliver(90)
+        check_after(job)
+        go_back(job, "golden")
+        check_after(job)
+        shutil.rmtree(job.folder)
     return 2 * len(archives)
 
 
-def _check_refused(box: AccountsJob) -> None:
-    path = box.root / "FORMAT"
+def _check_refused(job: AccountsJob) -> None:
+    path = job.root / "FORMAT"
     written = path.read_bytes()
     document, _ = root_files.unsealed(written)
     path.write_bytes(root_files.sealed({**document, "version": _FORMAT + 1}))
-    before = root_files.digests(box.root, box.folder / "tables")
-    ended = box.run()
+    before = root_files.digests(job.root, job.folder / "tables")
+    ended = job.run()
     assert (ended.code, ended.error.code) == (2, "wrong-job-root"), str(ended)
     assert ended.error.facts["found"] == _FORMAT + 1, str(ended)
-    assert root_files.digests(box.root, box.folder / "tables") == before
+    assert root_files.digests(job.root, job.folder / "tables") == before
     path.write_bytes(written)
 
 
@@ -232,14 +232,14 @@ def test_each_kind_of_job_has_a_root_of_the_current_format(tmp_path: Path, kind:
     stored = _GOLDEN / f"format-{_FORMAT}-{kind}.tar.gz"
     if stored.exists():
         return
-    box = AccountsJob(tmp_path / "job", _KINDS[kind])
-    box.deliver(30)
-    box.finish()
-    assert box.command("savepoint", "create", "--name", "golden").code == 0
-    box.deliver(60)
-    box.finish()
-    box.check_results()
+    job = AccountsJob(tmp_path / "job", _KINDS[kind])
+    job.deliver(30)
+    job.finish()
+    assert job.command("savepoint", "create", "--name", "golden").code == 0
+    job.deliver(60)
+    job.finish()
+    job.check_results()
     with tarfile.open(stored, "w:gz") as archive:
         for name in ("root", "tables", "events.jsonl"):
-            archive.add(box.folder / name, name)
+            archive.add(job.folder / name, name)
     pytest.fail(f"{stored.name} was missing and is written now: commit it")

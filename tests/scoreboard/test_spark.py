@@ -34,12 +34,12 @@ def _flights(round_: Round) -> Iterator[FlightsJob]:
         "checkpoints__collect_every": 3,
         "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
     }
-    box = FlightsJob(round_.folder / "job", settings, job="small_flights", launcher=spawn)
+    job = FlightsJob(round_.folder / "job", settings, job_name="small_flights", launcher=spawn)
     try:
-        yield box
+        yield job
     finally:
-        box.end_all()
-        for process in box.processes:
+        job.end_all()
+        for process in job.processes:
             process.wait_family()
 
 
@@ -50,7 +50,7 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
     Delta tables and state are what plain dictionaries contain for all input; nothing is left over.
     """
     with _flights(round_) as flights:
-        kill_at_random(flights, [DRIVER] * _KILLS, round_.dice)
+        kill_at_random(flights, [DRIVER] * _KILLS, round_.rng)
     return _KILLS
 
 
@@ -64,9 +64,9 @@ def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
         flights.deliver(4)
         # At a named step the dead attempt has left something.
         step = _IN_TASKS[-1 - round_.seed % len(_IN_TASKS)]
-        flights.reach(f"{step}:{round_.dice.randrange(1, 4)}", 0)
+        flights.reach(f"{step}:{round_.rng.randrange(1, 4)}", 0)
         check_at_rest(flights)
-        kill_at_random(flights, [WORKER] * _KILLS, round_.dice)
+        kill_at_random(flights, [WORKER] * _KILLS, round_.rng)
     return 1 + _KILLS
 
 
@@ -77,7 +77,7 @@ def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
     As for killed-drivers-spark.
     """
     with _flights(round_) as flights:
-        kill_at_random(flights, [JVM] * _KILLS, round_.dice)
+        kill_at_random(flights, [JVM] * _KILLS, round_.rng)
     return _KILLS
 
 
@@ -88,18 +88,18 @@ def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
 
     As for killed-drivers-spark.
     """
-    dice, marker = round_.dice, round_.folder / "reached"
+    rng, marker = round_.rng, round_.folder / "reached"
     step = f"{_IN_TASKS[-1 - round_.seed % len(_IN_TASKS)]}:2:stop"
     with clustered_flights(
         round_.folder, {"STATEFLOW_FAILPOINT": step, "STATEFLOW_FAILPOINT_ONCE": str(marker)}
     ) as flights:
-        flights.box.deliver(_FILES)
-        run = flights.box.start()
+        flights.job.deliver(_FILES)
+        run = flights.job.start()
         kill_executor_of(marker, run)
         killed = 1
         while killed < 1 + _EXECUTORS and run.poll() is None:
-            await_batches(run, batches_of(run) + dice.randrange(1, 3))
-            killed += flights.kill_executor(dice)
+            await_batches(run, batches_of(run) + rng.randrange(1, 3))
+            killed += flights.kill_executor(rng)
         if run.poll() is None:
             flights.replace_worker()
             killed += 1
@@ -114,7 +114,7 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
 
     As for killed-drivers-spark.
     """
-    steps = round_.dice.sample(_IN_DRIVERS, _KILLS)
+    steps = round_.rng.sample(_IN_DRIVERS, _KILLS)
     with _flights(round_) as flights:
         flights.deliver(3)
         flights.finish()

@@ -78,26 +78,26 @@ def test_runs_succeed_on_a_busy_server(round_: Round) -> int:
 
 def _play(round_: Round, share: float, kinds: Sequence[str]) -> tuple[int, list[int]]:
     """Returns the number of faults, and the exit codes of the runs."""
-    faults = Faults(round_.dice, share, kinds)
+    faults = Faults(round_.rng, share, kinds)
     root = round_.folder / "s3" / "data" / "bucket" / "job"
     with (
         s3_server(round_.folder / "s3", "bucket") as variables,
         fault_proxy(variables["AWS_ENDPOINT_URL"], faults) as address,
         accounts_job(
             round_, root_folder=root, address="s3://bucket/job", variables={**variables, "AWS_ENDPOINT_URL": address}
-        ) as box,
+        ) as job,
     ):
-        codes = _runs(box)
+        codes = _runs(job)
         faults.share = 0
-        check_complete(box, Chain(box.root))
+        check_complete(job, Chain(job.root))
     return faults.injected.total(), codes
 
 
-def _runs(box: AccountsJob) -> list[int]:
-    chain, codes = Chain(box.root), []
+def _runs(job: AccountsJob) -> list[int]:
+    chain, codes = Chain(job.root), []
     for number in range(1, _RUNS + 1):
-        box.deliver(20 * number)
-        ended = box.start().wait(chain.look)
+        job.deliver(20 * number)
+        ended = job.start().wait(chain.look)
         assert ended.code not in _DAMAGED_OR_BUG, str(ended)
         codes.append(ended.code)
     chain.check()

@@ -37,7 +37,7 @@ class Faults:
         late: timers of late requests.
     """
 
-    dice: random.Random
+    rng: random.Random
     share: float
     kinds: Sequence[str] = KINDS
     injected: Counter[str] = field(default_factory=Counter)
@@ -47,9 +47,9 @@ class Faults:
     def draw(self) -> str:
         """The fault of the next request; empty for none."""
         with self._lock:
-            if self.dice.random() >= self.share:
+            if self.rng.random() >= self.share:
                 return ""
-            kind = self.dice.choice(self.kinds)
+            kind = self.rng.choice(self.kinds)
             self.injected[kind] += 1
             return kind
 
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind in (LOST_REQUEST, LATE_REQUEST):
             if kind == LATE_REQUEST:
                 # A client's own network does so, too: the request arrives when the client has given it up.
-                delay = self.faults.dice.uniform(0, _LATEST_SECONDS)
+                delay = self.faults.rng.uniform(0, _LATEST_SECONDS)
                 timer = threading.Timer(delay, self._forward, (body,))
                 self.faults.late.append(timer)
                 timer.start()

@@ -29,11 +29,11 @@ class ModuleJob(JobFixture):
 
     def __init__(self, folder: Path, job: ModuleType, *, spark: bool = True, **settings: object) -> None:
         common = {"job__home": folder, "job__spark": "yes" if spark else "no", "checkpoints__asynchronous": "yes"}
-        super().__init__(folder, common | settings, job=str(job.__file__), launcher=spawn if spark else fork)
+        super().__init__(folder, common | settings, job_name=str(job.__file__), launcher=spawn if spark else fork)
 
     @property
     def job_file(self) -> str:
-        return self.job
+        return self.job_name
 
     def rows(self, table: str) -> Counter[tuple[Any, ...]]:
         return Counter(tuple(row.values()) for row in FolderSink(self.folder / table).rows())

@@ -69,10 +69,10 @@ class FleetJob(JobFixture):
         self.marker.unlink(missing_ok=True)
         run = self.start(f"{failpoint}:stop", **settings)
         run.wait_stopped(run.family)
-        asker = self.begin("stop", "--savepoint", "--drain", "--timeout", "120")
+        requester = self.begin("stop", "--savepoint", "--drain", "--timeout", "120")
         wait_for(lambda: any((self.root / "requests").glob("*")), lambda: "the request")
         run.resume()
-        asked, ended = asker.wait(), run.wait(run.family)
+        asked, ended = requester.wait(), run.wait(run.family)
         assert (asked.code, ended.code) == (0, 0), f"{asked}\n{ended}"
         (made,) = root_files.savepoints(self.root).values()
         assert made["drained"] is True
@@ -94,10 +94,10 @@ class FleetJob(JobFixture):
 def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetJob]:
     carriers, files_per_batch = request.param
     flights = [f for f in read_flights(csv_file()) if not carriers or f["carrier"] in carriers]
-    box = FleetJob(tmp_path / "job", flights, files_per_batch)
-    yield box
-    box.end_all()
-    for process in box.processes:
+    job = FleetJob(tmp_path / "job", flights, files_per_batch)
+    yield job
+    job.end_all()
+    for process in job.processes:
         process.wait_family()
 
 

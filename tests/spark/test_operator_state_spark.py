@@ -14,9 +14,9 @@ from tests.support.job_fixture import AccountsJob
 @pytest.mark.spark
 def test_operator_state_on_spark_is_written_by_workers_and_redistributed(tmp_path: Path) -> None:
     settings = {"job__folder": tmp_path, "job__spark": "yes", "job__pad": 1500}
-    box = AccountsJob(tmp_path, settings, job="checkpointed")
-    box.deliver(40)
-    observed_runs(box, {"parallelism": 2, "run__max_batches": 3}, {"parallelism": 3})
-    check_collected(box)
-    check_rated(box)
-    assert box.requested()
+    job = AccountsJob(tmp_path, settings, job_name="checkpointed")
+    job.deliver(40)
+    observed_runs(job, {"parallelism": 2, "run__max_batches": 3}, {"parallelism": 3})
+    check_collected(job)
+    check_rated(job)
+    assert job.requested()

@@ -55,8 +55,8 @@ def _routes() -> list[tuple[Level, Route]]:
 
 
 def _fields() -> dict[Field, Numbers]:
-    dice = random.Random(7)
-    hashes = [*EDGES, *(dice.randrange(-(1 << 63), 1 << 63) for _ in range(500))]
+    rng = random.Random(7)
+    hashes = [*EDGES, *(rng.randrange(-(1 << 63), 1 << 63) for _ in range(500))]
     numbers = {ROW_POSITION: [abs(h) >> 1 for h in hashes], ROW_PHASE: [n % 2 for n in range(len(hashes))]}
     return {field: np.array(values, np.int64) for field, values in {**numbers, KEY_HASH: hashes}.items()}
 

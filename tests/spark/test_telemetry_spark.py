@@ -15,11 +15,11 @@ pytestmark = pytest.mark.spark
 
 def test_tasks_send_their_spans_themselves(tmp_path: Path) -> None:
     with otlp_collector() as collector:
-        box = FlightsJob(
-            tmp_path / "job", {"telemetry__otlp_endpoint": collector.address}, job="small_flights", launcher=spawn
+        job = FlightsJob(
+            tmp_path / "job", {"telemetry__otlp_endpoint": collector.address}, job_name="small_flights", launcher=spawn
         )
-        box.deliver(6)
-        assert box.run().code == 0
+        job.deliver(6)
+        assert job.run().code == 0
         spans = collector.spans()
     of_tasks = [facts for name, facts in spans if name == "restore" and "stateflow.subtask" in facts]
     assert {(f["stateflow.operator"], f["stateflow.subtask"]) for f in of_tasks} >= {

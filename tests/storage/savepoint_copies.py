@@ -43,17 +43,17 @@ class SavepointCopies:
         assert _contents(fork.storage, imported) == expected
 
 
-def _manifest(root: JobRoot, dice: random.Random) -> tuple[Manifest, list[bytes]]:
+def _manifest(root: JobRoot, rng: random.Random) -> tuple[Manifest, list[bytes]]:
     """A manifest and the contents of its files, of which many are equal."""
-    choices = [dice.randbytes(size) for size in (0, 1, 5000)]
+    choices = [rng.randbytes(size) for size in (0, 1, 5000)]
     written: list[bytes] = []
 
     def write() -> FileHandle:
-        written.append(dice.choice(choices))
+        written.append(rng.choice(choices))
         return write_bytes(root.storage, f"{data_folder(1, 1, 'task')}{len(written)}", written[-1])
 
     def subtask(number: int) -> SubtaskState:
-        files = [StateFile(handle=write(), local_name=f"{f}.sst") for f in range(dice.randrange(3))]
+        files = [StateFile(handle=write(), local_name=f"{f}.sst") for f in range(rng.randrange(3))]
         first = 32 * number
         return SubtaskState(subtask=number, first_group=first, last_group=first + 31, snapshot=f"{number}", files=files)
 

@@ -141,14 +141,14 @@ class Case:
     hint: str = ""
 
 
-def check(bench: CliFixture, case: Case) -> None:
+def check(cli: CliFixture, case: Case) -> None:
     """Makes the mistake, runs the job, compares; nothing on disk may have changed."""
-    case.make(bench)
-    before = bench.on_disk()
+    case.make(cli)
+    before = cli.on_disk()
     with raises(case.error) as caught:
-        bench.run()
+        cli.run()
     error = caught.value
     assert {name: error.facts.get(name) for name in case.facts} == case.facts
     assert [datum for datum in case.shown if datum not in str(error)] == []
     assert error.hint and case.hint in error.hint and error.exit_code != 0
-    assert bench.on_disk() == before
+    assert cli.on_disk() == before

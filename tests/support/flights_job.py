@@ -97,14 +97,14 @@ class FlightsJob(JobFixture):
 
 def file_rows(file: int) -> list[Row]:
     """The flights in one file."""
-    dice = random.Random(file)
+    rng = random.Random(file)
     return [
         {
             "number": file * _ROWS + n,
-            "carrier": dice.choice(["AA", "B6", "UA"]),
-            "origin": dice.choice(["EWR", "JFK", "LGA"]),
-            "aircraft": dice.choice([None, *(f"N{i:03d}" for i in range(60))]),
-            "delay": dice.choice([None, *(float(i) for i in range(-20, 60))]),
+            "carrier": rng.choice(["AA", "B6", "UA"]),
+            "origin": rng.choice(["EWR", "JFK", "LGA"]),
+            "aircraft": rng.choice([None, *(f"N{i:03d}" for i in range(60))]),
+            "delay": rng.choice([None, *(float(i) for i in range(-20, 60))]),
         }
         for n in range(_ROWS)
     ]

@@ -57,13 +57,13 @@ def second_time(point: str) -> str:
 
 def events(number: int) -> list[Row]:
     """The first events of the one script that all tests use."""
-    dice = random.Random(7)
+    rng = random.Random(7)
     return [
         {
             "number": n,
-            "account": f"account-{dice.randrange(9)}",
-            "shop": f"shop-{dice.randrange(6)}",
-            "amount": dice.choice([-2, -1, 1, 2]),
+            "account": f"account-{rng.randrange(9)}",
+            "shop": f"shop-{rng.randrange(6)}",
+            "amount": rng.choice([-2, -1, 1, 2]),
         }
         for n in range(number)
     ]
@@ -113,7 +113,7 @@ class JobFixture:
 
     folder: Path
     settings: Mapping[str, object] = field(default_factory=dict)
-    job: str = "accounts"
+    job_name: str = "accounts"
     launcher: Callable[[Launch], Running] = fork
     processes: list[Running] = field(default_factory=list)
     root_folder: Path | None = None
@@ -213,7 +213,7 @@ class JobFixture:
 
     @property
     def job_file(self) -> str:
-        return str(JOBS / f"{self.job}.py")
+        return str(JOBS / f"{self.job_name}.py")
 
     def command(self, *arguments: str, failpoint: str = "", with_job: bool = False) -> Ended:
         """Another command on the same job root."""
@@ -236,10 +236,10 @@ class JobFixture:
         asked, continues, and must succeed."""
         before = self._requests()
         run = self.start(f"{failpoint}:stop", requests__interval="20ms", **settings).wait_stopped()
-        asker = self.begin(*arguments, "--timeout", "60", "--acknowledge-timeout", "60")
+        requester = self.begin(*arguments, "--timeout", "60", "--acknowledge-timeout", "60")
         wait_for(lambda: self._requests() > before, lambda: "the request")
         run.resume()
-        return asker.wait(), run.wait().check()
+        return requester.wait(), run.wait().check()
 
     def _requests(self) -> set[str]:
         """The requests that were ever made to runs, without signs and answers."""

@@ -67,8 +67,8 @@ class System:
     folder: Path
     client: Client
 
-    def box(self, job: str) -> AccountsJob:
-        return AccountsJob(self.folder / job)
+    def job(self, name: str) -> AccountsJob:
+        return AccountsJob(self.folder / name)
 
     def first_run(self, job: str) -> None:
         """The schedule's run, which begins when the DAG is unpaused."""
@@ -143,7 +143,7 @@ def _events(client: Client, asset: str) -> list[dict[str, Any]]:
     return [event["extra"] for event in answer["asset_events"] if event["name"] == asset]
 
 
-def _check_announced(client: Client, box: AccountsJob, made: dict[str, Any]) -> None:
+def _check_announced(client: Client, job: AccountsJob, made: dict[str, Any]) -> None:
     """The checkpoint and the savepoint have their events, and the guide's DAG was waiting for one."""
     waiting = client.only_run("after_savepoint", "asset_triggered")
     client.wait_for_success("after_savepoint", waiting)
@@ -153,20 +153,20 @@ def _check_announced(client: Client, box: AccountsJob, made: dict[str, Any]) -> 
     (event,) = _events(client, "approved.savepoint")
     extra = {"savepoint_id": made["id"], "name": "early", "path": made["path"], "checkpoint_id": made["checkpoint_id"]}
     assert event.items() >= extra.items()
-    assert _events(client, "approved.checkpoint")[-1]["checkpoint_id"] == root_files.head(box.root).checkpoint
+    assert _events(client, "approved.checkpoint")[-1]["checkpoint_id"] == root_files.head(job.root).checkpoint
 
 
 def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: System) -> None:
-    client, box = system.client, system.box("approved")
-    box.deliver(50)
+    client, job = system.client, system.job("approved")
+    job.deliver(50)
     system.first_run("approved")
 
     # The run holds the pool's only slot, and is stopped while a user requests a savepoint.
-    box.deliver(120)
+    job.deliver(120)
     client.trigger("approved", "second", {"failpoint": "batch.begin:3:stop"})
     driver = stopped_process(system.folder / "runs" / "approved")
     client.trigger("approved_savepoint", "one", {"name": "early", "reason": "before version 2"})
-    assert poll(lambda: any((box.root / "requests").glob("*")), PATIENCE)
+    assert poll(lambda: any((job.root / "requests").glob("*")), PATIENCE)
     assert client.task("approved", "second", "run").state == "running"
     os.kill(driver, signal.SIGCONT)
     client.wait_for_success("approved", "second")
@@ -174,50 +174,50 @@ def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: Sy
     made = client.returned("approved_savepoint", "one", "savepoint")
     point = int(made["offsets"]["events"]["row"])
     assert made["taken_by"] == "run" and 50 < point < 120
-    _check_announced(client, box, made)
+    _check_announced(client, job, made)
 
     # What came since is wrong; what comes again is right, and can be distinguished from it.
-    box.replace_events(since=point)
+    job.replace_events(since=point)
     wish = {"target": "early", "reason": "version 2 is wrong", "run": True}
     client.trigger("approved_recovery", "night", wish)
     question = system.answer("approved_recovery", "Approve", "seen")
-    (movements,) = [line for line in question.splitlines() if f"| {box.table('movements')} |" in line]
+    (movements,) = [line for line in question.splitlines() if f"| {job.table('movements')} |" in line]
     # The number of versions depends on how many batches went into each checkpoint.
     assert f"| {120 - point} |" in movements and "version 2 is wrong" in question
     states = client.wait_for_success("approved_recovery", "night")
     assert states == dict.fromkeys(("plan", "approve", "restore", "verify", "run"), "success")
     assert (system.folder / "restore-killed").exists()
     assert client.task("approved_recovery", "night", "restore").number == 2
-    box.check_results()
-    (record,) = [r for r in root_files.history(box.root) if r.get("kind") == "restore"]
+    job.check_results()
+    (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
     # An administrator who asks and approves is one person.
     assert record["by"] == USER and USER not in record["reason"]
     assert re.fullmatch("version 2 is wrong.+seen", record["reason"])
 
     # Cleared, it does not go back a second time; the run continues from the head.
-    box.deliver(150)
-    box.replace_events(since=point)
+    job.deliver(150)
+    job.replace_events(since=point)
     client.clear("approved_recovery", "night", "restore")
     client.wait_for_success("approved_recovery", "night")
-    assert len([r for r in root_files.history(box.root) if r.get("kind") == "restore"]) == 1
-    box.check_results()
-    box.check_clean()
+    assert len([r for r in root_files.history(job.root) if r.get("kind") == "restore"]) == 1
+    job.check_results()
+    job.check_clean()
 
 
 def test_a_rejected_plan_changes_nothing_and_can_be_made_and_approved_again(system: System) -> None:
-    client, box = system.client, system.box("rejected")
-    box.deliver(50)
+    client, job = system.client, system.job("rejected")
+    job.deliver(50)
     system.first_run("rejected")
-    oldest = root_files.kept_entries(box.root)[0].seq
-    before = root_files.digests(box.root, box.folder / "tables")
+    oldest = root_files.kept_entries(job.root)[0].seq
+    before = root_files.digests(job.root, job.folder / "tables")
     client.trigger("rejected_recovery", "night", {"target": str(oldest), "reason": "to see it"})
     system.answer("rejected_recovery", "Reject", "not now")
     assert client.wait_for_end("rejected_recovery", "night") == "failed"
     assert client.states("rejected_recovery", "night") == REJECTED
     assert client.task("rejected_recovery", "night", "approve").number == 1
-    (record,) = [r for r in root_files.history(box.root) if r.get("kind") == "rejection"]
+    (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "rejection"]
     assert (record["by"], record["reason"]) == (USER, "not now")
-    after = root_files.digests(box.root, box.folder / "tables")
+    after = root_files.digests(job.root, job.folder / "tables")
     assert before.items() <= after.items() and len(after) == len(before) + 1
 
     # On second thoughts: the plan is made, and asked about, once more.
@@ -225,43 +225,43 @@ def test_a_rejected_plan_changes_nothing_and_can_be_made_and_approved_again(syst
     system.answer("rejected_recovery", "Approve", "now")
     states = client.wait_for_success("rejected_recovery", "night")
     assert (states["restore"], states["verify"], states["run"]) == ("success", "success", "skipped")
-    point = root_files.head(box.root).position
+    point = root_files.head(job.root).position
     assert 0 < point < 50
-    box.deliver(70)
-    box.replace_events(since=point)
+    job.deliver(70)
+    job.replace_events(since=point)
     client.trigger("rejected", "next")
     client.wait_for_success("rejected", "next")
-    box.check_results()
+    job.check_results()
 
 
 def test_every_task_completes_after_a_kill_and_a_clear(system: System) -> None:
     """Each task of the family dies before its work, with its worker, and after it; there is no retry, a user clears
     it."""
-    client, box = system.client, system.box("killed")
-    box.deliver(50)
+    client, job = system.client, system.job("killed")
+    job.deliver(50)
     client.unpause("killed")
     assert system.clear_until_done("killed", client.only_run("killed", "scheduled")) == 2
     client.trigger("killed_savepoint", "one", {"name": "early"})
     assert system.clear_until_done("killed_savepoint", "one") == 2
-    assert set(root_files.savepoints(box.root)) == {"early"}
+    assert set(root_files.savepoints(job.root)) == {"early"}
     client.trigger("killed_retention", "one", {})
     system.clear_until_done("killed_retention", "one")
-    assert {name.partition("-")[0] for name in root_files.savepoints(box.root)} == {"early", "periodic"}
+    assert {name.partition("-")[0] for name in root_files.savepoints(job.root)} == {"early", "periodic"}
 
-    box.deliver(120)
+    job.deliver(120)
     client.trigger("killed", "second", {})
     system.clear_until_done("killed", "second")
-    box.replace_events(since=50)
+    job.replace_events(since=50)
     client.trigger("killed_recovery", "night", {"target": "early", "reason": "wrong", "run": True})
     system.clear_until_done("killed_recovery", "night")
-    (record,) = [r for r in root_files.history(box.root) if r.get("kind") == "restore"]
+    (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
     assert record["by"] == USER
     client.trigger("killed_savepoint", "two", {"name": "last", "stop": True})
     system.clear_until_done("killed_savepoint", "two")
-    assert "last" in root_files.savepoints(box.root)
-    deaths = {path.name for path in (box.folder / "deaths").iterdir()}
+    assert "last" in root_files.savepoints(job.root)
+    deaths = {path.name for path in (job.folder / "deaths").iterdir()}
     tasks = [".run", "_savepoint.savepoint", "_savepoint.stop", "_retention.savepoint", "_retention.collect"]
     tasks += [f"_recovery.{task}" for task in REJECTED]
     assert deaths >= {f"killed{task}.{moment}" for task in tasks for moment in ("before", "after")}
-    box.check_results()
-    box.check_clean()
+    job.check_results()
+    job.check_clean()

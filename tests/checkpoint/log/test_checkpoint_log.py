@@ -56,6 +56,6 @@ def test_an_acknowledged_entry_can_be_read(notes: list[str], room: int) -> None:
 @pytest.mark.slow
 def test_an_acknowledged_entry_can_be_read_for_many_sizes_around_the_limit() -> None:
     for seed in range(INPUTS_OF_TEST_ALL):
-        dice = random.Random(seed)
-        room = dice.randint(60, 200)
-        check_limit(["é" * ((room + dice.randint(-70, 4)) // 2) for _ in range(2)], EMPTY + room)
+        rng = random.Random(seed)
+        room = rng.randint(60, 200)
+        check_limit(["é" * ((room + rng.randint(-70, 4)) // 2) for _ in range(2)], EMPTY + room)

@@ -105,10 +105,10 @@ def test_what_is_stored_is_read(stats: list[int], inline: int, part: int) -> Non
 @pytest.mark.slow
 def test_what_is_stored_is_read_for_many_sizes_around_both_limits() -> None:
     for seed in range(INPUTS_OF_TEST_ALL):
-        dice = random.Random(seed)
-        stats = [dice.randint(0, 40) for _ in range(dice.randint(0, 12))]
+        rng = random.Random(seed)
+        stats = [rng.randint(0, 40) for _ in range(rng.randint(0, 12))]
         both = 2 * sum(len(msgspec.json.encode(f)) for f in _files(len(stats))) + 4 * sum(stats)
-        check_lists(stats, OutputSizes(max(0, both + dice.randint(-60, 60)), dice.randint(1, 500)))
+        check_lists(stats, OutputSizes(max(0, both + rng.randint(-60, 60)), rng.randint(1, 500)))
 
 
 def test_an_entry_that_is_still_too_large_is_refused_and_nothing_is_lost() -> None:

@@ -76,9 +76,9 @@ class Subtasks(OperatorSubtasks):
 
     def fill(self, seed: int, entries: int = 200) -> None:
         """Sets and removes random entries."""
-        dice = random.Random(seed)
-        keys = [key_of(dice.randrange(GROUPS), bytes([dice.randrange(3)])) for _ in range(entries)]
-        self.write({k: None if dice.random() < 0.3 else dice.randbytes(dice.randrange(1, 200)) for k in keys})
+        rng = random.Random(seed)
+        keys = [key_of(rng.randrange(GROUPS), bytes([rng.randrange(3)])) for _ in range(entries)]
+        self.write({k: None if rng.random() < 0.3 else rng.randbytes(rng.randrange(1, 200)) for k in keys})
 
     def rescale(self, parallelism: int, moves: bool = True) -> list[SubtaskState]:
         """Restores a snapshot, compares the content, and returns the snapshot."""
@@ -195,9 +195,9 @@ def _written(states: Sequence[SubtaskState], before: dict[str, int]) -> int:
 
 def _large(subtasks: Subtasks) -> list[SubtaskState]:
     """A snapshot of a store of many files, all of them compacted."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _ in range(2):
-        subtasks.write({key_of(g, bytes([n])): dice.randbytes(1000) for g in range(GROUPS) for n in range(10)})
+        subtasks.write({key_of(g, bytes([n])): rng.randbytes(1000) for g in range(GROUPS) for n in range(10)})
         subtasks.snapshot()
     for store in subtasks.native:
         store.compact_range(key_of(0), key_of(GROUPS))
@@ -300,12 +300,12 @@ def test_a_damaged_file_is_named_and_no_file_is_left(
     subtasks.write({key_of(g): b"x" for g in range(GROUPS)})
     states = subtasks.snapshot()
     subtasks.close()
-    victim = states[-1].files[0].handle.key
-    damage(storage.root / victim)
+    damaged = states[-1].files[0].handle.key
+    damage(storage.root / damaged)
     subtasks.move()
     with pytest.raises(error) as refused:
         subtasks.open(states, parallelism)
-    assert victim in refused.value.facts.values()
+    assert damaged in refused.value.facts.values()
     for store in subtasks.opened:
         store.close()
     assert _leftovers(subtasks) == []

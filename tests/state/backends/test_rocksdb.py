@@ -245,13 +245,13 @@ def test_many_snapshots_upload_changes_a_few_times_and_keep_few_files(
 ) -> None:
     stores.settings = RocksDBSettings(compaction=compaction, level_base_bytes=1 << 20)
     keys = [b"\0%c%08d" % (n % 128, n) for n in range(4000)]
-    store, dice = stores.new(), random.Random(1)
-    expected = {key: dice.randbytes(200) for key in keys}
+    store, rng = stores.new(), random.Random(1)
+    expected = {key: rng.randbytes(200) for key in keys}
     store.write(expected)
     store.snapshot(stores.prefix())
     changed, before, runs = 0, sum(_stored(stores).values()), []
     for _ in range(100):
-        change = {key: dice.randbytes(200) for key in dice.sample(keys, 40)}
+        change = {key: rng.randbytes(200) for key in rng.sample(keys, 40)}
         changed += sum(len(key) + len(value) for key, value in change.items())
         expected |= change
         store.write(change)

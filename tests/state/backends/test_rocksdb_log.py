@@ -127,9 +127,9 @@ def test_a_record_that_begins_with_few_bytes_left_in_a_block_is_read(store: Stor
 
 
 def test_records_over_many_blocks_are_read_and_cut_ones_refused(store: Store) -> None:
-    dice = random.Random(0)
+    rng = random.Random(0)
     for number in range(60):
-        store.add_edit(dice.choice([40, 300, 5_000, 70_000]))
+        store.add_edit(rng.choice([40, 300, 5_000, 70_000]))
         if number % 20 == 19:
             store.merge()
         store.check()
@@ -164,10 +164,10 @@ def test_a_record_is_written_in_full_blocks(size: int) -> None:
 def test_a_store_stays_open_for_thousands_of_snapshots(tmp_path: Path) -> None:
     """As in a long run: nothing closes the store, and each batch changes a little of it."""
     stores = RocksStoreFixture(tmp_path)
-    store, dice = stores.new(), random.Random(7)
+    store, rng = stores.new(), random.Random(7)
     expected: dict[bytes, bytes] = {}
     for number in range(3_000):
-        changes = {b"\0\1" + dice.randbytes(dice.choice([2, 2, 60])): b"%d" % number for _ in range(dice.randint(1, 3))}
+        changes = {b"\0\1" + rng.randbytes(rng.choice([2, 2, 60])): b"%d" % number for _ in range(rng.randint(1, 3))}
         store.write(changes)
         expected |= changes
         taken = store.snapshot(stores.prefix())
