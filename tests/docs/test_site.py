@@ -18,7 +18,6 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """MkDocs is strict: a broken link, a missing page or an unknown parameter in a docstring fails."""
     _run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path))

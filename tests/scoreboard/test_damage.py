@@ -46,7 +46,7 @@ def test_a_file_with_a_wrong_bit_is_named(round_: Round) -> int:
 
 @Row(13, "misplaced-files", plays=(1, 7, 250), mutant="no-hashes")
 def test_a_file_that_is_not_in_its_place_is_named(round_: Round) -> int:
-    """A file is missing, or another one of this job or of another job is in its place.
+    """A file is missing, or was replaced by another file of this job or of another job.
 
     As for torn-files.
     """

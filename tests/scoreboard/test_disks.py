@@ -26,7 +26,7 @@ _MEGABYTES = 24
 def test_a_full_disk_damages_nothing(round_: Round) -> int:
     """The disk of job root, tables and scratch space is full, or nearly.
 
-    The run ends with an error that can be retried, the checkpoint before is whole; then as for killed-drivers.
+    The run ends with an error that can be retried, the previous checkpoint is complete; then as for killed-drivers.
     """
     full = 0
     with _small_disk(round_.folder / "small") as small, accounts_job(round_, root_folder=small / "root") as job:
@@ -72,14 +72,14 @@ def _fill(folder: Path, leave: int) -> None:
 def test_disk_errors_lose_nothing_acknowledged(round_: Round) -> int:
     """Write, link or fsync fail with EIO, and power fails after it.
 
-    What was acknowledged is stored and whole; then as for killed-drivers.
+    Everything acknowledged is stored completely; then as for killed-drivers.
     """
     return _play_faulty(round_, errors=round_.rng.choice([0.01, 0.03, 0.1]))
 
 
 @Row(18, "power-cuts", plays=(2, 25, 1000), mutant="no-fsync")
 def test_power_cuts_lose_nothing_acknowledged(round_: Round) -> int:
-    """Power fails at any call: what was not synced is stored, in part, or not at all.
+    """Power fails at any call: each write that was not synced is stored wholly, partly, or not at all.
 
     As for disk-errors.
     """

@@ -21,9 +21,9 @@ _RUNS, _PATIENCE = 4, 40
 
 @Row(2, "killed-drivers", plays=(2, 24, 200), mutant="no-token", within=40, is_slow=True)
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
-    """SIGKILL of a driver at a random time, job root on POSIX.
+    """SIGKILL of a driver at a random time; the job root is on POSIX.
 
-    Tables and state are what plain dictionaries contain for all input, the log is one chain, nothing is left over.
+    Tables and state are what plain dictionaries contain for all input; the log is one chain; no file is left over.
     """
     with accounts_job(round_) as job:
         return _kill_at_random(job, round_.rng, rows=150)
@@ -31,7 +31,7 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
 
 @Row(2, "killed-drivers-s3", plays=(1, 6, 40), mutant="no-token", within=40, is_slow=True)
 def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
-    """The same, job root on an S3 server.
+    """As killed-drivers, with the job root on an S3 server.
 
     As for killed-drivers.
     """
@@ -119,7 +119,7 @@ def test_a_driver_resumed_after_another_run_is_fenced(round_: Round) -> int:
 
 @Row(6, "drivers-at-once", plays=(2, 20, 300), mutant="no-fence", within=20)
 def test_one_of_several_drivers_wins(round_: Round) -> int:
-    """Two or three drivers at once (drivers too many).
+    """Two or three drivers at once; each driver beyond the first is one fault.
 
     As for killed-drivers; the drivers that lose are fenced.
     """
@@ -155,7 +155,7 @@ def _check_one_wins(ended: list[Ended]) -> None:
 def test_wrong_clocks_change_no_result(round_: Round) -> int:
     """Every process has a clock that is wrong by up to two hours and jumps, also back.
 
-    As for killed-drivers: clocks are for users and for waiting.
+    As for killed-drivers: clocks affect only displayed times and waits.
     """
     rng, clocks = round_.rng, 0
     with accounts_job(round_) as job:

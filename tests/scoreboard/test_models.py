@@ -16,7 +16,7 @@ _HISTORIES, _EXAMPLES = 100, 25
 @Row(1, "histories", plays=(5, 200, 10000), mutant="no-list", within=30)
 def test_no_history_breaks_a_rule(round_: Round) -> int:
     """Random interleavings of drivers, collectors and users: crashes, pauses, lost answers, late writes, in the
-    simulator (one history each).
+    simulator; each history is one fault.
 
     The rules I1 to I9 and those of the sinks after every step, by a checker that knows only what is stored.
     """
@@ -29,7 +29,7 @@ def test_no_history_breaks_a_rule(round_: Round) -> int:
 def test_state_equals_plain_dictionaries(round_: Round) -> int:
     """Programs with value, list, map, reducing and aggregating state, namespaces, time to live, snapshots and restores.
 
-    Each answer is that of plain dictionaries; what expires is gone in the end.
+    Each answer is that of plain dictionaries; expired entries are removed.
     """
 
     class Lives(Life):

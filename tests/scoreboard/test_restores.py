@@ -62,10 +62,9 @@ class _Writer:
 
 @Row(22, "other-writers", plays=(4, 40, 400), mutant="blind-rewind", is_slow=True)
 def test_rows_of_another_writer_go_only_with_a_plan_that_names_them(round_: Round) -> int:
-    """Another application appends to a table of a job that goes back, by itself or for a user, and is killed at any
-    step of that.
+    """Another application appends to a table of a job whose restore, automatic or requested, is killed at any step.
 
-    Tables have the job's rows once, and each row of the other writer that no executed plan named.
+    Tables have the job's rows once, and every row of the other writer that no executed plan listed.
     """
     rng = round_.rng
     with accounts_job(round_) as job:
@@ -143,7 +142,7 @@ _BEGINNING = (
 
 @Row(24, "new-roots", plays=(0, 6, 60), mutant="any-table", within=6, is_slow=True)
 def test_a_new_root_continues_a_savepoint(round_: Round) -> int:
-    """A run that begins a new job root with a savepoint is killed; the tables may have gone on.
+    """A run that begins a new job root with a savepoint is killed; the tables may have newer versions.
 
     Rows and state are the oracle's, none twice; tables that hold more than the savepoint are refused.
     """
@@ -193,9 +192,9 @@ _KINDS: dict[str, dict[str, object]] = {
 
 @Row(21, "formats", plays=(1, 1, 1), mutant="any-format", within=1)
 def test_roots_of_released_formats_continue(round_: Round) -> int:
-    """Job roots of each released format, and of a format to come.
+    """Job roots of each released format, and of a future format.
 
-    The former continue and go back with all that they had; the latter is refused by name and not changed.
+    Released formats continue and are restored with all their content; the future one is refused and not changed.
     """
     archives = sorted(_GOLDEN.glob("format-*.tar.gz"))
     for archive in archives:

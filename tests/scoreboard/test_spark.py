@@ -47,7 +47,7 @@ def _flights(round_: Round) -> Iterator[FlightsJob]:
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of a driver on Spark at a random time.
 
-    Delta tables and state are what plain dictionaries contain for all input; nothing is left over.
+    Delta tables and state are what plain dictionaries contain for all input; no file is left over.
     """
     with _flights(round_) as flights:
         kill_at_random(flights, [DRIVER] * _KILLS, round_.rng)
@@ -72,7 +72,7 @@ def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
 
 @Row(4, "killed-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
 def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
-    """SIGKILL of Spark itself, all executors with it, at a random time.
+    """SIGKILL of Spark's JVM with all its executors, at a random time.
 
     As for killed-drivers-spark.
     """

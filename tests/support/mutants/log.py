@@ -72,7 +72,7 @@ def _no(*_: object) -> bool:
 
 @MUTANTS.plant("no-fence", (checkpoint_log, "_is_admin_on_top"))
 def _yes(*_: object) -> bool:
-    """It does not matter whose entry came in between."""
+    """An append accepts any entry that was added in between, also a COMMIT of another run."""
     return True
 
 
