@@ -125,7 +125,7 @@ def _check_kept_tables(uids: set[str], mode: SinkMode, keep_tables: frozenset[st
     unknown = sorted(keep_tables - uids)
     if unknown:
         raise ConfigError(
-            "--keep-table names a sink that the job still has, or that has no output after the target",
+            "a table to keep belongs to a sink that the job still has, or that has no output after the target",
             hint=f"name only sinks that the job no longer has: {sorted(uids)}",
             uids=unknown,
         )
