@@ -100,8 +100,8 @@ def test_the_page_has_counts_violations_and_whether_the_planted_bug_was_found(tm
     written = (tmp_path / "scoreboard.md").read_text()
     assert written == page(read(tmp_path))
     lines = written.splitlines()
-    assert "| 1 | good | A fault | 16 | 0 | 0 | 0 to 8 | A bug: found |" in lines
-    assert "| 2 | bad | A fault | 30 | 0 | 1 | 0 to 8 | A bug: **missed** |" in lines
+    assert "| good | A fault | 16 | 0 | 0 | 0 to 8 | A bug: found |" in lines
+    assert "| bad | A fault | 30 | 0 | 1 | 0 to 8 | A bug: **missed** |" in lines
     assert "- bad: seed 2: lost" in lines and "| good, bad | slice | now | `abc` | this |" in lines
 
 
