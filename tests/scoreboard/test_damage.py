@@ -28,16 +28,16 @@ _BACKENDS: list[dict[str, object]] = [
 
 @Row(11, "torn-files", plays=(1, 10, 150), mutant="no-hashes")
 def test_a_file_that_ends_too_early_is_named(round_: Round) -> int:
-    """A file of a checkpoint ends too early: FORMAT, a log entry, a manifest or an SST file.
+    """A file of a checkpoint is truncated: FORMAT, a log entry, a manifest or an SST file.
 
-    A start names the file, and changes nothing.
+    The start fails with an error that names the file, and changes nothing.
     """
     return _damage_victim(round_, _cut_one)
 
 
 @Row(12, "flipped-bits", plays=(1, 25, 1250), mutant="no-hashes")
 def test_a_file_with_a_wrong_bit_is_named(round_: Round) -> int:
-    """One bit of a file is wrong.
+    """One bit of a file is flipped.
 
     As for torn-files.
     """
@@ -99,7 +99,7 @@ def _misplace_one(damaged: DamagedJob, rng: random.Random) -> Path:
 
 @Row(13, "damaged-copies", plays=(3, 30, 300), mutant="trusted-cache")
 def test_damaged_copies_change_no_result(round_: Round) -> int:
-    """Files of a host's cache are emptied, zeroed, cut, or have a wrong bit, between runs and in the middle of one.
+    """Files of a host's cache are emptied, zeroed, truncated, or get a flipped bit, between and during runs.
 
     A run or its retries succeed; then as for killed-drivers.
     """

@@ -24,7 +24,7 @@ _MEGABYTES = 24
 
 @Row(16, "full-disk", plays=(1, 5, 100), mutant="check-then-write", within=6)
 def test_a_full_disk_damages_nothing(round_: Round) -> int:
-    """The disk of job root, tables and scratch space is full, or nearly.
+    """The disk of the job root, the tables and the local files is full or nearly full.
 
     The run ends with an error that can be retried, the previous checkpoint is complete; then as for killed-drivers.
     """

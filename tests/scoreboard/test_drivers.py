@@ -153,7 +153,7 @@ def _check_one_wins(ended: list[Ended]) -> None:
 
 @Row(19, "clocks", plays=(1, 10, 200), mutant="newest-by-time", is_slow=True)
 def test_wrong_clocks_change_no_result(round_: Round) -> int:
-    """Every process has a clock that is wrong by up to two hours and jumps, also back.
+    """Every process has a clock that is wrong by up to two hours and jumps in both directions.
 
     As for killed-drivers: clocks affect only displayed times and waits.
     """

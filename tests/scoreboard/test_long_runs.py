@@ -87,9 +87,9 @@ def _memory(pid: int) -> float:
 
 @Row(23, "long-runs", plays=(1, 4, 40), mutant="kept-entries", within=1, is_slow=True)
 def test_long_runs_leave_nothing_that_grows(round_: Round) -> int:
-    """Thousands of batches of one job, with kills, savepoints, restores and idle runs in between.
+    """Thousands of batches of one job with kills, savepoints, restores and idle runs.
 
-    As for killed-drivers; the log has at most 60 entries, files do not become more, a run does not grow by 20 MiB.
+    As for killed-drivers; the log has at most 60 entries, the number of files does not grow, and a run uses at most 20 MiB more memory.
     """
     # `make test` plays the first round only.
     runs, batches, last_batches = (12, 60, 1000) if round_.seed else (4, 15, 120)

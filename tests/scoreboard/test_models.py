@@ -18,7 +18,7 @@ def test_no_history_breaks_a_rule(round_: Round) -> int:
     """Random interleavings of drivers, collectors and users: crashes, pauses, lost answers, late writes, in the
     simulator; each history is one fault.
 
-    The rules I1 to I9 and those of the sinks after every step, by a checker that knows only what is stored.
+    Rules I1 to I9 and the rules of the sinks hold after every step; the checker reads only the storage.
     """
     report = explore(range(round_.seed * _HISTORIES, (round_.seed + 1) * _HISTORIES))
     assert not report.failures, report.failures[0].story()

@@ -144,7 +144,7 @@ _BEGINNING = (
 def test_a_new_root_continues_a_savepoint(round_: Round) -> int:
     """A run that begins a new job root with a savepoint is killed; the tables may have newer versions.
 
-    Rows and state are the oracle's, none twice; tables that hold more than the savepoint are refused.
+    Rows and state are those of the oracle, without duplicates; tables that contain more than the savepoint are refused.
     """
     rng = round_.rng
     roots = NewRoot(AccountsJob(round_.folder / "job"), round_.folder)

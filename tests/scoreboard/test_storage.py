@@ -55,7 +55,7 @@ def _race(storage: Storage, key: str) -> None:
 
 @Row(9, "network", plays=(1, 20, 300), mutant="believed", within=30, is_slow=True)
 def test_a_network_that_fails_damages_nothing(round_: Round) -> int:
-    """Requests lost, late or without an answer; answers cut, slow, 408, 409, 429, 500, 503 (S3 server and a proxy).
+    """Requests lost, late or without a response; responses truncated, slow, 408, 409, 429, 500, 503 (S3 server, proxy).
 
     As for killed-drivers; no run reports damage.
     """
@@ -64,7 +64,7 @@ def test_a_network_that_fails_damages_nothing(round_: Round) -> int:
 
 @Row(10, "busy", plays=(0, 4, 40), mutant="impatient", within=3, is_slow=True)
 def test_runs_succeed_on_a_busy_server(round_: Round) -> int:
-    """A quarter, at times three quarters, of all requests answered by 503 or 429.
+    """503 or 429 as the response to a quarter, in some rounds three quarters, of all requests.
 
     As for network; if a quarter of the requests is refused, every run succeeds.
     """
@@ -106,9 +106,9 @@ def _runs(job: AccountsJob) -> list[int]:
 
 @Row(20, "forks", plays=(0, 1, 5), mutant="no-fork-guard", within=1, is_slow=True)
 def test_a_forked_process_uses_a_storage_or_is_refused(round_: Round) -> int:
-    """A fork after the use of a storage, inherited or opened again, also in a thread (POSIX, S3 server).
+    """A fork after a storage was used; the child uses it, or opens it again, also in a thread (POSIX, S3 server).
 
-    The fork succeeds, or reports that it cannot; it never hangs, and the parent continues.
+    The child's calls succeed or fail with an error that names the fork; none hangs, and the parent continues.
     """
     with s3_server(round_.folder / "s3", "bucket") as variables:
         uris = (str(round_.folder / "posix"), (round_.folder / "other").as_uri(), "s3://bucket/forks")

@@ -1,4 +1,4 @@
-"""Bugs of the collector, which deletes what no checkpoint needs."""
+"""Bugs of the collector, which deletes unreferenced objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MUTANTS = Mutants()
 
 @MUTANTS.plant("own-objects", (Collector, "_needed_by_entry"), rules="I3")
 def _without_own_objects(self: Collector, head: Head) -> dict[str, frozenset[str]]:
-    """A collection ignores what the log entry itself names."""
+    """A collection ignores the objects that the log entry itself refers to."""
     return {}
 
 
@@ -29,7 +29,7 @@ def _past_by_seq(data: DataKey, head: LogEntry) -> bool:
 
 @MUTANTS.plant("collected-once", (Collector, "_live_at_head"), rules="I3", plan="busy")
 def _live_at_first_head(self: Collector) -> tuple[Head, frozenset[str]]:
-    """A collector takes what another one released and collected meanwhile for damage."""
+    """A collector reports objects as missing that another collector deleted after they were released."""
     head = self.root.head()
     return head, self.live(head)
 
@@ -44,7 +44,7 @@ def _delete_data_only(self: Collector, garbage: tuple[BlobInfo, ...]) -> None:
 MUTANTS.add(
     Mutant(
         "kept-entries",
-        "A collection leaves log entries that nothing needs.",
+        "A collection does not delete unreferenced log entries.",
         ((Collector, "_delete", _delete_data_only), (AdminEntries, "_delete_replaced", lambda *_: None)),
     )
 )

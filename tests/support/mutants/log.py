@@ -66,13 +66,13 @@ def _create_without_read_back(self: CheckpointLog, entry: LogEntry) -> Head | No
 
 @MUTANTS.plant("links-only", (checkpoint_log, "_is_only_admin_between"), rules="I9")
 def _no(*_: object) -> bool:
-    """A run takes a gap in the log, where ADMIN entries were collected, for a newer run."""
+    """A run treats a gap in the log, left by collected ADMIN entries, as the entry of a newer run."""
     return False
 
 
 @MUTANTS.plant("no-fence", (checkpoint_log, "_is_admin_on_top"))
 def _yes(*_: object) -> bool:
-    """An append accepts any entry that was added in between, also a COMMIT of another run."""
+    """An append accepts every entry that was added since its read, COMMITs of other runs included."""
     return True
 
 
@@ -81,7 +81,7 @@ _has_counted = checkpoint_log._has_counted
 
 @MUTANTS.plant("run-by-number", (checkpoint_log, "_has_counted"), rules="I6")
 def _counted_by_number(entry: LogEntry, head: Head) -> bool:
-    """A run knows itself again by its CLAIM's number, which another one has whose slot was collected."""
+    """A run identifies itself by its CLAIM's number, which can be reused after the slot was collected."""
     return _has_counted(
         replace(entry, run=str(entry.generation)),
         Head(replace(head.entry, run=str(head.entry.generation)), head.sha256),
@@ -90,7 +90,7 @@ def _counted_by_number(entry: LogEntry, head: Head) -> bool:
 
 @MUTANTS.plant("any-kind-counted", (checkpoint_log, "_has_counted"), rules="I6")
 def _any_kind_counted(entry: LogEntry, head: Head) -> bool:
-    """An ADMIN counts when the newest entry is of the same run and ordinal."""
+    """An ADMIN is acknowledged when the newest entry has the same run and ordinal."""
     return (entry.run, entry.ordinal) == (head.entry.run, head.entry.ordinal)
 
 
@@ -99,20 +99,20 @@ _commit = transitions.commit
 
 @MUTANTS.plant("released-again", (transitions, "commit"), rules="I3", plan="busy")
 def _commit_with_what_was_released(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) -> LogEntry:
-    """A COMMIT keeps what a command has released since it was drawn up."""
+    """A COMMIT keeps a checkpoint that a command released after the COMMIT was prepared."""
     entry = _commit(job, base, author, new, kept)
     return replace(entry, oldest_retained=kept.oldest, retained_before=kept.segment or base.entry.retained_before)
 
 
 @MUTANTS.plant("forgotten-requests", (transitions, "commit"), rules="R1 R2", plan="rewinds")
 def _commit_without_requests(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) -> LogEntry:
-    """A commit does not carry on which restore requests were carried out."""
+    """A COMMIT does not copy the list of executed restore requests."""
     return replace(_commit(job, base, author, new, kept), requests=[])
 
 
 @MUTANTS.plant("uncut", (transitions, "cut_after"), rules="R3", plan="commands")
 def _never_cut(link: RetainedLink | None, newest: int) -> RetainedLink | None:
-    """A start that goes back keeps the checkpoints after its target that are in segments."""
+    """A restore keeps the checkpoints after its target that are in segments."""
     return link
 
 
@@ -142,7 +142,7 @@ def _pin_checked_once(self: AdminEntries, ref: EntryRef, owner: str, reason: str
 
 @MUTANTS.plant("adoption-checked-once", (JobRoot, "_append_claim"), rules="I3", plan="commands")
 def _claim_checked_once(self: JobRoot, parent: Head | None, note: str, adopt: Adoption | None) -> Appended | Overtaken:
-    """A checkpoint to go back to is not checked again when the CLAIM follows an ADMIN."""
+    """A restore's target is not checked again when the CLAIM follows an ADMIN."""
     self.checkpoints.check_restorable(parent, adopt.checkpoint if adopt else None)
     return self.log.append(parent, lambda b: transitions.claim(self.job, b, self._author(note), adopt))
 
@@ -152,7 +152,7 @@ _adopt = JobRoot.adopt
 
 @MUTANTS.plant("go-back-anyway", (JobRoot, "adopt"), rules="S1 R4", plan="rewinds")
 def _go_back_on_top_of_anything(self: JobRoot, head: Head | None, adoption: Adoption, note: str = "") -> Head:
-    """A run goes back on top of whatever a newer run has done since."""
+    """A restore is added to the log although a newer run has changed it."""
     return _adopt(self, self.head() if head else None, adoption, note)
 
 
@@ -161,5 +161,5 @@ _before_claim = StartChecks.before_claim
 
 @MUTANTS.plant("half-fork", (StartChecks, "before_claim"), rules="R3")
 def _start_on_half_a_fork(self: StartChecks) -> CheckedHead:
-    """A run begins with nothing in a fork that was killed before it had its state."""
+    """A run starts without state in a fork that was killed before its state was imported."""
     return _before_claim(self) if self.job.root.log.read_head() else CheckedHead()

@@ -24,7 +24,7 @@ MUTANTS = Mutants()
 
 @MUTANTS.plant("any-table", (existing_tables, "_check_own_output"))
 def _check_no_output(*_: object, **__: object) -> None:
-    """What a table holds after a savepoint is not checked."""
+    """A table's versions after the savepoint are not checked."""
 
 
 _rewind_table = rewind._rewind_table
@@ -42,20 +42,20 @@ def _without_token_when_kept(sink: BoundSink, rewind: Rewind, log: CheckpointLog
 
 @MUTANTS.plant("blind-rewind", (rewind, "_version_to_restore"), rules="S4", plan="shared")
 def _version_of_the_intent(sink: BoundSink, table: SinkTable, rewind: Rewind, _: bool) -> int | None:
-    """A table goes back to the version of the intent, whatever others committed since."""
+    """A table is restored to the version of the intent, although other writers have committed since."""
     intent = rewind.sinks[sink.uid]
     return None if intent.to_version == table.version else intent.to_version
 
 
 @MUTANTS.plant("late-intent", (job_restore, "complete_rewind"), rules="R5 S1", plan="rewinds")
 def _later(root: JobRoot, sinks: object, head: Head, planned_now: bool = False) -> Head:
-    """A start leaves the intent of a restore for later."""
+    """A start does not execute the intent of a restore."""
     return head
 
 
 @MUTANTS.plant("unpublished-target", (plan_execution, "Publisher"), rules="R3", plan="rewinds")
 class _Silent(Publisher):
-    """A restore does not publish what belongs to its target before the intent."""
+    """A restore does not publish its target's pending output before it writes the intent."""
 
     def publish_pending(self, head: Head, wanted: OutputFilter = lambda _: True) -> None:
         pass
@@ -73,7 +73,7 @@ def _claim_with_all_pending(job: JobFormat, base: Head | None, author: Author, a
 
 @MUTANTS.plant("early-version", (sink_changes, "_intent"), rules="S1", plan="rewinds")
 def _intent_of_the_plan(context: RestoreContext, change: SinkChange) -> SinkIntent:
-    """A restore goes back to the version of its plan, looked up before pending output was published."""
+    """A restore uses the table version of its plan, which was read before pending output was published."""
     then = change.now if change.then is None else change.then
     return SinkIntent(
         table_id=change.table_id, mode=change.mode, to_version=then if change.mode is SinkMode.RESTORE else None
@@ -85,7 +85,7 @@ def _intent_of_the_plan(context: RestoreContext, change: SinkChange) -> SinkInte
 
 @MUTANTS.plant("plain-none", (sink_changes, "_intent"), rules="S1", plan="rewinds")
 def _intent_without_version(context: RestoreContext, change: SinkChange) -> SinkIntent:
-    """A table with nothing to take back is kept as it is when its turn comes, with what was published meanwhile."""
+    """A table without a change to undo is not checked again for output that was published after the plan."""
     then = None
     if change.mode is SinkMode.RESTORE:
         then = context.job.sinks[change.uid].open_table().plan_rewind(context.target.checkpoint_id).to_version
@@ -94,5 +94,5 @@ def _intent_without_version(context: RestoreContext, change: SinkChange) -> Sink
 
 @MUTANTS.plant("kept-unpublished", (plan_execution, "output_to_publish"), rules="S1 S2", plan="rewinds")
 def _output_of_the_target_alone(context: RestoreContext, changes: Sequence[SinkChange]) -> OutputFilter:
-    """A table that a restore keeps does not get what was committed and waits to be published."""
+    """A table that a restore keeps does not receive the committed output that is still pending."""
     return lambda pending: pending.checkpoint_id <= context.last_published

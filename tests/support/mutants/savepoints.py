@@ -33,7 +33,7 @@ def _make_without_pin(root: JobRoot, order: SavepointSpec) -> StoredSavepoint:
 
 @MUTANTS.plant("no-slot", (cleanup, "_sweep"), rules="V1", plan="given-up")
 def _sweep_without_slot(root: JobRoot, folder: str, pins: set[str]) -> bool:
-    """A savepoint is swept without taking the slot of `_savepoint` first."""
+    """An unfinished savepoint is deleted without creating its `_savepoint` slot first."""
     storage = root.storage
     pin = get_or_none(storage, f"{folder}{STARTED}")
     if pin is None or pin.decode() in pins:
@@ -64,19 +64,19 @@ def _sweep_pins_first(root: JobRoot) -> list[str]:
     plan="keeping",
 )
 def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
-    """A savepoint stays though its request was withdrawn, or answered by another run."""
+    """A savepoint is kept although its request was withdrawn, or answered by another run."""
     root.storage.delete([f"{made.folder}{STARTED}"])
 
 
 @MUTANTS.plant("untold-savepoint", (create, "is_confirmed"), (catalog, "is_confirmed"), rules="V5", plan="keeping")
 def _is_always_confirmed(*_: object) -> bool:
-    """A savepoint that a run made is given to any process that asks again, though its request was withdrawn."""
+    """A repeated request returns the savepoint that a run made, although the request was withdrawn."""
     return True
 
 
 @MUTANTS.plant("late-copies", (cleanup, "_sweep_leftovers"), rules="V2", plan="keeping")
 def _sweep_no_leftovers(*_: object) -> bool:
-    """What a maker copies after its savepoint was given up, or a disposer leaves that is killed, stays."""
+    """Files that a run copies after its savepoint was abandoned, or that a killed disposal leaves, are never deleted."""
     return False
 
 

@@ -21,7 +21,7 @@ MUTANTS = Mutants()
 
 @MUTANTS.plant("no-token", (sink_commit, "decide"))
 def _always_publish(*_: object) -> Decision:
-    """SinkOutput is published without a check of the table's token."""
+    """Output is published without a check of the table's token."""
     return Decision.PUBLISH
 
 
@@ -29,7 +29,7 @@ def _always_publish(*_: object) -> Decision:
 def _publish_on_another_handle(
     sink: PublishingSink, output: SinkOutput, log: CheckpointLog, head: Head
 ) -> PublishedOutput:
-    """The sink's token is read from one handle, and another commits."""
+    """The sink's token is read from one handle of the table, and committed with another."""
     table = sink.open_table()
     token = sink_commit._token(table, output.known)
     decision = sink_commit.decide(token, output.known.checkpoint_id, output.checkpoint_id, head.entry.seq)
@@ -48,7 +48,7 @@ _pending_of = transitions.pending_of
 
 @MUTANTS.plant("no-pending", (transitions, "pending_of"), (publisher, "pending_of"), rules="S1 S2")
 def _newest_pending(head: Head) -> list[PendingOutput]:
-    """Only the newest checkpoint's output is pending."""
+    """Only the newest checkpoint's output is treated as pending."""
     return [p for p in _pending_of(head) if p.checkpoint_id == head.checkpoint_id]
 
 
@@ -57,7 +57,7 @@ _commit = DeltaSinkTable.commit
 
 @MUTANTS.plant("all-there-is", (DeltaSinkTable, "commit"))
 def _commit_all_there_is(self: DeltaSinkTable, token: int, committables: list[Committable]) -> int | None:
-    """A commit publishes every file of its batch, also those of dead attempts."""
+    """A commit publishes every file of its batch, those of killed task attempts included."""
     if not committables:
         return _commit(self, token, committables)
     named = {c.path for c in committables}
@@ -76,5 +76,5 @@ _seed = SparkLocation.create
 
 @MUTANTS.plant("no-seed", (SparkLocation, "create"))
 def _seed_nothing(self: SparkLocation, _: Any, query_id: str) -> None:
-    """A start does not give Spark the positions of the sources."""
+    """A start does not restore the sources' positions in Spark."""
     _seed(self, None, query_id)

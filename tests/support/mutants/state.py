@@ -31,7 +31,7 @@ def _kept_entry(*_: object) -> None:
 
 @MUTANTS.plant("late-expiry", (Ttl, "is_elapsed"))
 def _expires_late(self: Ttl, begin: int) -> bool:
-    """An entry lives a millisecond too long."""
+    """An entry expires a millisecond too late."""
     return self.now is not None and begin + self._milliseconds < self.now
 
 
@@ -40,32 +40,32 @@ _new_ttl, _write = Ttl.__init__, Ttl.write
 
 @MUTANTS.plant("renewed-by-batches", (Ttl, "__init__"))
 def _since_the_restore(self: Ttl, *arguments: Any) -> None:
-    """Each batch begins all lives again."""
+    """Each batch restarts the time to live of every entry."""
     _new_ttl(self, *arguments)
     self.since = self.now
 
 
 @MUTANTS.plant("from-first-watermark", (Ttl, "__init__"))
 def _from_the_first_watermark(self: Ttl, *arguments: Any) -> None:
-    """Entries of the first batches live from the first watermark."""
+    """The time to live of entries of the first batches starts at the first watermark."""
     _new_ttl(self, *arguments)
     self.always = False
 
 
 @MUTANTS.plant("shortened-life", (Ttl, "write"))
 def _forgets_the_life_before(self: Ttl, key: bytes, data: bytes, old: Any) -> None:
-    """A late timer shortens a life."""
+    """A late timer shortens an entry's time to live."""
     _write(self, key, data, None)
 
 
 @MUTANTS.plant("no-renewal", (Ttl, "_renew"))
 def _reads_do_not_renew(*_: object) -> None:
-    """Reading does not renew."""
+    """A read does not renew the time to live."""
 
 
 @MUTANTS.plant("stale-reads", (Ttl, "on_read"))
 def _stale_again_and_again(self: Ttl, key: bytes, data: bytes) -> bool:
-    """An expired entry is read again and again."""
+    """An expired entry is not removed when it is read."""
     return self.returns_expired if self.is_expired(data) else True
 
 
@@ -92,14 +92,14 @@ def _deletions_of_timers_ignored(self: Timers, domain: Any, time: int, exists: b
 
 @MUTANTS.plant("void-timers", (Timers, "_change"))
 def _timers_of_the_void_namespace(self: Timers, domain: Any, time: int, exists: bool) -> None:
-    """Timers forget their namespace."""
+    """Timers lose their namespace."""
     self._context.namespace = b"\x00"
     _change_timer(self, domain, time, exists)
 
 
 @MUTANTS.plant("open-scans", (KeyContext, "scan"))
 def _scan_into_other_namespaces(self: KeyContext, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """A namespace shows entries of longer ones."""
+    """A namespace includes the entries of namespaces that it is a prefix of."""
     self.write_through()
     return self.backend.scan(prefix)
 
@@ -142,11 +142,11 @@ def _own_only(self: OperatorListState[Any]) -> Iterator[Any]:
 
 @MUTANTS.plant("no-rollback", (KeyedState, "rollback"))
 def _no_rollback(self: KeyedState) -> None:
-    """What a failing row did to state stays."""
+    """State changes of a row that fails are kept."""
     for state in self._states.values():
         state.discard()
 
 
 @MUTANTS.plant("no-operator-rollback", (OperatorStateStore, "rollback"))
 def _operator_state_stays(*_: object) -> None:
-    """What a failing row did to operator state stays."""
+    """Changes of operator state by a row that fails are kept."""

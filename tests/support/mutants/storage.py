@@ -20,7 +20,7 @@ MUTANTS = Mutants()
 
 @MUTANTS.plant("check-then-write", (PosixStorage, "put_new"))
 def _check_then_write(self: PosixStorage, key: str, data: bytes) -> PutResult:
-    """Put-if-absent checks for the name first, and writes then."""
+    """Put-if-absent is a check followed by a write."""
     path = self._path(key)
     if path.exists():
         return PutResult.EXISTS
@@ -34,7 +34,7 @@ _put_new = ObjectStorage.put_new
 
 @MUTANTS.plant("believed", (ObjectStorage, "put_new"))
 def _believed(self: ObjectStorage, key: str, data: bytes) -> PutResult:
-    """A write without an answer counts as done."""
+    """A write without a response is treated as successful."""
     result = _put_new(self, key, data)
     return PutResult.CREATED if result is PutResult.UNKNOWN else result
 
@@ -45,7 +45,7 @@ MUTANTS.add(
 
 
 class _NeverForked:
-    """Does not notice a fork."""
+    """A fork of the process is not detected."""
 
     user: int | None = None
 
@@ -58,13 +58,13 @@ class _NeverForked:
 
 
 MUTANTS.add(
-    Mutant("no-fork-guard", "A fork of the process is not noticed.", ((object_store, "_process", _NeverForked()),))
+    Mutant("no-fork-guard", "A fork of the process is not detected.", ((object_store, "_process", _NeverForked()),))
 )
 
 
 @MUTANTS.plant("no-fsync", (posix, "_sync_folder"))
 def _never_synced(_: Path) -> None:
-    """A folder is not synced after a new name in it."""
+    """A directory is not synced after a file was created in it."""
 
 
 _sync = posix._sync_folder
@@ -89,7 +89,7 @@ def _put_regardless(self: PosixStorage, key: str, data: bytes) -> PutResult:
 MUTANTS.add(
     Mutant(
         "fsync-errors",
-        "An error of syncing is ignored.",
+        "An error of fsync is ignored.",
         ((posix, "_sync_folder", _sync_or_not), (PosixStorage, "_put_unnamed", _put_regardless)),
     )
 )
@@ -104,7 +104,7 @@ MUTANTS.add(
     (upload_waiter, "check_content"),
 )
 def _check_nothing(*_: object) -> None:
-    """What comes from the storage is not compared with its hash."""
+    """Data read from the storage is not compared with its hash."""
 
 
 def _link_unchecked(copy: Path, file: StateFile, target: Path, _: object) -> bool:
