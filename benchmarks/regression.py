@@ -1,9 +1,9 @@
 """Compares this checkout with an earlier commit: throughput and micro-batch interval, in turns on one machine.
 
 ``python benchmarks/regression.py COMMIT`` checks the commit out into a temporary folder and runs the benchmark jobs of
-both versions over the same events. The order changes with each round, so that changes of the machine's load affect
-both. A ratio is this checkout's figure divided by the earlier one's in the same round; the result has their medians.
-The micro-batch interval is also measured in units of Spark's own interval, which changes with the machine's load too.
+both versions over the same events. The two measurements of a pair follow each other directly, and the order changes
+with each pair, so that changes of the machine's load affect both versions. A ratio is this checkout's figure divided by
+the earlier one's in the same pair; the result has the medians of the ratios and their interquartile ranges.
 """
 
 from __future__ import annotations
@@ -17,39 +17,44 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import GOAL, Cell  # noqa: E402
-from benchmarks.data import write_events  # noqa: E402
+from benchmarks.cells import GOAL  # noqa: E402
+from benchmarks.data import Events, write_events  # noqa: E402
 from benchmarks.results import write_result  # noqa: E402
 
-KINDS = ("row", "vectorized")
+KINDS = ("row", "vectorized", "micro-batch")
+WARM_UP = 40
+"""Micro-batches before those that are measured."""
 MEASURE = """
-import json, sys
+import json, statistics, sys
 from dataclasses import replace
 from pathlib import Path
 from benchmarks import micro_batch
 from benchmarks.cells import GOAL
 from benchmarks.competitors import COMPETITORS, Task
+from benchmarks.runs import run_timed
 
-folder, events, kinds, sizes = (json.loads(a) for a in sys.argv[1:])
-cell = replace(GOAL, events=sizes["events"])
-figures = {}
-for kind in kinds:
-    home = Path(folder) / kind
-    home.mkdir(parents=True)
-    figures[kind] = COMPETITORS[kind](Task(cell, Path(events), home))["events_per_s"]
-home = Path(folder) / "micro-batch"
-home.mkdir()
-measured = micro_batch.measure(home, micro_batch.Size(batches=sizes["batches"]))
-figures["interval_ms"] = measured["interval_ms"]
-figures["interval_in_spark_intervals"] = round(measured["interval_ms"] / measured["spark_alone_interval_ms"], 3)
-print(json.dumps(figures))
+def throughput(kind, home, events, order):
+    measured = COMPETITORS[kind](Task(replace(GOAL, events=order["events"]), events, home))
+    return {name: measured[name] for name in ("events_per_s", "cpu_s_per_million")}
+
+def interval(home, events, order):
+    settings = {
+        "job.events": str(events), "job.table": str(home / "table"), "job.levels": "1",
+        "local_dir": str(home / "local"), "parallelism": "2", "checkpoints.asynchronous": "True",
+    }
+    timeline = run_timed(micro_batch.JOB, home / "root", settings)[1]
+    return {"interval_ms": round(statistics.median(timeline.intervals(order["warm_up"])) * 1000, 1)}
+
+order = json.loads(sys.argv[1])
+kind, home, events = order["kind"], Path(order["home"]), Path(order["folder"])
+print(json.dumps(interval(home, events, order) if kind == "micro-batch" else throughput(kind, home, events, order)))
 """
 """The program that measures one version; it uses names that both versions have."""
 
@@ -59,22 +64,14 @@ class Sizes:
     """How much is measured.
 
     Attributes:
-        rounds: measurements of each version.
+        pairs: measurements of each version and kind.
         events: of each throughput run.
         batches: measured for the micro-batch interval.
     """
 
-    rounds: int = 5
+    pairs: int = 8
     events: int = 5_000_000
-    batches: int = 80
-
-
-@dataclass(frozen=True)
-class Version:
-    """A checkout and its figures, one per round."""
-
-    tree: Path
-    rounds: list[dict[str, float]] = field(default_factory=list)
+    batches: int = 120
 
 
 @contextmanager
@@ -95,40 +92,44 @@ def measure(folder: Path, commit: str, sizes: Sizes) -> dict[str, Any]:
         folder: for events, job roots and the earlier version's files.
         commit: the earlier version.
     """
-    cell = replace(GOAL, events=sizes.events)
-    write_events(folder / "events", cell.data())
+    write_events(folder / "large", replace(GOAL, events=sizes.events).data())
+    write_events(folder / "small", Events(WARM_UP + sizes.batches, 10, keys=1000))
+    pairs: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in KINDS}
     with checked_out(commit, folder) as tree:
-        versions = [Version(tree), Version(ROOT)]
-        for turn in range(sizes.rounds):
-            for version in versions[:: 1 if turn % 2 == 0 else -1]:
-                _round(version, folder, cell, sizes)
-    earlier, current = versions
-    return {
-        "against": commit,
-        "ratios": {name: round(_median_ratio(name, current, earlier), 3) for name in current.rounds[0]},
-        "earlier": earlier.rounds,
-        "current": current.rounds,
-        **asdict(sizes),
-    }
+        trees = {"earlier": tree, "current": ROOT}
+        for number in range(sizes.pairs):
+            for kind in KINDS:
+                events = folder / ("small" if kind == "micro-batch" else "large")
+                order = {"kind": kind, "folder": str(events), "events": sizes.events, "warm_up": WARM_UP}
+                names = sorted(trees, reverse=number % 2 == 0)
+                pairs[kind].append({name: _measure_once(trees[name], order) for name in names})
+                print(kind, pairs[kind][-1], flush=True)
+    ratios = {kind: _ratios(measured) for kind, measured in pairs.items()}
+    return {"against": commit, "ratios": ratios, "pairs": pairs, **asdict(sizes)}
 
 
-def _median_ratio(name: str, current: Version, earlier: Version) -> float:
-    pairs = zip(current.rounds, earlier.rounds, strict=True)
-    return statistics.median(now[name] / before[name] for now, before in pairs)
+def _ratios(pairs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Returns the quartiles of the pairs' ratios for each figure."""
+    names = pairs[0]["current"]
+    ratios = {name: [pair["current"][name] / pair["earlier"][name] for pair in pairs] for name in names}
+    return {name: _quartiles(values) for name, values in ratios.items()}
 
 
-def _round(version: Version, folder: Path, cell: Cell, sizes: Sizes) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as home:
-        arguments = [home, str(folder / "events"), KINDS, {"events": cell.events, "batches": sizes.batches}]
+def _quartiles(values: Sequence[float]) -> dict[str, float]:
+    low, median, high = (round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive"))
+    return {"median": median, "lower_quartile": low, "upper_quartile": high}
+
+
+def _measure_once(tree: Path, order: dict[str, Any]) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="stateflow-regression-") as home:
         done = subprocess.run(
-            [sys.executable, "-c", MEASURE, *map(json.dumps, arguments)],
-            cwd=version.tree,
-            env={**os.environ, "PYTHONPATH": str(version.tree)},
+            [sys.executable, "-c", MEASURE, json.dumps({**order, "home": home})],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
             stdout=subprocess.PIPE,
             check=True,
         )
-    version.rounds.append(json.loads(done.stdout.splitlines()[-1]))
-    print(version.tree, version.rounds[-1], flush=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main(arguments: Sequence[str]) -> int:
