@@ -102,7 +102,7 @@ def measure(folder: Path, commit: str, sizes: Sizes) -> dict[str, Any]:
     """
     write_events(folder / "large", replace(GOAL, events=sizes.events).data())
     write_events(folder / "small", Events(WARM_UP + sizes.batches, 10, keys=1000))
-    pairs: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in KINDS}
+    measured: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in KINDS}
     with checked_out(commit, folder) as tree:
         trees = {"earlier": tree, "current": ROOT}
         for number in range(sizes.pairs):
@@ -110,10 +110,10 @@ def measure(folder: Path, commit: str, sizes: Sizes) -> dict[str, Any]:
                 events = folder / ("small" if kind == "micro-batch" else "large")
                 order = {"kind": kind, "folder": str(events), "events": sizes.events, "warm_up": WARM_UP}
                 # The version that starts first alternates.
-                pairs[kind].append(_measure_pair(sorted(trees.items(), reverse=number % 2 == 0), order))
-                print(kind, pairs[kind][-1], flush=True)
-    ratios = {kind: _ratios(measured) for kind, measured in pairs.items()}
-    return {"against": commit, "ratios": ratios, "pairs": pairs, **asdict(sizes)}
+                measured[kind].append(_measure_pair(sorted(trees.items(), reverse=number % 2 == 0), order))
+                print(kind, measured[kind][-1], flush=True)
+    ratios = {kind: _ratios(pairs) for kind, pairs in measured.items()}
+    return {"against": commit, "ratios": ratios, "measured": measured, **asdict(sizes)}
 
 
 def _ratios(pairs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

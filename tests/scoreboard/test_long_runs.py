@@ -89,7 +89,7 @@ def _memory(pid: int) -> float:
 def test_long_runs_leave_nothing_that_grows(round_: Round) -> int:
     """Thousands of batches of one job with kills, savepoints, restores and idle runs.
 
-    As for killed-drivers; the log has at most 60 entries, the number of files does not grow, and a run uses at most 20 MiB more memory.
+    As for killed-drivers; the log has at most 60 entries, the number of files does not grow, and memory not by 20 MiB.
     """
     # `make test` plays the first round only.
     runs, batches, last_batches = (12, 60, 1000) if round_.seed else (4, 15, 120)

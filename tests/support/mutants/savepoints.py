@@ -76,7 +76,7 @@ def _is_always_confirmed(*_: object) -> bool:
 
 @MUTANTS.plant("late-copies", (cleanup, "_sweep_leftovers"), rules="V2", plan="keeping")
 def _sweep_no_leftovers(*_: object) -> bool:
-    """Files that a run copies after its savepoint was abandoned, or that a killed disposal leaves, are never deleted."""
+    """Copies of a run whose savepoint was abandoned, and leftovers of a killed disposal, are never deleted."""
     return False
 
 
