@@ -104,13 +104,13 @@ def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(
     job: AccountsJob, background: ThreadPoolExecutor
 ) -> None:
     task = new_run("2026-01-01")
-    execute = partial(savepoint(job, name="beside").execute, task.next_try())
+    execute = partial(savepoint(job, name="during").execute, task.next_try())
     with during_a_run(job, background, execute) as answer:
         committed = root_files.head(job.root).position
     made = answer.result()
     assert made["taken_by"] == "run"
-    assert root_files.savepoints(job.root)["beside"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
-    assert savepoint(job, name="beside").execute(task.next_try()) == made
+    assert root_files.savepoints(job.root)["during"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
+    assert savepoint(job, name="during").execute(task.next_try()) == made
     job.check_results()
     job.check_clean()
 

@@ -179,5 +179,5 @@ def test_on_a_narrow_terminal_the_timeline_wraps_long_texts_and_does_not_break_p
     assert path in [word for line in drawn for word in line.replace(",", "").split()]
     assert [line for line in drawn if len(line) > 80 and path not in line] == []
     # Only the live line continues below a fork.
-    beside = [line[:4] for line in drawn if "2026-" not in line]
-    assert beside and set(beside) == {"│   "}
+    between = [line[:4] for line in drawn if "2026-" not in line]
+    assert between and set(between) == {"│   "}

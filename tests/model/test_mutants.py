@@ -14,7 +14,7 @@ _SEEDS = [
     ("late-copies", 165),
     ("outrun-request", 5),
     ("half-fork", 108),
-    ("untold-savepoint", 36),
+    ("unconfirmed-savepoint", 36),
     ("kept-unpublished", 7),
 ]
 """Histories that showed a mistake in the code, by the mutant that brings the mistake back."""

@@ -10,6 +10,7 @@ import pytest
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import spawn
+from tests.support.restores import continue_past_savepoint
 
 
 @pytest.fixture
@@ -29,11 +30,7 @@ def idle_job(job: AccountsJob) -> AccountsJob:
 @pytest.fixture
 def early(job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 50th event that continued to the 120th, and keeps every checkpoint."""
-    job.settings = {"checkpoints__retained": 100}
-    job.run_to(50)
-    job.create_savepoint("early")
-    job.run_to(120)
-    return job
+    return continue_past_savepoint(job, at=50, until=120)
 
 
 @pytest.fixture

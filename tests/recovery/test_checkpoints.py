@@ -11,7 +11,7 @@ import pytest
 from tests.support import root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import SLICE, AccountsJob
-from tests.support.restores import execute, plan
+from tests.support.restores import continue_past_savepoint, execute, plan
 
 KEEP_ALL = {"checkpoints__retained": 100, "checkpoints__collect_every": 100}
 
@@ -208,11 +208,7 @@ def test_a_kill_right_after_writing_history_duplicates_no_record(job: AccountsJo
 @pytest.fixture
 def early(job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 20th event that continued to the 40th, and keeps every checkpoint."""
-    job.settings = {"checkpoints__retained": 100}
-    job.run_to(20)
-    job.create_savepoint("early")
-    job.run_to(40)
-    return job
+    return continue_past_savepoint(job, at=20, until=40)
 
 
 def test_a_checkpoint_is_recorded_with_its_run(job: AccountsJob) -> None:

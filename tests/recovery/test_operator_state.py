@@ -120,10 +120,10 @@ def test_functions_know_whether_they_were_restored_and_which_checkpoint_was_comm
     """Of the one subtask: restored from the second batch on, over runs; notified of the checkpoint before its batch."""
     job.run_to(20, parallelism=1)
     job.run_to(40, parallelism=1)
-    rows = job.rows("told")
+    rows = job.rows("collected")
     assert [row["restored"] for row in rows] == [False] * 10 + [True] * 30
     assert [row["mine"] for row in rows] == [row["everybody"] for row in rows] == list(range(1, 41))
-    notified = [row["told"] for row in rows]
+    notified = [row["notified"] for row in rows]
     assert notified[:10] == [0] * 10 and notified == sorted(notified) and len(set(notified)) == 4
     assert set(notified[20:]) <= {ref["id"] for ref in job.head.doc["retained"]}
 
@@ -132,7 +132,7 @@ def test_every_subtask_sees_the_union_list_as_of_the_last_checkpoint(job: Accoun
     job.run_to(50, parallelism=3)
     subtask = {e["number"]: subtask_of(_group(e), 3, KEY_GROUPS) for e in job.delivered}
     seen: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row in job.rows("told"):
+    for row in job.rows("collected"):
         seen[row["number"] // SLICE, subtask[row["number"]]].append(row["everybody"])
     for (batch, _), counts in seen.items():
         # All of the batches before, then its own of this one: what others add meanwhile is not seen.

@@ -11,7 +11,7 @@ import pytest
 from stateflow.checkpoint.log.lineage import lineage_ranges
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob, expected, multiset
-from tests.support.restores import ask, begin, check_after, go_back, plan
+from tests.support.restores import ask, begin, check_after, continue_past_savepoint, go_back, plan
 
 TABLES = ["movements", "totals"]
 
@@ -19,11 +19,7 @@ TABLES = ["movements", "totals"]
 @pytest.fixture
 def early(job: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 30th event that continued to the 60th."""
-    job.settings = {"checkpoints__retained": 100}
-    job.run_to(30)
-    job.create_savepoint("early")
-    job.run_to(60)
-    return job
+    return continue_past_savepoint(job, at=30, until=60)
 
 
 @pytest.mark.parametrize("retained", [2, 100])

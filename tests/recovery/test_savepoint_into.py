@@ -182,11 +182,11 @@ def test_functions_are_notified_of_checkpoints_and_not_of_savepoints(job: Accoun
     nothing else: a savepoint's entries in the log have numbers, too."""
     job.job_name = "checkpointed"
     job.deliver(60)
-    made, _ = job.asked_at("batch.begin:3", "savepoint", "create", "--name", "beside")
+    made, _ = job.asked_at("batch.begin:3", "savepoint", "create", "--name", "during")
     made.check()
     job.create_savepoint("resting")
     job.run_to(90)
-    notified = {row["told"] for row in job.rows("told")} - {0}
+    notified = {row["notified"] for row in job.rows("collected")} - {0}
     others = {e.seq for e in root_files.entries(job.root) if not e.is_checkpoint}
     recorded = {r["checkpoint_id"] for r in root_files.history(job.root) if "checkpoint_id" in r}
     assert notified and notified <= recorded and not notified & others

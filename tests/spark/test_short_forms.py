@@ -40,7 +40,8 @@ def test_each_form_has_state_per_key_over_batches_and_runs(job: ModuleJob) -> No
 
 
 def test_a_row_function_that_fails_names_itself_and_the_row(job: ModuleJob) -> None:
-    ended = job.run(job__fails="yes")
+    # With asynchronous checkpoints, the failure may come before the first batch is published.
+    ended = job.run(job__fails="yes", checkpoints__asynchronous="no")
     assert (ended.code, ended.error.code) == (UserCodeError.exit_code, UserCodeError.code), str(ended)
     assert (ended.error.facts["function"], ended.error.facts["row"]) == ("refuse_seven", "Pair(key=1, value=7)")
     assert "ValueError" in ended.err and "seven is not welcome" in ended.err

@@ -39,6 +39,15 @@ def go_back(job: JobFixture, target: str, *more: str) -> dict[str, Any]:
     return planned
 
 
+def continue_past_savepoint(job: AccountsJob, at: int, until: int) -> AccountsJob:
+    """Runs the job to event `at`, creates the savepoint `early`, and runs it to `until` with every checkpoint kept."""
+    job.settings = {"checkpoints__retained": 100}
+    job.run_to(at)
+    job.create_savepoint("early")
+    job.run_to(until)
+    return job
+
+
 def plan_file(job: JobFixture) -> Path:
     """Where the newest plan is."""
     return job.folder / "plan.json"

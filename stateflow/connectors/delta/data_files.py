@@ -92,12 +92,22 @@ class Limits:
 
 
 class UnnamedFile(io.RawIOBase):
-    """A new file in `folder` that has no name until `link`; the kernel removes it when it is closed before that."""
+    """A new file in `folder` that has no name until `link`; the kernel removes it when it is closed before that.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        fd: descriptor of the file, which this object closes. `create` opens it before the object exists, because the
+            finalizer of an object closes it even if its constructor failed.
+    """
+
+    def __init__(self, folder: Path, fd: int) -> None:
         self.folder = folder
         self.size = 0
-        self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        self._fd = fd
+
+    @classmethod
+    def create(cls, folder: Path) -> UnnamedFile:
+        """Creates the file. Raises OSError."""
+        return cls(folder, os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666))
 
     def writable(self) -> bool:
         return True
@@ -228,7 +238,7 @@ class _ParquetFile:
     """A Parquet file that has no name yet."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._file = UnnamedFile(folder)
+        self._file = UnnamedFile.create(folder)
         self._metadata: list[pq.FileMetaData] = []
         self._doubles = {f.name: DoubleBounds() for f in schema if pa.types.is_floating(f.type)}
         self._writer = pq.ParquetWriter(

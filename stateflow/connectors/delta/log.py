@@ -130,7 +130,7 @@ def append_entry(table: Path, version: int, actions: Iterable[Mapping[str, objec
     """
     folder = table / LOG_FOLDER
     try:
-        with UnnamedFile(folder) as file:
+        with UnnamedFile.create(folder) as file:
             file.write(b"\n".join(msgspec.json.encode(action) for action in actions) + b"\n")
             return file.link(entry_path(table, version).name)
     except OSError as e:

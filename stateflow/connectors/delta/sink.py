@@ -220,7 +220,7 @@ def _require_deltalake(table: str) -> None:
 def _check_writable(*folders: Path) -> None:
     for folder in folders:
         try:
-            UnnamedFile(folder).close()
+            UnnamedFile.create(folder).close()
         except OSError as e:
             raise disk_error(e, folder) from e
 

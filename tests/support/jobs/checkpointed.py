@@ -44,14 +44,14 @@ class Rated(msgspec.Struct):
     rate: int
 
 
-class Told(msgspec.Struct):
+class CollectedRow(msgspec.Struct):
     """What a subtask knew when an event came."""
 
     number: int
     restored: bool
     mine: int
     everybody: int
-    told: int
+    notified: int
 
 
 class Element(msgspec.Struct):
@@ -61,12 +61,12 @@ class Element(msgspec.Struct):
     pad: bytes
 
 
-class Collect(KeyedProcessFunction[Event, Told], CheckpointedFunction, CheckpointListener):
+class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, CheckpointListener):
     """Keeps the numbers of its events in a list, a union list, raw partitions and raw key groups."""
 
     def __init__(self, pad: int) -> None:
         self.pad = bytes(pad)
-        self.told = 0
+        self.notified = 0
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
         """Reads what there is."""
@@ -79,9 +79,9 @@ class Collect(KeyedProcessFunction[Event, Told], CheckpointedFunction, Checkpoin
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Notes it."""
-        self.told = checkpoint_id
+        self.notified = checkpoint_id
 
-    def process_element(self, row: Event, ctx: Context) -> list[Told]:
+    def process_element(self, row: Event, ctx: Context) -> list[CollectedRow]:
         """Adds the event's number everywhere."""
         self.mine.add(Element(row.number, self.pad))
         self.everybody.add(row.number)
@@ -89,7 +89,7 @@ class Collect(KeyedProcessFunction[Event, Told], CheckpointedFunction, Checkpoin
         group = key_hash((row.account,), ("string",)) % KEY_GROUPS
         self.groups.setdefault(group, []).append(row.number)
         counts = len(list(self.mine.get())), len(list(self.everybody.get()))
-        return [Told(row.number, self.restored, *counts, self.told)]
+        return [CollectedRow(row.number, self.restored, *counts, self.notified)]
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
         """Writes the raw states."""
@@ -131,7 +131,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     else:
         events = env.from_source(source, uid="events")
     keyed = events.key_by("account", order_by=("number",))
-    collected = keyed.process(Collect(int(env.parameter("pad", "0"))), output=Told, uid="collect")
-    collected.sink_to(FolderSink(folder / "tables" / "told"), uid="told")
+    collected = keyed.process(Collect(int(env.parameter("pad", "0"))), output=CollectedRow, uid="collect")
+    collected.sink_to(FolderSink(folder / "tables" / "collected"), uid="collected")
     rated = keyed.connect(events.broadcast()).process(Rate(), output=Rated, uid="rate")
     rated.sink_to(FolderSink(folder / "tables" / "rated"), uid="rated")

@@ -68,7 +68,7 @@ def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Ans
     root.storage.delete([f"{made.folder}{STARTED}"])
 
 
-@MUTANTS.plant("untold-savepoint", (create, "is_confirmed"), (catalog, "is_confirmed"), rules="V5", plan="keeping")
+@MUTANTS.plant("unconfirmed-savepoint", (create, "is_confirmed"), (catalog, "is_confirmed"), rules="V5", plan="keeping")
 def _is_always_confirmed(*_: object) -> bool:
     """A repeated request returns the savepoint that a run made, although the request was withdrawn."""
     return True
