@@ -192,11 +192,11 @@ def sink_intents(context: RestoreContext, changes: Sequence[SinkChange]) -> dict
 
 
 def _intent(context: RestoreContext, change: SinkChange) -> SinkIntent:
-    # The version of the plan does not do: output that was pending then is published by now, and belongs to the target.
+    # The plan's version may be out of date: output that was pending then is published now, and belongs to the target.
     rewind = plan_sink_rewind(context, change)
     if change.mode is SinkMode.KEEP:
         return SinkIntent(table_id=change.table_id, mode=change.mode)
-    # With nothing to rewind, the version is still named: a paused driver can still publish before the table has
+    # With nothing to rewind, the version is still recorded: a paused driver can still publish before the table has
     # the token of this restore.
     version = rewind.from_version if rewind.to_version is None else rewind.to_version
     return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=version, seen_version=rewind.from_version)
