@@ -52,7 +52,8 @@ def _command(command: click.Command, context: click.Context) -> str:
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     text = inspect.cleandoc(command.help or "").replace("\b\n", "")
     rows = [record for p in command.params if (record := p.get_help_record(context)) is not None]
-    options = _table(("option", "meaning"), [(f"`{names}`", meaning) for names, meaning in rows])
+    # The text describes an argument without a meaning of its own.
+    options = _table(("option", "meaning"), [(f"`{names}`", meaning) for names, meaning in rows if meaning])
     return f"\n## {context.command_path}\n\n```\n{usage}\n```\n\n{text}\n\n{options}"
 
 
@@ -138,7 +139,7 @@ def errors_page() -> str:
         for kind in kinds
     ]
     head = (
-        "# Error codes\n\nEvery error has a code, facts and a hint. `stateflow` prints "
+        "# Error codes\n\nEvery error has a code and facts, and usually a hint. `stateflow` prints "
         "`error [code]: sentence key=value …`, and an Airflow task fails for good when its error is not retryable. "
         "What to do about each is in the [runbook](../runbook.md).\n\n"
     )

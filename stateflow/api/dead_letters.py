@@ -48,7 +48,7 @@ class DeadLetters:
         if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
             raise JobDefinitionError(
                 "the budget of dead letters must be a positive number",
-                hint="DeadLetters(budget=100); omit on_error for no dead letters",
+                hint="pass on_error=DeadLetters(budget=100), or omit on_error",
                 budget=self.budget,
             )
 

@@ -28,7 +28,7 @@ class OutputTag(Generic[T]):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise JobDefinitionError(
-                "an output tag needs a name", hint='OutputTag("late", LateRow)', given=repr(self.name)
+                "an output tag needs a name", hint='declare OutputTag("late", LateRow)', given=repr(self.name)
             )
 
 

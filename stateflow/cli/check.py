@@ -42,7 +42,7 @@ def check(
 
     Each state is as is, after migration, incompatible, new or dropped. Sources, transforms and the tables of sinks are
     checked as at the start of a run; for a job on Spark, the command starts Spark. It calls `initialize_state` and
-    `open` of the functions. A broadcast state that these do not declare becomes known with the first row only.
+    `open` of the functions. A broadcast state that these do not declare cannot be checked before the first row.
 
     Exit codes: 0 the job fits; 10 it fits after migration, with --exact; 20 it does not fit, and a run or a restore
     would be refused; any other is an error, see docs/runbook.md.

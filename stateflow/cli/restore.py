@@ -256,7 +256,7 @@ def _source_table(plan: RestorePlan) -> Table:
 
 
 def _sink_table(plan: RestorePlan) -> Table:
-    table = Table("table of", "current", "target", "rows after target", "rows restored", box=None, pad_edge=False)
+    table = Table("sink", "current", "target", "rows after target", "rows restored", box=None, pad_edge=False)
     for t in plan.sinks:
         then = "kept" if t.mode is SinkMode.KEEP else f"version {t.then}" if t.then is not None else "unchanged"
         table.add_row(t.uid, f"version {t.now}", then, _count(t.rows_removed), _count(t.rows_returned))

@@ -55,7 +55,7 @@ def status(job_root: str, job: Path | None, config: Path | None, assignments: tu
         if record.status == ABORTED:
             click.echo(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
     if undone:
-        click.echo("○  undone: a restore went back to an earlier point")
+        click.echo("○  undone by a restore to an earlier point")
 
 
 def _position(found: operations.JobDescription) -> list[str]:

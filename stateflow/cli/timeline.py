@@ -26,7 +26,7 @@ _MARKS = {
 }
 _INTERNAL_FACTS = ("base", "id", "path", "request")
 """Facts that only programs need."""
-_LEGEND = "●  part of the current state    ○  undone: a restore went back to an earlier point"
+_LEGEND = "●  part of the current state    ○  undone by a restore to an earlier point"
 _INDENT = " " * 21
 """Indentation of continued lines: the width of the timestamp."""
 _MIN_WIDTH = 50

@@ -20,7 +20,7 @@ EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """End of a run: when it has caught up with what the sources held at its start, or earlier at a bound.
+    """When a run ends: after it has processed what the sources held at its start, or at one of these limits.
 
     Attributes:
         max_batches: maximum number of batches of a run.
@@ -30,7 +30,7 @@ class RunSettings:
             fires the rest.
         drain: treat all sources as ended once the run has caught up, which fires every event-time timer. ``stateflow
             run --drain`` and *Last run: drain* in Airflow set it. Use it for the last run only: on a schedule it would
-            close every open session at the end of each run. A run that ends at a bound before does not drain.
+            close every open session at the end of each run. A run that a limit ends earlier does not drain.
     """
 
     max_batches: int | None = None
@@ -218,7 +218,7 @@ QUIET, FULL = "quiet", "full"
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """Start of Spark by a run that spark-submit has not launched.
+    """How a run starts Spark when spark-submit did not launch it.
 
     Attributes:
         master: URL of Spark's master when nothing else sets it. A local master must allow task retries: ``local[N,4]``.
@@ -313,7 +313,9 @@ class Settings:
         if self.checkpoints.retained < 1 or self.checkpoints.collect_every < 1:
             raise ConfigError(
                 "checkpoints.retained and checkpoints.collect_every must be at least 1",
+                hint="use 1 or more",
                 retained=self.checkpoints.retained,
+                collect_every=self.checkpoints.collect_every,
             )
 
     @property

@@ -74,9 +74,13 @@ def read_toml(path: Path) -> SettingsLayer:
     except FileNotFoundError as e:
         raise ConfigError("the settings file does not exist", hint="check --config", path=str(path)) from e
     except OSError as e:
-        raise ConfigError("the settings file cannot be read", path=str(path), reason=str(e.strerror)) from e
+        raise ConfigError(
+            "the settings file cannot be read", hint="check its permissions", path=str(path), reason=str(e.strerror)
+        ) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError("the settings file is not valid TOML", path=str(path), reason=str(e)) from e
+        raise ConfigError(
+            "the settings file is not valid TOML", hint="correct the named line", path=str(path), reason=str(e)
+        ) from e
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:
@@ -127,7 +131,11 @@ def _build_group(spec: dataclasses.Field[object], prefix: str, inner: Mapping[st
         return {key: str(value) for key, value in inner.items()}
     default = spec.default
     if not dataclasses.is_dataclass(default) or isinstance(default, type):
-        raise ConfigError("the setting is a single value, not a group", name=f"{prefix}{next(iter(inner))}")
+        raise ConfigError(
+            "the setting is a single value, not a group",
+            hint=f"set {prefix.rstrip('.')}",
+            name=f"{prefix}{next(iter(inner))}",
+        )
     return _build(type(default), prefix, inner)
 
 

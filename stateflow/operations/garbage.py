@@ -94,5 +94,7 @@ def _key_below(root: JobRoot, path: str) -> str:
         if file.is_relative_to(folder.parent.resolve()):
             return file.relative_to(folder.parent.resolve()).as_posix()
     if "://" in path or path.startswith("/"):
-        raise ConfigError("the file is not in this job root", path=path, root=root.storage.uri)
+        raise ConfigError(
+            "the file is not in this job root", hint="name a file below the root", path=path, root=root.storage.uri
+        )
     return path

@@ -175,7 +175,12 @@ def _position(manifest: Manifest, uid: str) -> SourcePosition:
     for position in manifest.sources:
         if position.uid == uid:
             return position
-    raise ConfigError("the source does not exist", uid=uid, known=[p.uid for p in manifest.sources])
+    raise ConfigError(
+        "the source does not exist",
+        hint="use the uid of a known source",
+        uid=uid,
+        known=[p.uid for p in manifest.sources],
+    )
 
 
 def _absolute(path: str) -> str:

@@ -71,7 +71,9 @@ def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
         raise ConfigError("the job has no checkpoint yet", hint="run the job first", root=root.storage.uri)
     wanted = max(refs) if checkpoint_id is None else checkpoint_id
     if wanted not in refs:
-        raise ConfigError("the checkpoint does not exist, or no longer exists", wanted=wanted, kept=sorted(refs))
+        raise ConfigError(
+            "the checkpoint is not retained", hint="choose one that is kept", wanted=wanted, kept=sorted(refs)
+        )
     return refs[wanted]
 
 
@@ -79,7 +81,12 @@ def _operator(manifest: Manifest, uid: str) -> OperatorState:
     for operator in manifest.operators:
         if operator.uid == uid:
             return operator
-    raise ConfigError("the checkpoint has no such operator", uid=uid, found=[o.uid for o in manifest.operators])
+    raise ConfigError(
+        "the checkpoint has no such operator",
+        hint="use the uid of one that was found",
+        uid=uid,
+        found=[o.uid for o in manifest.operators],
+    )
 
 
 def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Iterator[StateEntry]:

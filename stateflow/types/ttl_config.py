@@ -81,7 +81,11 @@ class StateTtlConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.ttl, timedelta) or self.ttl < timedelta(milliseconds=1):
-            raise JobDefinitionError("a TTL must be a timedelta of at least one millisecond", ttl=self.ttl)
+            raise JobDefinitionError(
+                "a TTL must be a timedelta of at least one millisecond",
+                hint="for example timedelta(days=7)",
+                ttl=self.ttl,
+            )
         if self.cleanup_entries is not None and self.cleanup_entries < 1:
             raise JobDefinitionError(
                 "the number of entries to clean up must be at least 1",

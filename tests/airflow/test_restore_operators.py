@@ -222,7 +222,9 @@ def test_neither_a_retry_nor_a_clear_repeats_a_restore(early: AccountsJob) -> No
         again = restore(early, run, plan=planned)
     warnings = [str(line) for line in logged if line["log_level"] == "warning"]
     assert again["repeated"] and any(again["position"] in line for line in warnings), logged
-    assert again["offsets"] == {"events": {"row": 120}}, "where the job stands, not where the plan went back to"
+    assert again["offsets"] == {"events": {"row": 120}}, (
+        "the current position of the job, not the one that the plan restored"
+    )
     assert (root_files.head(early.root).seq, rows(early)) == (newest.seq, before)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import stateflow
+from stateflow import testing
 from tests.docs.pages import ROOT
 
 
@@ -23,6 +25,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     _run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path))
     assert (tmp_path / "index.html").is_file()
     assert "stateflow run" in (tmp_path / "reference" / "cli.html").read_text()
+    pages = "".join(page.read_text() for page in (tmp_path / "reference" / "api").glob("*.html"))
+    public = [getattr(package, name) for package in (stateflow, testing) for name in package.__all__]
+    assert [p.__name__ for p in public if f'id="{p.__module__}.{p.__name__}"' not in pages] == []
 
 
 @pytest.mark.parametrize("script", ["reference.py", "pictures.py"])

@@ -87,7 +87,7 @@ def test_two_concurrent_starts_from_a_savepoint_begin_the_same_job(roots: NewRoo
 
 
 def test_a_run_from_a_savepoint_writes_the_original_job_s_tables_only_with_an_option(roots: NewRoot) -> None:
-    """Tables that stand where the savepoint does get what comes after it, and no row twice."""
+    """Tables with the savepoint's content get the rows after it, and no row twice."""
     shutil.rmtree(roots.old.root)
     refused = roots.run(own_tables=False)
     refused.check_error(2, "config", sink="movements")
@@ -106,7 +106,7 @@ def test_tables_with_rows_after_the_savepoint_are_refused_until_their_rewind(roo
     before = root_files.digests(roots.old.folder / "tables")
     roots.run(*CONTINUE, own_tables=False).check_error(4, "sink-diverged", version_of_savepoint=5)
     assert (root_files.digests(roots.old.folder / "tables"), roots.new.root.exists()) == (before, False)
-    # Taken back, they stand where the savepoint does, whatever their tokens are.
+    # After the rewind they have the savepoint's content, whatever their tokens are.
     go_back(roots.old, str(roots.savepoint))
     roots.run_to(120, *CONTINUE, own_tables=False)
     roots.new.check_results()

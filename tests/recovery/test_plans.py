@@ -96,7 +96,7 @@ def test_tables_that_a_plan_keeps_may_get_rows_of_others_before_the_restore(earl
 
 
 def test_publishing_pending_output_does_not_outdate_a_plan(job: AccountsJob) -> None:
-    """A savepoint without a run publishes it, and the log's head stands where it stood."""
+    """A savepoint without a run publishes it, and the log's head does not change."""
     job.settings = {"checkpoints__retained": 100}
     job.deliver(100)
     job.reach("commit.after:5")
@@ -221,7 +221,7 @@ def test_a_different_plan_to_the_same_target_is_another_request(early: AccountsJ
 
 @pytest.mark.parametrize("request_id", [(), ("--request-id", "mine")], ids=["plan", "own id"])
 def test_executing_a_request_again_does_nothing(early: AccountsJob, request_id: tuple[str, ...]) -> None:
-    """It reports where the job stands now, not where the plan went back to."""
+    """It reports the job's current checkpoint, not the one that the plan restored."""
     plan(early, "early")
     execute(early, *request_id).check()
     early.replace_events(since=50)

@@ -179,7 +179,7 @@ def test_an_old_driver_resumed_after_a_restore_adds_no_row(early: AccountsJob, n
 
 @pytest.mark.parametrize(("name", "position"), [("rewind.table", 50), ("restore.intent", 50), ("restore.intent", 140)])
 def test_an_old_driver_resumed_during_a_restore_adds_no_row(early: AccountsJob, name: str, position: int) -> None:
-    """The intent is written, the tables still stand as they were: what the old one publishes now is taken back, also
+    """The intent is written, the tables are unchanged: what the old run publishes now is removed again, also
     where nothing was published after the target before."""
     early.deliver(200)
     sleeper = early.start("commit.after:3:stop").wait_stopped()

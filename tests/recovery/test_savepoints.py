@@ -68,7 +68,7 @@ def test_a_savepoint_without_a_run_copies_the_newest_checkpoint(idle_job: Accoun
     assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "before the upgrade", "manual")
     tables = {uid: sink["checkpoint_id"] for uid, sink in stored["sinks"].items()}
     assert tables == dict.fromkeys(["movements", "totals"], head.checkpoint)
-    # It publishes nothing, and stands outside the job's line.
+    # It publishes nothing, and is not an ancestor of later checkpoints.
     newest = idle_job.head
     assert (newest.doc["kind"], newest.checkpoint, newest.doc["pinned"]) == ("admin", head.checkpoint, [])
     idle_job.check_clean()

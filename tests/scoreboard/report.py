@@ -77,8 +77,8 @@ def headline(scores: Scores) -> str:
     missed = sum(not score.found for score in scores.values())
     return (
         f"{sum(score.injected for score in scores.values()):,} faults injected, {kills:,} of them SIGKILLs of real "
-        f"processes and {histories:,} simulated histories: {violations} violations. Of {len(scores)} bugs "
-        f"planted in the code to check the tests, {missed} were missed."
+        f"processes and {histories:,} simulated histories: {violations} violations. To check the "
+        f"tests, a bug was planted in the code for each of {len(scores)} kinds of fault: {missed} were missed."
     )
 
 

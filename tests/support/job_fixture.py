@@ -308,7 +308,7 @@ class AccountsJob(JobFixture):
         """Makes the script that many events long.
 
         Args:
-            items: (number of the event that it stands before, crash or pause).
+            items: (number of the event that it comes before, crash or pause).
         """
         lines: list[Row] = list(events(rows))
         for position, item in sorted(items, key=lambda i: i[0], reverse=True):

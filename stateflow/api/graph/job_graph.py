@@ -119,7 +119,9 @@ class Graph:
         unused = [name for name, letters in declared if letters not in used]
         if unused:
             raise JobDefinitionError(
-                "dead letters have no consumer", hint="stream.get_dead_letters().sink_to(…)", of=unused
+                "dead letters have no consumer",
+                hint="write them to a sink: stream.get_dead_letters().sink_to(…)",
+                of=unused,
             )
 
     def _check_event_time(self) -> None:

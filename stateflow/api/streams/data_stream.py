@@ -76,7 +76,9 @@ class DataStream:
         output = output or schema
         if not callable(function):
             raise JobDefinitionError(
-                "transform needs a function", hint="from DataFrame to DataFrame", given=repr(function)
+                "transform needs a function",
+                hint="pass a function that takes and returns a DataFrame",
+                given=repr(function),
             )
         return DataStream(self._graph, TransformNode(self._node, function, self._output(output)))
 
@@ -120,7 +122,7 @@ class DataStream:
             JobDefinitionError: the columns differ, or a stream belongs to another job.
         """
         if not others:
-            raise JobDefinitionError("union needs another stream", hint="first.union(second, …)", called="union")
+            raise JobDefinitionError("union needs another stream", hint="call first.union(second, …)", called="union")
         for other in others:
             self._check_union(other)
         return DataStream(self._graph, UnionNode((self._node, *(other._node for other in others))))

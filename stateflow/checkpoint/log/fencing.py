@@ -67,7 +67,7 @@ class FenceGuard:
     def translate_errors(self) -> Iterator[None]:
         """Raises Fenced instead of an error of the body when a newer run has claimed the job.
 
-        Files that a newer run sweeps or collects make an older one fail in many ways. The claim is the reason of all.
+        Files that a newer run sweeps or collects make an older one fail in many ways; the newer claim is the cause.
         """
         try:
             yield

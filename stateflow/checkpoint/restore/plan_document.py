@@ -240,15 +240,15 @@ def describe_replay(plan: RestorePlan) -> str:
         return again
     held = [c.held for c in plan.sources]
     if all(held):
-        return f"{again} The tables' rows since then are removed now, and written again by that run."
+        return f"{again} The restore removes the rows that were written after the target; that run writes them again."
     if False in held:
         return (
-            f"{again} The tables' rows since then are removed now; not all of them are written again, because a "
-            "source no longer holds all of its input."
+            f"{again} The restore removes the rows that were written after the target; not all of them are written "
+            "again, because a source no longer holds all of its input."
         )
     return (
-        f"{again} The tables' rows since then are removed now, and written again as far as the sources still hold "
-        "their input, which cannot be checked here."
+        f"{again} The restore removes the rows that were written after the target. They are written again as far as "
+        "the sources still hold their input, which cannot be checked here."
     )
 
 

@@ -182,8 +182,8 @@ def _link_log(table: Path, view: Path, version: int) -> None:
 def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
     """Returns the files of a view's newest version.
 
-    An additional entry without the table's settings for checkpoints makes the checkpoint store statistics as JSON text,
-    as the log does.
+    So that statistics are JSON text, as in the log, an extra log entry of the view removes the table's settings for
+    checkpoints.
     """
     from deltalake.exceptions import DeltaError
 

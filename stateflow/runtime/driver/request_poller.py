@@ -21,7 +21,7 @@ class RequestPoller:
     Args:
         root: holds the requests.
         generation: the run's generation.
-        interval: between two polls.
+        interval: time between two polls.
         background: does work whose failure does not end the run.
     """
 

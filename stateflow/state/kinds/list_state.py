@@ -78,7 +78,7 @@ class ListState(Generic[T]):
 
     def _encoded(self, value: T) -> bytes:
         if value is None:
-            raise StateError("a list's element cannot be None", state=self.schema.name)
+            raise StateError("a list's element cannot be None", hint="skip the element", state=self.schema.name)
         return self.codec.encode(value)
 
     def _append(self, elements: list[bytes]) -> None:

@@ -196,11 +196,11 @@ class ReducingState(SingleValueState[T]):
             StateError: `value` is None, or the reduce function returned None.
         """
         if value is None:
-            raise StateError("a reducing state cannot add None", state=self.schema.name)
+            raise StateError("a reducing state cannot add None", hint="skip the value", state=self.schema.name)
         before = self._get()
         reduced = value if before is None else self._reduce(before, value)
         if reduced is None:
-            raise StateError("a reduce function returned None", state=self.schema.name)
+            raise StateError("a reduce function returned None", hint="return the reduced value", state=self.schema.name)
         self._set(reduced)
 
 
@@ -227,9 +227,13 @@ class AggregatingState(SingleValueState[Acc], Generic[In, Acc, Out]):
             StateError: `value` is None, or the aggregate function returned None.
         """
         if value is None:
-            raise StateError("an aggregating state cannot add None", state=self.schema.name)
+            raise StateError("an aggregating state cannot add None", hint="skip the value", state=self.schema.name)
         before = self._get()
         after = self._function.add(value, self._function.create_accumulator() if before is None else before)
         if after is None:
-            raise StateError("an aggregate function returned None for an accumulator", state=self.schema.name)
+            raise StateError(
+                "an aggregate function returned None for an accumulator",
+                hint="return the accumulator",
+                state=self.schema.name,
+            )
         self._set(after)

@@ -144,7 +144,7 @@ class _ExpiredEntries:
         return len(due)
 
     def _rotated_groups(self, limit: int) -> Iterator[bytes]:
-        """Yields all key groups, starting at another one in each batch.
+        """Yields all key groups, starting at a different group in each batch.
 
         The first groups of two batches are about as far apart as the number of groups that one batch can scan. This
         distance has no common divisor with the number of groups, so every group is the first one in some batch.
