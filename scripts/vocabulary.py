@@ -189,7 +189,8 @@ def scan(repository: Path, folders: Iterable[str]) -> list[Finding]:
     paths = [
         path
         for path in listed.split("\0")
-        if path.endswith((".py", ".md", ".toml", ".in", "Makefile")) and (repository / path).is_file()
+        if path.endswith((".py", ".md", ".toml", ".in", ".sh", ".yaml", ".yml", "Makefile"))
+        and (repository / path).is_file()
     ]
     found = [finding for path in paths for finding in find_terms(path, (repository / path).read_text())]
     return [finding for finding in found if not any(each.covers(finding) for each in exemptions)]

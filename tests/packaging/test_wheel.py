@@ -1,4 +1,4 @@
-"""The wheel: its files, and what installations without extras and with the extra `airflow` can do."""
+"""The wheel: its files, and what installations can do, without extras and with some."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks, read, section
 from tests.support.errors import reported_error
 from tests.support.job_fixture import AccountsJob
 
@@ -103,6 +104,33 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     assert (error.code, error.facts["package"]) == ("environment-unsupported", "pyspark")
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_with_the_extras_spark_and_delta_and_without_airflow_the_quickstart_runs(wheel: Path, tmp_path: Path) -> None:
+    programs = _environment_with(wheel, "spark,delta", tmp_path)
+    assert not any(name.startswith("apache-airflow") for name in _installed(programs))
+    (example,) = blocks(section(read("README.md"), "Quickstart"), "bash")
+    clean = {"PYTHONPATH": "", "PATH": f"{programs}:{os.environ['PATH']}"}
+    run(["bash", "-euc", f"cd {tmp_path}; {example}"], **clean)
+    status = run([str(programs / "stateflow"), "status", f"--job-root={tmp_path / 'root'}", "--json"], **clean)
+    assert json.loads(status)["checkpoint_id"] > 0
+
+
+def _environment_with(wheel: Path, extras: str, folder: Path) -> Path:
+    """A new environment with the wheel and extras, in the pinned versions; the folder of its programs."""
+    programs = folder / "venv" / "bin"
+    run(["uv", "venv", "--quiet", "--python", sys.executable, str(programs.parent)])
+    pins = ["--constraint", str(ROOT / "requirements.txt"), f"stateflow[{extras}] @ {wheel.as_uri()}"]
+    run(["uv", "pip", "--quiet", "install", "--python", str(programs / "python"), *pins], UV_SYSTEM_CERTS="1")
+    return programs
+
+
+def _installed(programs: Path) -> set[str]:
+    """The names of an environment's packages."""
+    listed = run(["uv", "pip", "--quiet", "list", "--python", str(programs / "python"), "--format=json"])
+    return {each["name"] for each in json.loads(listed)}
+
+
 SUBMIT = """
 import sys
 from pathlib import Path
@@ -130,13 +158,8 @@ print("submitted", launch.log_file.read_text().strip())
 @pytest.mark.slow
 def test_with_the_extra_airflow_and_without_pyspark_a_run_of_a_dag_is_submitted(wheel: Path, tmp_path: Path) -> None:
     """A `spark-submit` on the PATH, such as that of a Spark distribution, receives the command; a fake prints it."""
-    programs = tmp_path / "venv" / "bin"
-    python = str(programs / "python")
-    run(["uv", "venv", "--quiet", "--python", sys.executable, str(programs.parent)])
-    pip = ["uv", "pip", "--quiet"]
-    pins = ["--constraint", str(ROOT / "requirements.txt")]
-    run([*pip, "install", "--python", python, *pins, f"stateflow[airflow] @ {wheel.as_uri()}"], UV_SYSTEM_CERTS="1")
-    installed = {each["name"] for each in json.loads(run([*pip, "list", "--python", python, "--format=json"]))}
+    programs = _environment_with(wheel, "airflow", tmp_path)
+    installed = _installed(programs)
     assert "apache-airflow" in installed and "pyspark" not in installed
     assert not (programs / "spark-submit").exists()
     spark_submit = tmp_path / "spark" / "spark-submit"
@@ -153,7 +176,9 @@ def test_with_the_extra_airflow_and_without_pyspark_a_run_of_a_dag_is_submitted(
     program = tmp_path / "submit.py"
     program.write_text(SUBMIT)
     dags = ROOT / "dags"
-    lines = run([python, str(program), str(dags), str(tmp_path / "launches")], **environment).splitlines()
+    lines = run(
+        [str(programs / "python"), str(program), str(dags), str(tmp_path / "launches")], **environment
+    ).splitlines()
     (site,) = programs.parent.glob("lib/*/site-packages")
     program_and_job = [str(site / "stateflow" / "__main__.py"), "run", str(dags / "jobs" / "flights.py")]
     assert lines[lines.index("submitted --master") + 1] == "spark://master:7077"
