@@ -30,7 +30,7 @@ class RunSettings:
             fires the rest.
         drain: treat all sources as ended once the run has caught up, which fires every event-time timer. ``stateflow
             run --drain`` and *Last run: drain* in Airflow set it. Use it for the last run only: on a schedule it would
-            close every open session at the end of each run. A run that a limit ends earlier does not drain.
+            close every open session at the end of each run. A run that ends earlier, at a limit, does not drain.
     """
 
     max_batches: int | None = None
@@ -313,7 +313,7 @@ class Settings:
         if self.checkpoints.retained < 1 or self.checkpoints.collect_every < 1:
             raise ConfigError(
                 "checkpoints.retained and checkpoints.collect_every must be at least 1",
-                hint="use 1 or more",
+                hint="set both to 1 or more",
                 retained=self.checkpoints.retained,
                 collect_every=self.checkpoints.collect_every,
             )

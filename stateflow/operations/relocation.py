@@ -176,10 +176,7 @@ def _position(manifest: Manifest, uid: str) -> SourcePosition:
         if position.uid == uid:
             return position
     raise ConfigError(
-        "the source does not exist",
-        hint="use the uid of a known source",
-        uid=uid,
-        known=[p.uid for p in manifest.sources],
+        "the source does not exist", hint="use one of the known uids", uid=uid, known=[p.uid for p in manifest.sources]
     )
 
 

@@ -72,7 +72,7 @@ def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
     wanted = max(refs) if checkpoint_id is None else checkpoint_id
     if wanted not in refs:
         raise ConfigError(
-            "the checkpoint is not retained", hint="choose one that is kept", wanted=wanted, kept=sorted(refs)
+            "the checkpoint is not retained", hint="use one of the ids kept", wanted=wanted, kept=sorted(refs)
         )
     return refs[wanted]
 
@@ -83,7 +83,7 @@ def _operator(manifest: Manifest, uid: str) -> OperatorState:
             return operator
     raise ConfigError(
         "the checkpoint has no such operator",
-        hint="use the uid of one that was found",
+        hint="use one of the uids found",
         uid=uid,
         found=[o.uid for o in manifest.operators],
     )

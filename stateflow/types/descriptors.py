@@ -125,12 +125,14 @@ class StateDescriptor:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _NAME_LIMIT:
             raise JobDefinitionError(
-                "a state's name must be a str of 1 to 100 characters", hint="use a shorter name", name=self.name
+                "a state's name must be a str of 1 to 100 characters",
+                hint='name it, for example "total"',
+                name=self.name,
             )
         if not isinstance(self.queryable, str) or len(self.queryable) > _NAME_LIMIT:
             raise JobDefinitionError(
                 "a state's queryable name must be a str of at most 100 characters",
-                hint="use a shorter name",
+                hint="use a shorter name, or omit it",
                 name=self.name,
                 queryable=self.queryable,
             )
