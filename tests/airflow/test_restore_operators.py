@@ -61,7 +61,7 @@ def rows(job: AccountsJob) -> Any:
 
 
 def restores(job: AccountsJob) -> list[dict[str, Any]]:
-    """Those in the job's history."""
+    """Returns the restores in the job's history."""
     return [record for record in root_files.history(job.root) if record.get("kind") == "restore"]
 
 
@@ -83,7 +83,7 @@ def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsJob
     assert not document["run_open"] and planned["dag"] is None
     states = {s["uid"]: s for s in document["states"]}
     assert states["balances"]["action"] == "matched" and 0 < states["balances"]["bytes_now"]
-    # The checkpoint that the savepoint was made of is older than all that are dropped.
+    # The savepoint's own checkpoint is older than all checkpoints that are dropped.
     assert document["dropped_checkpoints"] and document["saved"] == []
     assert normalized(planned["markdown"], folder=early.folder, job_file=ACCOUNTS) == golden
 
@@ -99,7 +99,7 @@ def test_checkpoints_that_a_savepoint_keeps_can_still_be_restored(early: Account
 
 
 class FakeDag:
-    """What a task asks Airflow about another DAG."""
+    """A fake of Airflow's answers about another DAG: whether it is paused, and its number of active runs."""
 
     def __init__(self, paused: bool, active: int) -> None:
         self.is_paused = paused

@@ -65,8 +65,8 @@ def check_collected(job: AccountsJob) -> None:
     wanted = [event["number"] for event in events]
     state, contents = _operator(job, "collect")
     for kept in (
-        [n for c in contents.values() for n in _numbers(c.lists["mine"])],
-        [n for c in contents.values() for n in _numbers(c.unions["everybody"])],
+        [n for c in contents.values() for n in _numbers(c.lists["numbers"])],
+        [n for c in contents.values() for n in _numbers(c.unions["union"])],
         [int(piece) for c in contents.values() for piece in c.raw],
     ):
         assert sorted(kept) == wanted
@@ -122,7 +122,7 @@ def test_functions_know_whether_they_were_restored_and_which_checkpoint_was_comm
     job.run_to(40, parallelism=1)
     rows = job.rows("collected")
     assert [row["restored"] for row in rows] == [False] * 10 + [True] * 30
-    assert [row["mine"] for row in rows] == [row["everybody"] for row in rows] == list(range(1, 41))
+    assert [row["in_list"] for row in rows] == [row["in_union"] for row in rows] == list(range(1, 41))
     notified = [row["notified"] for row in rows]
     assert notified[:10] == [0] * 10 and notified == sorted(notified) and len(set(notified)) == 4
     assert set(notified[20:]) <= {ref["id"] for ref in job.head.doc["retained"]}
@@ -133,7 +133,7 @@ def test_every_subtask_sees_the_union_list_as_of_the_last_checkpoint(job: Accoun
     subtask = {e["number"]: subtask_of(_group(e), 3, KEY_GROUPS) for e in job.delivered}
     seen: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in job.rows("collected"):
-        seen[row["number"] // SLICE, subtask[row["number"]]].append(row["everybody"])
+        seen[row["number"] // SLICE, subtask[row["number"]]].append(row["in_union"])
     for (batch, _), counts in seen.items():
         # All of the batches before, then its own of this one: what others add meanwhile is not seen.
         assert sorted(counts) == list(range(batch * SLICE + 1, batch * SLICE + 1 + len(counts)))

@@ -1,7 +1,7 @@
 """Every kind of operator state, on Spark or without.
 
 Parameters: ``job.folder``, as in ``accounts.py``; ``job.pad``, bytes that are added to each list element;
-``job.spark``. The events are also the rules: a shop's rate is the sum of its amounts.
+``job.spark``. The events are broadcast as well: the rate of a shop is the sum of its amounts.
 """
 
 import json
@@ -29,7 +29,7 @@ KEY_GROUPS = 128
 
 
 class Event(msgspec.Struct):
-    """Something with a number."""
+    """An input row; `number` is its position in the source, from 1."""
 
     number: int
     account: str
@@ -45,17 +45,24 @@ class Rated(msgspec.Struct):
 
 
 class CollectedRow(msgspec.Struct):
-    """What a subtask knew when an event came."""
+    """The state of the subtask after an event.
+
+    Attributes:
+        number: of the event.
+        restored: whether the subtask was initialized from a checkpoint.
+        in_list, in_union: lengths of its list and of its union list.
+        notified: the newest checkpoint that it was notified of; 0 for none.
+    """
 
     number: int
     restored: bool
-    mine: int
-    everybody: int
+    in_list: int
+    in_union: int
     notified: int
 
 
 class Element(msgspec.Struct):
-    """A number with some weight."""
+    """An element of the list: the number of an event, and bytes that only make the state larger."""
 
     number: int
     pad: bytes
@@ -69,26 +76,26 @@ class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, C
         self.notified = 0
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        """Reads what there is."""
+        """Declares the states, and reads the restored ones."""
         store = ctx.get_operator_state_store()
-        self.mine = store.get_list_state(ListStateDescriptor("mine", Element))
-        self.everybody = store.get_union_list_state(ListStateDescriptor("everybody", int))
+        self.numbers = store.get_list_state(ListStateDescriptor("numbers", Element))
+        self.union = store.get_union_list_state(ListStateDescriptor("union", int))
         self.restored = ctx.is_restored
         self.raw = [int(piece.read()) for piece in ctx.get_raw_operator_state_inputs()]
         self.groups = {group: json.load(piece) for group, piece in ctx.get_raw_keyed_state_inputs()}
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Notes it."""
+        """Remembers the checkpoint's id."""
         self.notified = checkpoint_id
 
     def process_element(self, row: Event, ctx: Context) -> list[CollectedRow]:
-        """Adds the event's number everywhere."""
-        self.mine.add(Element(row.number, self.pad))
-        self.everybody.add(row.number)
+        """Adds the event's number to each state."""
+        self.numbers.add(Element(row.number, self.pad))
+        self.union.add(row.number)
         self.raw.append(row.number)
         group = key_hash((row.account,), ("string",)) % KEY_GROUPS
         self.groups.setdefault(group, []).append(row.number)
-        counts = len(list(self.mine.get())), len(list(self.everybody.get()))
+        counts = len(list(self.numbers.get())), len(list(self.union.get()))
         return [CollectedRow(row.number, self.restored, *counts, self.notified)]
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
@@ -104,17 +111,17 @@ class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, C
 
 
 class Rate(KeyedBroadcastProcessFunction[Event, Event, Rated]):
-    """Adds up rates; gives each event that of its shop."""
+    """Keeps the rate of each shop in broadcast state, and emits each event with the rate of its shop."""
 
     rates = MapStateDescriptor("rates", str, int)
 
     def process_broadcast_element(self, row: Event, ctx: Context) -> None:
-        """Another rule."""
+        """Adds the amount to the rate of its shop."""
         rates = ctx.get_broadcast_state(self.rates)
         rates.put(row.shop, (rates.get(row.shop) or 0) + row.amount)
 
     def process_element(self, row: Event, ctx: Context) -> list[Rated]:
-        """An event, by all rules up to its batch."""
+        """Emits the event with the rate of its shop: the sum over all events up to its batch."""
         return [Rated(row.number, ctx.get_broadcast_state(self.rates).get(row.shop) or 0)]
 
 
