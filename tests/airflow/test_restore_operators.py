@@ -25,7 +25,7 @@ from stateflow_airflow.operators.recovery import (
 from stateflow_airflow.operators.restore_plan import as_markdown
 from tests.airflow.fakes import FakeRun, fails
 from tests.airflow.jobs import ACCOUNTS, job_arguments, new_run, plan_restore, run_task, use_submit
-from tests.support import root_files
+from tests.support import folder_tables, root_files
 from tests.support.job_fixture import AccountsJob, expected, multiset
 from tests.support.screens import normalized
 
@@ -57,7 +57,7 @@ def everything(job: AccountsJob) -> dict[str, str]:
 
 
 def rows(job: AccountsJob) -> Any:
-    return multiset(root_files.folder_rows(job.table("movements")))
+    return multiset(folder_tables.rows(job.table("movements")))
 
 
 def restores(job: AccountsJob) -> list[dict[str, Any]]:
@@ -351,7 +351,7 @@ def test_a_fork_is_made_once(early: AccountsJob, tmp_path: Path) -> None:
     assert fork() == made
     forked.settings = {**early.settings, "local_dir": tmp_path / "local"}
     forked.finish()
-    shadow = multiset(root_files.folder_rows(early.folder / "tables" / "movements_shadow"))
+    shadow = multiset(folder_tables.rows(early.folder / "tables" / "movements_shadow"))
     assert shadow == multiset(expected(early.delivered).movements[50:])
     early.check_results()
     with fails(PermanentFailure, "config", root=forked.root.as_uri()):

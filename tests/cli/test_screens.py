@@ -66,6 +66,17 @@ STORY: dict[str, tuple[str, ...]] = {
     "pins-none": ("pins", "--job-root", "<fork>"),
     "stop-with-savepoint": ("stop", *ROOT, "--acknowledge-timeout", "0", "--savepoint"),
     "savepoint-dispose": ("savepoint", "dispose", "before", *ROOT),
+    "savepoint-create-periodic": (
+        "savepoint",
+        "create",
+        *ROOT,
+        "--name",
+        "nightly",
+        "--origin",
+        "periodic",
+        "--from-head",
+    ),
+    "savepoint-prune": ("savepoint", "prune", *ROOT, "--keep", "1"),
     "checkpoints-trigger-without-a-run": ("checkpoints", "trigger", *ROOT, "--acknowledge-timeout", "0"),
 }
 """Screens in the order in which the commands run. Each may also change the job that the next ones see."""
@@ -127,14 +138,15 @@ def test_the_json_output_has_the_facts_of_each_command(story: dict[str, str], pl
     root = ("--job-root", places["root"])
     records = [json.loads(line) for line in invoke("history", *root, "--json").output.splitlines()]
     kinds = Counter(record.get("kind", "checkpoint") for record in records)
-    assert kinds == {"checkpoint": 5, "savepoint": 4, "restore": 1, "fork": 2, "dispose": 1}
+    assert kinds == {"checkpoint": 5, "savepoint": 5, "restore": 1, "fork": 2, "dispose": 2}
     (restore,) = [r for r in records if r.get("kind") == "restore"]
     assert (restore["by"], restore["reason"]) == ("anna", "wrong rows")
     assert restore["facts"]["to"].endswith("2")
 
-    periodic, stopped = _data("savepoint", "list", *root)
-    assert (periodic["origin"], periodic["checkpoint_id"]) == ("periodic", 4)
-    assert (stopped["origin"], stopped["checkpoint_id"]) == ("stop", _data("status", *root)["checkpoint_id"])
+    stopped, periodic = _data("savepoint", "list", *root)
+    newest = _data("status", *root)["checkpoint_id"]
+    assert (stopped["origin"], stopped["checkpoint_id"]) == ("stop", newest)
+    assert (periodic["name"], periodic["origin"], periodic["checkpoint_id"]) == ("nightly", "periodic", newest)
     (apart,) = _data("savepoint", "list", "--in", places["into"])
     shown = _data("savepoint", "show", apart["path"])
     assert (shown["name"], shown["by"], shown["reason"]) == ("apart", "anna", "wrong rows")

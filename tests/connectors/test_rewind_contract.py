@@ -14,7 +14,7 @@ from stateflow.checkpoint.sink_commit import Decision, decide
 from stateflow.connectors import DeltaSink
 from stateflow.errors import SinkDiverged
 from stateflow.testing.sinks import FolderSink
-from tests.support import root_files
+from tests.support import folder_tables
 from tests.support.delta_tables import context, ids, pairs, put, snapshot, write
 from tests.support.errors import raises
 
@@ -40,7 +40,7 @@ def _ids(sink: AnySink) -> list[int]:
     """The rows, as an independent reader sees them."""
     if isinstance(sink, DeltaSink):
         return ids(sink.table)
-    rows = root_files.folder_rows(sink.folder)
+    rows = folder_tables.rows(sink.folder)
     assert rows == sink.rows()
     return sorted(row["id"] for row in rows)
 

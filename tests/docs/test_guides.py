@@ -18,7 +18,7 @@ import pytest
 from tests.docs import airflow_cli_check
 from tests.docs.pages import DOCS, ROOT, code, read, rows, section
 from tests.docs.pages import blocks as blocks_of
-from tests.support import root_files
+from tests.support import folder_tables, root_files
 from tests.support.job_fixture import JOBS, AccountsJob, expected, multiset
 
 RUN = 'stateflow run "$JOB" --job-root "$ROOT" --config "$SETTINGS"'
@@ -87,7 +87,7 @@ def savepoints(job: AccountsJob) -> list[Path]:
 
 
 def movements(job: AccountsJob) -> object:
-    return multiset(root_files.folder_rows(job.table("movements")))
+    return multiset(folder_tables.rows(job.table("movements")))
 
 
 @pytest.mark.slow
@@ -102,10 +102,10 @@ def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Termi
     right = movements(job)
     job.deliver(80)
     terminal.type(fork, **names)
-    assert len(root_files.folder_rows(job.folder / "tables" / "movements_shadow")) == 30
+    assert len(folder_tables.rows(job.folder / "tables" / "movements_shadow")) == 30
     assert movements(job) == right
     terminal.type(deploy, **names)
-    assert len(root_files.folder_rows(job.table("movements"))) == len(expected(job.delivered).movements)
+    assert len(folder_tables.rows(job.table("movements"))) == len(expected(job.delivered).movements)
     assert movements(job) != multiset(expected(job.delivered).movements)
     terminal.type(unpause, back, **names)
     assert movements(job) == multiset(expected(job.delivered).movements)

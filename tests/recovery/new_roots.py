@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from tests.support import root_files
+from tests.support import folder_tables, stored_state
 from tests.support.job_fixture import AccountsJob, expected, multiset
 from tests.support.processes import Ended, Running
 
@@ -43,7 +43,7 @@ class NewRoot:
 
     def check_own_tables(self) -> None:
         """What the new job has written is what comes after the savepoint, once."""
-        found = multiset(root_files.folder_rows(self.tables / "movements"))
+        found = multiset(folder_tables.rows(self.tables / "movements"))
         assert found == multiset(expected(self.new.delivered).movements[50:])
         assert self.new.head.position == len(self.new.delivered)
-        assert root_files.read_state(self.new.root, "balances") == expected(self.new.delivered).balances
+        assert stored_state.read_state(self.new.root, "balances") == expected(self.new.delivered).balances

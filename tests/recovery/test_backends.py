@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow.query.state import read_state
-from tests.support import root_files
+from tests.support import root_files, stored_state
 from tests.support.job_fixture import AccountsJob
 from tests.support.restores import check_after, go_back
 
@@ -54,7 +54,7 @@ def test_state_after_a_chain_of_rescalings_is_correct_and_read_as_stored(on: Acc
         assert len(_subtasks(on)) == 2 * parallelism
         on.check()
     for uid in ("balances", "turnovers"):
-        wanted = root_files.read_state(on.root, uid)
+        wanted = stored_state.read_state(on.root, uid)
         assert {(e.state, e.key, e.map_key): e.value for e in read_state(str(on.root), uid)} == wanted
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow.query import read_state
-from tests.support import root_files
+from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, SLICE, AccountsJob, expected
 
 _YES, _NO = 0, 6
@@ -116,7 +116,7 @@ def test_state_is_read_during_a_run(job: AccountsJob) -> None:
     wanted = expected(job.delivered[:30])
     for uid, values in (("balances", wanted.balances), ("turnovers", wanted.turnovers)):
         found = {(e.state, e.key, e.map_key): e.value for e in read_state(str(job.root), uid)}
-        assert found == values == root_files.read_state(job.root, uid)
+        assert found == values == stored_state.read_state(job.root, uid)
     chain.look()
     assert job.head.doc["kind"] == "admin"
     running.resume().wait(chain.look).check()

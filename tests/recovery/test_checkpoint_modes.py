@@ -9,7 +9,7 @@ from stateflow.config.settings import AT_LEAST_ONCE, EXACTLY_ONCE
 from stateflow.config.sources import resolve
 from stateflow.errors import ConfigError
 from stateflow.failpoints import NAMES
-from tests.support import root_files
+from tests.support import root_files, stored_state
 from tests.support.errors import raises
 from tests.support.job_fixture import (
     ASYNCHRONOUS,
@@ -54,8 +54,8 @@ def _repeated(job: AccountsJob) -> int:
 
 def _check_state(job: AccountsJob) -> None:
     wanted = expected(job.delivered)
-    assert root_files.read_state(job.root, "balances") == wanted.balances
-    assert root_files.read_state(job.root, "turnovers") == wanted.turnovers
+    assert stored_state.read_state(job.root, "balances") == wanted.balances
+    assert stored_state.read_state(job.root, "turnovers") == wanted.turnovers
     assert job.head.position == len(job.delivered)
     job.check_clean()
 

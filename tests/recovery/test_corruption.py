@@ -31,7 +31,7 @@ from stateflow.storage.paths import data_folder
 from stateflow.types.key_groups import KeyGroupRange
 from stateflow.types.serializers import ValueSerializer, encode_key
 from tests.recovery.damaged_job import DAMAGES, DamagedJob, check_refused, make_damaged_job
-from tests.support import root_files
+from tests.support import root_files, stored_state
 from tests.support.errors import raises
 from tests.support.job_fixture import SLICE, AccountsJob
 from tests.support.restores import everything
@@ -196,7 +196,7 @@ def test_verify_reads_all_of_each_retained_checkpoint(ran: AccountsJob) -> None:
     assert [(f["checkpoint_id"], f["entries"]) for f in found] == [(seq, None) for seq in kept]
     shown = ran.command("verify").check().out
     assert [int(re.findall(r"\d+", line)[0]) for line in shown.splitlines()] == kept
-    expected = sum(len(root_files.read_state(ran.root, uid)) for uid in ("balances", "turnovers"))
+    expected = sum(len(stored_state.read_state(ran.root, uid)) for uid in ("balances", "turnovers"))
     (deep,) = ran.command("verify", "--deep", "--checkpoint", str(kept[-1]), "--json").document
     assert deep["entries"] == expected > 0
     assert str(expected) in ran.command("verify", "--deep").check().out.splitlines()[-1]

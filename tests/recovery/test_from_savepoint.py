@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.recovery.new_roots import NewRoot
-from tests.support import root_files
+from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import JOBS, KILLED, ON_REQUEST, AccountsJob, expected, mostly_slow, multiset
 from tests.support.processes import Ended
@@ -140,7 +140,7 @@ def test_rows_that_another_new_root_wrote_after_the_savepoint_are_not_written_ag
         assert (root_files.digests(folder), roots.new.root.exists()) == (before, False)
     roots.run("--tables", "keep", own_tables=not is_old_table).check()
     rows = expected(roots.new.delivered).movements
-    found = multiset(root_files.folder_rows(folder / "movements"))
+    found = multiset(folder_tables.rows(folder / "movements"))
     assert found == multiset(rows[0 if is_old_table else 50 :]) + multiset(rows[50:120])
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.recovery.other_writer import TABLES, append, check_tables, newest_version
-from tests.support import root_files
+from tests.support import folder_tables, root_files
 from tests.support.job_fixture import KILLED, AccountsJob, expected, multiset
 from tests.support.processes import Ended
 from tests.support.restores import begin, execute, plan
@@ -169,7 +169,7 @@ def test_a_run_whose_output_was_lost_is_rewound_by_one_checkpoint_and_replayed(
     again = [start for start, _ in running.requested()[asked:]]
     # From the checkpoint before, and no further back.
     assert again == list(range(lost.position - 10, 100, 10))
-    tokens = root_files.folder_tokens(running.table(table))
+    tokens = folder_tables.tokens(running.table(table))
     assert lost.seq not in tokens and tokens == sorted(set(tokens))
     running.check()
 
@@ -198,7 +198,7 @@ def test_a_rewind_of_a_checkpoint_that_another_sink_has_published_is_refused(run
     """The run names that sink, and changes no table."""
     running.reach("publish.after:5")
     newest = running.head
-    (published,) = [t for t in TABLES if newest.seq in root_files.folder_tokens(running.table(t))]
+    (published,) = [t for t in TABLES if newest.seq in folder_tables.tokens(running.table(t))]
     (unpublished,) = set(TABLES) - {published}
     running.lose_output(unpublished)
     before = root_files.digests(running.folder / "tables")

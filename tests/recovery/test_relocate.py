@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import Appended
@@ -32,6 +33,7 @@ from tests.support.errors import raises
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob, JobFixture
 from tests.support.processes import Ended
+from tests.support.screens import normalized
 
 STEPS = [name for name in failpoints.NAMES if name in ON_REQUEST and name.startswith("relocate.")]
 """In the order in which a move comes to them."""
@@ -169,6 +171,18 @@ def test_a_relocation_that_was_killed_is_done_once(job: AccountsJob, tmp_path: P
     job.collect()
     check_hashes(root.storage, files_of(manifest))
     assert len(job.records("relocate")) == 1
+
+
+def test_a_relocation_shows_where_the_source_reads_and_what_is_unread(
+    job: AccountsJob, tmp_path: Path, golden: SnapshotAssertion
+) -> None:
+    files, others = tmp_path / "files", tmp_path / "other"
+    _root_with_two_sources(job.root, files)
+    shutil.copytree(files, others)
+    (others / "b" / "late").touch()
+    move = ("source", "relocate", "--source", "b", "--from", str(files / "b"), "--to", str(others / "b"))
+    for name, more in {"dry-run": ("--dry-run",), "done": (), "repeated": ()}.items():
+        assert normalized(job.command(*move, *more).check().out, folder=tmp_path) == golden(name=name)
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow.failpoints import NAMES
-from tests.support import root_files
+from tests.support import root_files, stored_state
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import KILLED, AccountsJob, expected, multiset
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan
@@ -209,7 +209,7 @@ def test_two_jobs_can_restore_one_savepoint_concurrently(early: AccountsJob, tmp
     assert root_files.digests(folder) == before
     for other in others:
         other.finish()
-        assert root_files.read_state(other.root, "balances") == expected(other.delivered).balances
+        assert stored_state.read_state(other.root, "balances") == expected(other.delivered).balances
         other.check_clean()
         other.end_all()
 
@@ -227,9 +227,9 @@ def test_an_operator_that_the_target_does_not_contain_starts_without_state(early
     old.finish()
     whole, first = expected(old.delivered), expected(old.delivered[:50])
     turnover = {k: v - first.turnovers.get(k, 0) for k, v in whole.turnovers.items() if k[0] == "turnover"}
-    state = root_files.read_state(old.root, "turnovers")
+    state = stored_state.read_state(old.root, "turnovers")
     assert {k: v for k, v in state.items() if k[0] == "turnover"} == turnover
-    assert root_files.read_state(old.root, "balances") == whole.balances
+    assert stored_state.read_state(old.root, "balances") == whole.balances
     old.end_all()
 
 
@@ -289,7 +289,7 @@ def test_a_killed_restore_that_keeps_tables_is_completed_by_the_next_start(early
     assert multiset(early.rows("movements")) == before["movements"] + multiset(whole.movements[50:])
     again = multiset(whole.totals) - multiset(part.totals)
     assert multiset(early.rows("totals")) == before["totals"] + again
-    assert root_files.read_state(early.root, "turnovers") == whole.turnovers
+    assert stored_state.read_state(early.root, "turnovers") == whole.turnovers
     early.check_clean()
 
 
@@ -303,7 +303,7 @@ def test_a_killed_restore_that_drops_state_is_completed_by_the_next_start(early:
     wanted = expected(early.delivered)
     assert multiset(early.rows("movements")) == multiset(wanted.movements)
     assert multiset(early.rows("totals")) == left
-    assert root_files.read_state(early.root, "balances") == wanted.balances
+    assert stored_state.read_state(early.root, "balances") == wanted.balances
     assert [o["uid"] for o in early.manifest["operators"]] == ["balances"]
     early.check_clean()
 
@@ -330,6 +330,6 @@ def test_a_restore_of_another_job_s_savepoint_needs_an_option_and_survives_kills
     wanted = expected(other.delivered)
     # The table has its own first rows, and those after the 50th.
     assert multiset(other.rows("movements")) == multiset(wanted.movements[:30] + wanted.movements[50:])
-    assert root_files.read_state(other.root, "balances") == wanted.balances
+    assert stored_state.read_state(other.root, "balances") == wanted.balances
     other.check_clean()
     other.end_all()

@@ -11,7 +11,7 @@ import pytest
 
 from stateflow import operations
 from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED
-from tests.support import root_files
+from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob
 from tests.support.processes import Running, wait_for
@@ -138,7 +138,7 @@ def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: 
     assert "--job JOB.py" in refused.err and "--from-head" in refused.err
     made = job.create_savepoint("mine", "--acknowledge-timeout", "0.2", "--job", job.job_file, with_job=True)
     assert made["checkpoint_id"] == job.head.checkpoint
-    assert job.head.checkpoint in root_files.folder_tokens(job.table("movements"))
+    assert job.head.checkpoint in folder_tables.tokens(job.table("movements"))
     job.finish()
     job.check()
 

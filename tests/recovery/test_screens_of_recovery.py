@@ -75,6 +75,12 @@ def test_a_silent_run_is_not_called_dead(job: AccountsJob, golden: SnapshotAsser
     run.resume().wait().check()
 
 
+def test_the_number_of_a_triggered_checkpoint_is_shown(job: AccountsJob, golden: SnapshotAssertion) -> None:
+    job.deliver(60)
+    made, _ = job.asked_at("batch.begin:2", "checkpoints", "trigger")
+    assert _screen(job, made.check().out) == golden
+
+
 def test_status_marks_what_a_restore_has_undone(early: AccountsJob) -> None:
     assert _status(early)["offsets"] == {"events": '{"row": 120}'}
     newest = early.head.checkpoint

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from tests.support import root_files
+from tests.support import root_files, stored_state
 from tests.support.job_fixture import Expected, JobFixture, Row, multiset
 from tests.support.processes import Ended
 
@@ -81,8 +81,8 @@ class FlightsJob(JobFixture):
         assert Counter(r["number"] for r in legs) == Counter(range(self.delivered * _ROWS))
         assert multiset(legs) == multiset(wanted.movements)
         assert multiset(routes) == multiset(wanted.totals)
-        assert root_files.read_state(self.root, "aircraft") == wanted.balances
-        assert root_files.read_state(self.root, "by-route") == wanted.turnovers
+        assert stored_state.read_state(self.root, "aircraft") == wanted.balances
+        assert stored_state.read_state(self.root, "by-route") == wanted.turnovers
 
     def check_clean(self) -> None:
         """One collection leaves no garbage, and the last start has swept the tables."""

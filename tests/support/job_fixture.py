@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stateflow.failpoints import NAMES
-from tests.support import root_files
+from tests.support import folder_tables, root_files, stored_state
 from tests.support.processes import Ended, Launch, Running, fork, wait_for
 
 ON_REQUEST = {
@@ -352,7 +352,7 @@ class AccountsJob(JobFixture):
 
     def rows(self, table: str) -> list[Row]:
         """The rows of a table."""
-        return root_files.folder_rows(self.table(table))
+        return folder_tables.rows(self.table(table))
 
     def lose_output(self, table: str = "movements") -> root_files.Entry:
         """Deletes a file of the newest checkpoint before it is published, as a VACUUM may; returns its entry."""
@@ -369,8 +369,8 @@ class AccountsJob(JobFixture):
         """Tables and state are what the oracle says; no row is stored twice."""
         self.check_tables()
         wanted = expected(self.delivered)
-        assert root_files.read_state(self.root, "balances") == wanted.balances
-        assert root_files.read_state(self.root, "turnovers") == wanted.turnovers
+        assert stored_state.read_state(self.root, "balances") == wanted.balances
+        assert stored_state.read_state(self.root, "turnovers") == wanted.turnovers
         newest = root_files.head(self.root)
         assert newest.position == len(self.delivered)
 
@@ -385,7 +385,7 @@ class AccountsJob(JobFixture):
         self.collect()
         root_files.check_no_orphans(self.root)
         for table in ("movements", "totals"):
-            assert root_files.folder_leftovers(self.table(table)) == []
+            assert folder_tables.leftovers(self.table(table)) == []
         newest = root_files.head(self.root).doc["generation"]
         older = {name: g for name, g in root_files.scratch_generations(self.local).items() if g < newest}
         assert older == {}

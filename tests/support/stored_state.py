@@ -1,0 +1,93 @@
+"""The state below a job root, decoded with plain msgpack and RocksDB: shares nothing with the code under test."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+from rocksdict import AccessType, Options, Rdict
+
+from tests.support.root_files import Document, head, read_manifest
+
+
+def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
+    """All state of an operator at the head: (state name, key, map key or None) -> value.
+
+    Structs that are stored as arrays come back as lists.
+    """
+    manifest = read_manifest(root, head(root).doc["manifest"])
+    (operator,) = [o for o in manifest["operators"] if o["uid"] == uid]
+    names = {_state_id(s["name"]): s["name"] for s in operator["states"]}
+    found: dict[tuple[Any, ...], Any] = {}
+    for subtask in operator["subtasks"]:
+        for key, value in _stored(root, subtask):
+            (group,) = struct.unpack(">H", key[:2])
+            assert subtask["first_group"] <= group <= subtask["last_group"]
+            parsed = (names[key[2:6]], *_parse_key(key[6:]))
+            assert parsed not in found and value[:1] == b"\x01"
+            found[parsed] = msgspec.msgpack.decode(value[1:])
+    return found
+
+
+def _state_id(name: str) -> bytes:
+    return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
+
+
+def _stored(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
+    if subtask["inline"] is not None:
+        yield from _entries(base64.b64decode(subtask["inline"]))
+    elif [f["local_name"] for f in subtask["files"]] == ["entries"]:
+        yield from _entries((root / subtask["files"][0]["handle"]["key"]).read_bytes())
+    elif subtask["files"]:
+        yield from _in_rocksdb(root, subtask)
+
+
+def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What a hash map's snapshot holds; see docs/format.md."""
+    assert data[:5] == b"SFKV\x01"
+    at, number = 5, 0
+    while size := int.from_bytes(data[at : at + 4], "big"):
+        items = msgspec.msgpack.decode(data[at + 4 : at + 4 + size])
+        at += 4 + size
+        number += len(items) // 2
+        yield from zip(items[::2], items[1::2], strict=True)
+    assert data[at + 4 :] == struct.pack(">Q", number)
+
+
+def _in_rocksdb(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
+    with tempfile.TemporaryDirectory() as folder:
+        for file in subtask["files"]:
+            data = (root / file["handle"]["key"]).read_bytes()
+            if file["part"]:
+                data = data[file["part"]["offset"] :][: file["part"]["size"]]
+            (Path(folder) / file["local_name"]).write_bytes(data)
+        (Path(folder) / "MANIFEST-000001").write_bytes(base64.b64decode(subtask["store_manifest"]))
+        (Path(folder) / "CURRENT").write_text("MANIFEST-000001\n")
+        store = Rdict(folder, Options(raw_mode=True), access_type=AccessType.read_only())
+        items: Any = store.items()
+        yield from list(items)
+        store.close()
+
+
+def _parse_key(data: bytes) -> tuple[tuple[Any, ...], Any]:
+    """``key | 0 | user key``; keys are text and whole numbers here."""
+    key, at = [], 0
+    while data[at] != 0:
+        part, at = _parse_part(data, at)
+        key.append(part)
+    user = _parse_part(data, at + 1)[0] if at + 1 < len(data) else None
+    return tuple(key), user
+
+
+def _parse_part(data: bytes, at: int) -> tuple[str | int, int]:
+    if data[at] == 0x02:
+        end = data.index(b"\0", at)
+        return data[at + 1 : end].decode(), end + 1
+    assert data[at] == 0x15, data.hex()
+    return struct.unpack_from(">Q", data, at + 1)[0] - (1 << 63), at + 9
