@@ -274,13 +274,16 @@ class Chain:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.seen: dict[int, Entry] = {}
+        self._written_ns: dict[int, int] = {}
 
     def look(self) -> None:
         """Takes in the entries that exist now."""
         for path in _entry_paths(self._root):
-            if int(path.name) not in self.seen:
+            seq = int(path.name)
+            if seq not in self.seen:
                 with contextlib.suppress(FileNotFoundError):
-                    self.seen[int(path.name)] = read_entry(path)
+                    self._written_ns[seq] = path.stat().st_mtime_ns
+                    self.seen[seq] = read_entry(path)
 
     def check(self) -> None:
         """Hashes link, generations and ordinals are what they must be, positions grow."""
@@ -297,12 +300,13 @@ class Chain:
         self._check_history()
 
     def _is_stale(self, entry: Entry) -> bool:
-        """Whether a COMMIT was written into the slot of a deleted ADMIN entry, and then again after the newest one."""
-        barrier = ("commit", entry.doc["generation"], entry.doc["ordinal"])
-        return any(
-            later.seq > entry.seq and (later.doc["kind"], later.doc["generation"], later.doc["ordinal"]) == barrier
-            for later in self.seen.values()
-            if entry.doc["kind"] == "commit"
+        """Whether a late writer put the entry into the slot of a deleted one that was not seen.
+
+        It was written after an entry of a higher slot, or it is a COMMIT that was written again after the newest one.
+        """
+        later = [other for other in self.seen.values() if other.seq > entry.seq]
+        return any(self._written_ns[other.seq] < self._written_ns[entry.seq] for other in later) or any(
+            other.doc["kind"] == entry.doc["kind"] == "commit" and _barrier(other) == _barrier(entry) for other in later
         )
 
     def _check_history(self) -> None:
@@ -313,6 +317,10 @@ class Chain:
             if entry is not None:
                 found = (entry.doc["kind"], entry.doc["generation"], entry.doc["ordinal"])
                 assert found == ("commit", record["generation"], record["ordinal"])
+
+
+def _barrier(entry: Entry) -> tuple[int, int]:
+    return entry.doc["generation"], entry.doc["ordinal"]
 
 
 def _check_later(before: Entry, after: Entry) -> None:
