@@ -91,9 +91,10 @@ def page(scores: Scores) -> str:
             "",
             f"**{headline(scores)}**",
             "",
-            "`make scoreboard` runs all rows, which takes 25 to 45 minutes on two cores; `make scoreboard TIER=nightly` runs "
-            "more rounds, and `ROWS=NAME,…` only these rows. All of them write this page. `ROWS=NAME SEED=N` repeats "
-            "one round and writes nothing. The seed fixes every random choice of a test; the scheduling of processes "
+            "`make scoreboard` runs all rows, which takes 25 to 45 minutes on two cores; `make scoreboard "
+            "TIER=nightly` runs more rounds, and `ROWS=NAME,…` only these rows. All of them write this page. "
+            "`ROWS=NAME SEED=N` repeats one round and writes nothing. The seed fixes every random choice of a test; "
+            "the scheduling of processes "
             "is not reproducible.",
             "",
             "A violation is a row or file that is lost, duplicated or left over, or an error that is not detected or "
