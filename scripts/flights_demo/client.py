@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -10,13 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from flights_demo.polling import poll
+
 
 class AirflowError(Exception):
     """A call failed, or Airflow did not reach the expected state."""
 
 
+class DatabaseLocked(AirflowError):
+    """Airflow changed nothing, because another of its processes was writing to its SQLite database."""
+
+
 _TIMEOUT_SECONDS = 120.0
 """Timeout of a call; some take more than half a minute on a busy machine."""
+_LOCKED = ("Database is locked", "Database error")
+"""What Airflow answers with status 500 when SQLite gives up waiting, which happens on a busy machine."""
+_LOCKED_SECONDS = 60.0
 # A proxy of the environment must not handle requests to this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -30,7 +40,7 @@ class TaskTry:
 
 
 class AirflowClient:
-    """Client of an Airflow REST API.
+    """Client of an Airflow REST API. It repeats calls that fail because the database is locked.
 
     Args:
         url: of the API server.
@@ -98,7 +108,16 @@ class AirflowClient:
         Raises:
             AirflowError: the call failed; the message has the response of the server.
         """
-        return _call(method, f"{self._url}/api/v2/{path}", body, self._token)
+        answers: list[dict[str, Any]] = []
+
+        def is_answered() -> bool:
+            with contextlib.suppress(DatabaseLocked):
+                answers.append(_call(method, f"{self._url}/api/v2/{path}", body, self._token))
+            return bool(answers)
+
+        if not poll(is_answered, _LOCKED_SECONDS):
+            raise DatabaseLocked(f"{method} {path}: Airflow's database was locked for {_LOCKED_SECONDS:.0f} seconds")
+        return answers[0]
 
 
 def _call(method: str, url: str, body: dict[str, Any] | None = None, token: str = "") -> dict[str, Any]:
@@ -109,6 +128,8 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None, token: str 
         with _opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
             return dict(json.loads(answer.read() or b"{}"))
     except urllib.error.HTTPError as error:
-        raise AirflowError(f"{method} {url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+        text = error.read().decode(errors="replace")[:500]
+        is_locked = error.code == 500 and any(sign in text for sign in _LOCKED)
+        raise (DatabaseLocked if is_locked else AirflowError)(f"{method} {url}: {error.code} {text}") from error
     except OSError as error:
         raise AirflowError(f"{method} {url}: {error}") from error
