@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from flights_demo.polling import poll
+from flights_demo.polling import Stopwatch
 
 
 class AirflowError(Exception):
@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 120.0
 """Timeout of a call; some take more than half a minute on a busy machine."""
 _LOCKED = ("Database is locked", "Database error")
 """What Airflow answers with status 500 when SQLite gives up waiting, which happens on a busy machine."""
-_LOCKED_SECONDS = 60.0
+_LOCKED_SECONDS, _PAUSE_SECONDS = 60.0, 0.3
 # A proxy of the environment must not handle requests to this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -108,16 +108,14 @@ class AirflowClient:
         Raises:
             AirflowError: the call failed; the message has the response of the server.
         """
-        answers: list[dict[str, Any]] = []
-
-        def is_answered() -> bool:
-            with contextlib.suppress(DatabaseLocked):
-                answers.append(_call(method, f"{self._url}/api/v2/{path}", body, self._token))
-            return bool(answers)
-
-        if not poll(is_answered, _LOCKED_SECONDS):
-            raise DatabaseLocked(f"{method} {path}: Airflow's database was locked for {_LOCKED_SECONDS:.0f} seconds")
-        return answers[0]
+        watch = Stopwatch()
+        while True:
+            try:
+                return _call(method, f"{self._url}/api/v2/{path}", body, self._token)
+            except DatabaseLocked:
+                if watch.seconds > _LOCKED_SECONDS:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
 
 def _call(method: str, url: str, body: dict[str, Any] | None = None, token: str = "") -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Draws a job's history as text: one line per record, with a graph of the branches that restores have left. Pure.
+"""Draws a job's history as text: one line per record, with a graph of the branches that restores have left.
 
-The leftmost column shows the history of the job's current state. The columns to its right show branches that a restore
-has undone, also if an earlier restore had returned to them, and forks, which continue as other jobs.
+The leftmost column shows the history of the job's current state. The columns to its right show the branches that
+restores have undone, and forks, which continue as other jobs. A branch to which one restore returned, and which a later
+restore has undone, is on the right.
 """
 
 from __future__ import annotations

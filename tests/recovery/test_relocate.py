@@ -36,7 +36,7 @@ from tests.support.processes import Ended
 from tests.support.screens import normalized
 
 STEPS = [name for name in failpoints.NAMES if name in ON_REQUEST and name.startswith("relocate.")]
-"""In the order in which a move comes to them."""
+"""In the order in which a relocation reaches them."""
 NEW = "moved %41ü (1)+'x~;=, é"
 
 
@@ -110,7 +110,7 @@ _LOGS = {"a": "0/9.compact", "b": "1/9"}
 
 
 def _root_with_two_sources(root: Path, files: Path) -> JobRoot:
-    """A job whose newest checkpoint has read files of two folders, the first of them many, with pending output."""
+    """A job whose newest checkpoint has read many files of one folder and three of another, and has pending output."""
     made = JobRoot.create_or_open(PosixStorage(root), SystemClock(), NewJob("job", 128, {}), "test")
     head = made.claim()
     folder = data_folder(head.entry.generation, 1, "driver")

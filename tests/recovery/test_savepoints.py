@@ -321,7 +321,7 @@ def test_a_failed_stop_does_not_end_the_run(idle_job: AccountsJob) -> None:
 
 @pytest.mark.parametrize("savepoint", ["last", ""])
 def test_a_withdrawn_stop_does_not_end_the_run(job: AccountsJob, savepoint: str) -> None:
-    """Even when the run had done all of it but answer."""
+    """Also when the run has done everything but write its answer."""
     job.run_to(30)
     job.deliver(200)
     job.settings = QUICK

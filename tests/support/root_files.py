@@ -288,7 +288,8 @@ class Chain:
     def check(self) -> None:
         """Hashes link, generations and ordinals are what they must be, positions grow."""
         self.look()
-        chain = [entry for _, entry in sorted(self.seen.items()) if not self._is_stale(entry)]
+        stale = self._stale()
+        chain = [entry for seq, entry in sorted(self.seen.items()) if seq not in stale]
         for before, after in pairwise(chain):
             _check_later(before, after)
             if after.seq == before.seq + 1:
@@ -299,15 +300,21 @@ class Chain:
                 assert self.seen[ref["id"]].sha256 == ref["sha256"], entry.seq
         self._check_history()
 
-    def _is_stale(self, entry: Entry) -> bool:
-        """Whether a late writer put the entry into the slot of a deleted one that was not seen.
+    def _stale(self) -> set[int]:
+        """The entries that a late writer put into the slots of deleted ones that were not seen.
 
-        It was written after an entry of a higher slot, or it is a COMMIT that was written again after the newest one.
+        Each was written after an entry of a higher slot, or is a COMMIT that was written again after the newest one.
         """
-        later = [other for other in self.seen.values() if other.seq > entry.seq]
-        return any(self._written_ns[other.seq] < self._written_ns[entry.seq] for other in later) or any(
-            other.doc["kind"] == entry.doc["kind"] == "commit" and _barrier(other) == _barrier(entry) for other in later
-        )
+        found: set[int] = set()
+        earliest_ns, committed = float("inf"), set()
+        for seq, entry in sorted(self.seen.items(), reverse=True):
+            barrier = (entry.doc["generation"], entry.doc["ordinal"]) if entry.doc["kind"] == "commit" else None
+            if self._written_ns[seq] > earliest_ns or barrier in committed:
+                found.add(seq)
+            earliest_ns = min(earliest_ns, self._written_ns[seq])
+            if barrier is not None:
+                committed.add(barrier)
+        return found
 
     def _check_history(self) -> None:
         records = [r for r in history(self._root) if "rows_in" in r]
@@ -317,10 +324,6 @@ class Chain:
             if entry is not None:
                 found = (entry.doc["kind"], entry.doc["generation"], entry.doc["ordinal"])
                 assert found == ("commit", record["generation"], record["ordinal"])
-
-
-def _barrier(entry: Entry) -> tuple[int, int]:
-    return entry.doc["generation"], entry.doc["ordinal"]
 
 
 def _check_later(before: Entry, after: Entry) -> None:
