@@ -19,7 +19,7 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.restore.state_matching import bases_of
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.storage import PosixStorage

@@ -15,7 +15,7 @@ from typing import Any
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.base import Snapshot
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.storage import PosixStorage

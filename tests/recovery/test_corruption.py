@@ -22,7 +22,7 @@ from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
 from stateflow.operations.verification import verify
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id

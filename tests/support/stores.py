@@ -12,7 +12,7 @@ from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.memory import DictBackend
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.kinds.keyed_state import KeyedState

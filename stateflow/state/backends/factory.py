@@ -14,7 +14,7 @@ from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.hashmap_snapshot import Entry
 from stateflow.state.backends.memory import DictBackend
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache, has_content
 from stateflow.state.handles import Base, SubtaskState, check_backends_known
 

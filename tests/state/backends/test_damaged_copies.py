@@ -16,7 +16,7 @@ from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
-from stateflow.state.backends.rocksdb_errors import to_stateflow_error
+from stateflow.state.backends.rocksdb.errors import to_stateflow_error
 from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState

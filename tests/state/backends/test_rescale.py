@@ -19,7 +19,7 @@ from rocksdict import Rdict
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, MissingFile, StateflowError
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.storage import MemoryStorage, PosixStorage, Storage

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import Snapshot
-from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import check_file, private_folder
 from stateflow.state.files.processes import own_label
 from stateflow.state.handles import FileHandle, StateFile

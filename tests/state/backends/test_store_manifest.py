@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rocksdict import Options, Rdict
 
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.state.backends.rocksdb_log import fragments_of
-from stateflow.state.backends.rocksdb_manifest import ManifestFollower, StoreFile, StoreManifest, compose, parse
+from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreFile, StoreManifest, compose, parse
+from stateflow.state.backends.rocksdb.record_log import fragments_of
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 

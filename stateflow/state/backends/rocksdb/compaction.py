@@ -14,8 +14,8 @@ from rocksdict import Rdict
 
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.state.backends.rocksdb_options import level0_trigger
-from stateflow.state.backends.rocksdb_store import live_files, raise_background_error
+from stateflow.state.backends.rocksdb.options import level0_trigger
+from stateflow.state.backends.rocksdb.store import live_files, raise_background_error
 
 _START_SECONDS = 1.0
 _POLL = timedelta(milliseconds=0.5)

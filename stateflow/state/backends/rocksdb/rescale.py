@@ -18,8 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.state.backends import rocksdb_manifest
-from stateflow.state.backends.rocksdb_manifest import StoreFile, StoreManifest
+from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, parse
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
@@ -106,7 +105,7 @@ def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
                 "a snapshot has no store manifest, or several", hint="restore an older checkpoint", files=names[:5]
             )
         data, source = cache.read(manifests[0]), manifests[0].handle.key
-    manifest = rocksdb_manifest.parse(data, source)
+    manifest = parse(data, source)
     missing = sorted({f.name for f in manifest.files} - {f.local_name for f in state.files})
     if missing:
         raise CorruptFile(
@@ -120,7 +119,7 @@ def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     """Writes a manifest that makes the data files in `folder` a store."""
-    (folder / _MANIFEST).write_bytes(rocksdb_manifest.compose(manifest))
+    (folder / _MANIFEST).write_bytes(compose(manifest))
     (folder / "CURRENT").write_text(_MANIFEST + "\n")
 
 
@@ -177,7 +176,7 @@ class _Part:
         write_manifest(self._scratch, manifest)
         cut_out(self._scratch, foreign)
         current = (self._scratch / "CURRENT").read_text().strip()
-        left = self._needed(rocksdb_manifest.parse((self._scratch / current).read_bytes(), current))
+        left = self._needed(parse((self._scratch / current).read_bytes(), current))
         if self._foreign(left):
             raise InternalError(
                 "a store still contains key groups that were cut out of it", subtask=self._state.subtask, groups=foreign

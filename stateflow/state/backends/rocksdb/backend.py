@@ -1,7 +1,7 @@
 """Keyed state in RocksDB: state larger than memory, and incremental snapshots.
 
 The write-ahead log is off: the checkpoint is the log. RocksDB never changes a file after writing it, so a snapshot
-uploads only the files that its base does not have. Compactions run only before a snapshot; see `rocksdb_compaction`.
+uploads only the files that its base does not have. Compactions run only before a snapshot; see `compaction`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stateflow import failpoints
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
-from stateflow.state.backends.rocksdb_compaction import Compactor
-from stateflow.state.backends.rocksdb_errors import damaged_file, to_stateflow_error, with_object_key
-from stateflow.state.backends.rocksdb_manifest import ManifestFollower, compose
-from stateflow.state.backends.rocksdb_store import StoreOpener, hide_key_groups, live_files
+from stateflow.state.backends.rocksdb.compaction import Compactor
+from stateflow.state.backends.rocksdb.errors import damaged_file, to_stateflow_error, with_object_key
+from stateflow.state.backends.rocksdb.manifest import ManifestFollower, compose
+from stateflow.state.backends.rocksdb.store import StoreOpener, hide_key_groups, live_files
 from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import Base, StateFile
 

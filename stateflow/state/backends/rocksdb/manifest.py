@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.state.backends.rocksdb_log import fragments_of, read_records
+from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
 from stateflow.types.key_groups import KeyGroupRange
 
 _COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _CURSOR, _DELETED_FILE = 1, 2, 3, 4, 5, 6

@@ -13,9 +13,9 @@ from rocksdict import BottommostLevelCompaction, CompactOptions, Rdict, WriteBat
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.rocksdb_errors import is_corruption, to_stateflow_error, with_object_key
-from stateflow.state.backends.rocksdb_options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb_rescale import assemble, read_store_manifest, write_manifest
+from stateflow.state.backends.rocksdb.errors import is_corruption, to_stateflow_error, with_object_key
+from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.rescale import assemble, read_store_manifest, write_manifest
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
