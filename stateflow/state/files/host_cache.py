@@ -221,9 +221,21 @@ class HostCache:
         self._transfer.uploads.put(files[0].handle.key, sources)
         return files
 
-    def keep_only(self, files: Iterable[StateFile]) -> None:
-        """Removes all other files from the cache; a process that has linked one keeps it."""
-        wanted = {file.sha256 for file in files}
+    def is_checked(self, fingerprint: str) -> bool:
+        """Returns whether a store with this fingerprint was written or checked by this host."""
+        return any((folder / _checked(fingerprint)).exists() for folder in (self.folder, *self._siblings))
+
+    def remember_checked(self, fingerprint: str) -> None:
+        """Remembers that a store with this fingerprint is safe to open."""
+        (self.folder / _checked(fingerprint)).touch(mode=0o600)
+
+    def keep_only(self, files: Iterable[StateFile], checked: str = "") -> None:
+        """Removes all other files from the cache; a process that has linked one keeps it.
+
+        Args:
+            checked: the fingerprint of the only store to remember as checked.
+        """
+        wanted = {file.sha256 for file in files} | {_checked(checked)}
         for name in os.listdir(self.folder):
             if name not in wanted and not _is_being_fetched(name):
                 (self.folder / name).unlink(missing_ok=True)
@@ -310,6 +322,10 @@ def _drop_if_damaged(copy: Path, file: StateFile) -> bool:
 def _drop(copy: Path, file: StateFile) -> None:
     copy.unlink(missing_ok=True)
     log_event(log, logging.WARNING, "damaged-copy-dropped", file=file.handle.key, path=copy)
+
+
+def _checked(fingerprint: str) -> str:
+    return f"checked-{fingerprint}"
 
 
 def _sync_copy(path: Path) -> None:

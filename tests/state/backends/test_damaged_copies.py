@@ -89,7 +89,7 @@ class Host:
 
     def copies(self, subtask: int = 0) -> list[Path]:
         """The cached files of a subtask."""
-        return sorted(p for p in self.cache(subtask).iterdir() if not p.name.startswith("incoming"))
+        return sorted(p for p in self.cache(subtask).iterdir() if not p.name.startswith(("incoming", "checked")))
 
     def damage(self, damage: Damage, in_place: bool = False, subtask: int = 0) -> None:
         """Damages every cached file: only for readers that open it later, or also for those that have it open."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,23 +18,23 @@ from stateflow.state.backends.rocksdb.record_log import fragments_of
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 
-NUMBERS = st.integers(0, (1 << 56) - 1)
+NUMBERS = st.integers(1, (1 << 56) - 1)
 KEYS = st.binary(min_size=10, max_size=40)
 DETAILS = st.lists(st.tuples(st.sampled_from([5, 6, 7, 12, 15]), st.binary(max_size=20)))
-FILES = st.builds(
-    StoreFile,
-    number=NUMBERS,
-    level=st.integers(0, 6),
-    size=NUMBERS,
-    smallest=KEYS,
-    largest=KEYS,
-    sequences=st.tuples(NUMBERS, NUMBERS),
-    epoch=NUMBERS,
-    details=DETAILS.map(tuple),
-)
 
 
-@given(st.lists(FILES, unique_by=lambda f: f.number), NUMBERS)
+@st.composite
+def _files(draw: st.DrawFn) -> StoreFile:
+    smallest, largest = sorted([draw(KEYS), draw(KEYS)], key=lambda key: key[:-8])
+    first, last = sorted([draw(NUMBERS), draw(NUMBERS)])
+    level, number, size, epoch = draw(st.integers(0, 6)), draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)
+    return StoreFile(number, level, size, smallest, largest, (first, last), epoch, tuple(draw(DETAILS)))
+
+
+FILE = StoreFile(2, 6, 1, struct.pack(">HQ", 1, 1), struct.pack(">HQ", 1, 1), (0, 0), 1)
+
+
+@given(st.lists(_files(), unique_by=lambda f: f.number), NUMBERS)
 def test_what_is_written_is_read(files: list[StoreFile], last: int) -> None:
     manifest = StoreManifest(tuple(files), last)
     assert parse(compose(manifest), "m") == manifest
@@ -64,10 +66,37 @@ def test_files_are_those_that_rocksdb_reports(tmp_path: Path) -> None:
     assert [f.groups for f in by_age] == [KeyGroupRange(0, 7), KeyGroupRange(2, 2), KeyGroupRange(4, 5)]
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"level": 7},
+        {"level": 1 << 31},
+        {"number": 0},
+        {"number": 1 << 63},
+        {"size": 0},
+        {"size": 1 << 63},
+        {"epoch": 1 << 63},
+        {"sequences": (2, 1)},
+        {"sequences": (0, 1 << 56)},
+        {"smallest": struct.pack(">HQ", 2, 1)},
+        {"largest": b"short"},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_store_has_are_a_corrupt_file(forged: dict[str, Any]) -> None:
+    manifest = compose(StoreManifest((dataclasses.replace(FILE, **forged),), 7))
+    with raises(CorruptFile, file="m"):
+        parse(manifest, "m")
+
+
+def test_a_last_sequence_number_that_no_store_has_is_a_corrupt_file() -> None:
+    with raises(CorruptFile, file="m"):
+        parse(compose(StoreManifest((FILE,), 1 << 56)), "m")
+
+
 @given(st.data())
 def test_any_flipped_bit_or_missing_end_is_a_corrupt_file(data: st.DataObject) -> None:
-    key = struct.pack(">HQ", 1, 1)
-    whole = compose(StoreManifest((StoreFile(2, 6, 1, key, key, (0, 0), 1),), 7))
+    whole = compose(StoreManifest((FILE,), 7))
     at = data.draw(st.integers(0, len(whole) - 1))
     flipped = bytearray(whole)
     flipped[at] ^= 1 << data.draw(st.integers(0, 7))

@@ -18,6 +18,7 @@ from stateflow import failpoints
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.rocksdb.check import fingerprint
 from stateflow.state.backends.rocksdb.compaction import Compactor
 from stateflow.state.backends.rocksdb.errors import damaged_file, to_stateflow_error, with_object_key
 from stateflow.state.backends.rocksdb.manifest import ManifestFollower, compose
@@ -149,7 +150,9 @@ class RocksDBBackend(KeyedStateBackend):
         failpoints.hit("task.snapshot")
         self._store_files(name, self._incremental and not full)
         self._changed = False
-        self._cache.keep_only(self._files.values())
+        checked = fingerprint(self._store_manifest, self._files)
+        self._cache.remember_checked(checked)
+        self._cache.keep_only(self._files.values(), checked)
         return self._snapshot(compacted)
 
     def _snapshot(self, compacted: int = 0) -> Snapshot:

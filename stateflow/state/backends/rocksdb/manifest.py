@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateflow.errors import CorruptFile, InternalError
+from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
 from stateflow.types.key_groups import KeyGroupRange
 
+_NAME = "MANIFEST-000001"
 _COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _CURSOR, _DELETED_FILE = 1, 2, 3, 4, 5, 6
 _PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = (9, 10, 103, 200, 203, 300)
 _SAFE_TO_IGNORE = 1 << 13
@@ -23,10 +25,12 @@ _NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY
 
 _END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
 _NOT_SAFE_TO_IGNORE = 1 << 6
-_VARINT_BITS = 70
-"""A number of 64 bits takes ten bytes; a longer one would cost quadratic time."""
 _BYTEWISE = b"leveldb.BytewiseComparator"
 _TRAILER = 8
+_LEVELS = 7
+_LARGEST_NUMBER = 1 << 62
+"""Bound of file numbers, sizes, epochs and sequence numbers: RocksDB adds to them without a check."""
+_LARGEST_SEQUENCE = (1 << 56) - 1
 _EXCLUSIVE = struct.pack("<Q", ((1 << 56) - 1) << 8 | 0x0F)
 """Trailer of the largest key of a file that ends with a deleted range, whose end is exclusive."""
 
@@ -149,34 +153,13 @@ def compose(manifest: StoreManifest) -> bytes:
     return b"".join(fragments_of(bytes(edit)))
 
 
+def write_manifest(folder: Path, manifest: StoreManifest) -> None:
+    """Writes a manifest that makes the data files in `folder` a store."""
+    (folder / _NAME).write_bytes(compose(manifest))
+    (folder / "CURRENT").write_text(_NAME + "\n")
+
+
 # -- edits --------------------------------------------------------------------------------------------------------
-
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def __bool__(self) -> bool:
-        return self._at < len(self._data)
-
-    def varint(self) -> int:
-        value = 0
-        for shift in range(0, _VARINT_BITS, 7):
-            byte = self._data[self._at]
-            self._at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError("a number has more than 64 bits")
-
-    def sized(self) -> bytes:
-        size = self.varint()
-        found = self._data[self._at : self._at + size]
-        if len(found) != size:
-            raise ValueError("a field is cut off")
-        self._at += size
-        return found
 
 
 class _Edit:
@@ -186,17 +169,19 @@ class _Edit:
         self.deleted: list[tuple[int, int]] = []
         self.added: list[StoreFile] = []
         self.last_sequence = 0
-        reader = _Reader(record)
+        reader = ByteReader(record)
         while reader:
             self._take(reader.varint(), reader)
 
-    def _take(self, tag: int, reader: _Reader) -> None:
+    def _take(self, tag: int, reader: ByteReader) -> None:
         if tag == _NEW_FILE:
             self.added.append(_decode_file(reader))
         elif tag == _DELETED_FILE:
             self.deleted.append((reader.varint(), reader.varint()))
         elif tag == _LAST_SEQUENCE:
             self.last_sequence = reader.varint()
+            if self.last_sequence > _LARGEST_SEQUENCE:
+                raise ValueError(f"the last sequence number is {self.last_sequence}")
         elif tag in _NUMBERS:
             reader.varint()
         elif tag == _CURSOR:
@@ -210,7 +195,7 @@ class _Edit:
             raise _unknown("edit", tag)
 
 
-def _decode_file(reader: _Reader) -> StoreFile:
+def _decode_file(reader: ByteReader) -> StoreFile:
     level, number, size = reader.varint(), reader.varint(), reader.varint()
     smallest, largest = reader.sized(), reader.sized()
     if min(len(smallest), len(largest)) < _TRAILER:
@@ -223,12 +208,18 @@ def _decode_file(reader: _Reader) -> StoreFile:
         if tag & _NOT_SAFE_TO_IGNORE:
             raise _unknown("file", tag)
         if tag == _EPOCH:
-            epoch = _Reader(value).varint()
+            epoch = ByteReader(value).varint()
         elif tag != _MIN_LOG_OF_STORE:
             # The skipped tag is not a property of the file, and RocksDB would crash in a store with lower numbers.
             details.append((tag, value))
     if epoch is None:
         raise ValueError("a file has no epoch")
+    if level >= _LEVELS or not 0 < number < _LARGEST_NUMBER or not 0 < size < _LARGEST_NUMBER:
+        raise ValueError(f"a file has the level {level}, the number {number} and the size {size}")
+    if smallest[:-_TRAILER] > largest[:-_TRAILER] or epoch >= _LARGEST_NUMBER:
+        raise ValueError(f"the bounds of file {number} are not in order, or its epoch is {epoch}")
+    if not sequences[0] <= sequences[1] <= _LARGEST_SEQUENCE:
+        raise ValueError(f"file {number} has the sequence numbers {sequences}")
     return StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details))
 
 

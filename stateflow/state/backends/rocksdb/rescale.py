@@ -18,12 +18,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, parse
+from stateflow.state.backends.rocksdb.check import check_once
+from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, parse, write_manifest
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
 
-_MANIFEST = "MANIFEST-000001"
 _FIRST_NUMBER = 2
 
 CutOut = Callable[[Path, Sequence[KeyGroupRange]], None]
@@ -106,21 +106,16 @@ def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
             )
         data, source = cache.read(manifests[0]), manifests[0].handle.key
     manifest = parse(data, source)
-    missing = sorted({f.name for f in manifest.files} - {f.local_name for f in state.files})
+    sizes = {file.local_name: file.size for file in state.files}
+    missing = sorted(f.name for f in manifest.files if sizes.get(f.name) != f.size)
     if missing:
         raise CorruptFile(
-            "a store's manifest names files that the snapshot does not have",
+            "a store's manifest names files that the snapshot does not have with this size",
             hint="restore an older checkpoint",
             file=source,
             missing=missing[:5],
         )
     return manifest
-
-
-def write_manifest(folder: Path, manifest: StoreManifest) -> None:
-    """Writes a manifest that makes the data files in `folder` a store."""
-    (folder / _MANIFEST).write_bytes(compose(manifest))
-    (folder / "CURRENT").write_text(_MANIFEST + "\n")
 
 
 def excess(files: Iterable[StoreFile], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:
@@ -154,6 +149,7 @@ class _Part:
     def files(self, cut_out: CutOut) -> tuple[StoreManifest, list[_PartFile]]:
         """Returns its manifest and the data files that overlap `owned`, without foreign content in owned key groups."""
         manifest = self._needed(read_store_manifest(self._cache, self._state))
+        check_once(self._scratch, self._cache, manifest, self._stored)
         # Cutting may reuse the numbers of files that are not needed: only these names refer to stored files.
         stored = {f.name: self._stored[f.name] for f in manifest.files}
         foreign = self._foreign(manifest)

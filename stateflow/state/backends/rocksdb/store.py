@@ -13,9 +13,11 @@ from rocksdict import BottommostLevelCompaction, CompactOptions, Rdict, WriteBat
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
+from stateflow.state.backends.rocksdb.check import check_once
 from stateflow.state.backends.rocksdb.errors import is_corruption, to_stateflow_error, with_object_key
+from stateflow.state.backends.rocksdb.manifest import write_manifest
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.rescale import assemble, read_store_manifest, write_manifest
+from stateflow.state.backends.rocksdb.rescale import assemble, read_store_manifest
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
@@ -97,6 +99,7 @@ class StoreOpener:
             _check_name(stored.local_name)
         files = {file.local_name: file for file in state.files}
         manifest = read_store_manifest(self._cache, state)
+        check_once(self._folder.with_name(f"{self._folder.name}.check"), self._cache, manifest, files)
         self._cache.link_all({self._folder / f.name: files[f.name] for f in manifest.files})
         write_manifest(self._folder, manifest)
         return files

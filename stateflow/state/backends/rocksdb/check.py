@@ -1,0 +1,121 @@
+"""Check of RocksDB stores that come from elsewhere, before this process opens them.
+
+A store is checked once on each host: the cache remembers the stores that this host has written or checked. Everybody
+who may write a job root or a savepoint can choose the bytes of a store and record the hashes that fit, and RocksDB
+trusts its files: a forged one could crash or block the process. So Python follows the structure of every data file,
+and a child process opens the store first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+import rocksdict
+
+from stateflow.errors import CorruptFile
+from stateflow.state.backends.rocksdb.manifest import StoreManifest, compose, write_manifest
+from stateflow.state.backends.rocksdb.table_file import check_table_file
+from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, remove_tree
+from stateflow.state.handles import StateFile
+
+_PROGRAM = "probe_program.py"
+_MEMORY_BYTES = 100 << 20
+_CPU_SECONDS = 2
+_STORED_BYTES_PER_CPU_SECOND = 100 << 20
+_WALL_SECONDS_PER_CPU_SECOND = 30
+_LONGEST_REASON = 300
+
+
+def fingerprint(manifest: bytes, files: Mapping[str, StateFile]) -> str:
+    """Returns a hash of everything that a store consists of.
+
+    Args:
+        manifest: the composed manifest of the store.
+        files: the data files by local name.
+    """
+    digest = hashlib.sha256(manifest)
+    for name in sorted(files):
+        digest.update(f"\n{name} {files[name].sha256}".encode())
+    return digest.hexdigest()
+
+
+def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: Mapping[str, StateFile]) -> None:
+    """Checks a store, unless this host has written or checked exactly this store.
+
+    Args:
+        scratch: must not exist; a folder for the store, which is removed.
+        cache: the host's cache of stored files.
+        manifest: the store's data files.
+        files: their stored files by local name; may contain more.
+
+    Raises:
+        CorruptFile: it is not safe to open the store; a retry does not help.
+        DamagedCopy: a cached copy is damaged; it was dropped.
+        MissingFile: a file does not exist.
+    """
+    used = {file.name: files[file.name] for file in manifest.files}
+    known = fingerprint(compose(manifest), used)
+    if not used or cache.is_checked(known):
+        return
+    scratch.mkdir(parents=True, mode=0o700)
+    try:
+        cache.link_all({scratch / name: file for name, file in used.items()})
+        write_manifest(scratch, manifest)
+        _check(scratch, cache, used)
+    finally:
+        remove_tree(scratch)
+    cache.remember_checked(known)
+
+
+def _check(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
+    for name, file in files.items():
+        try:
+            check_table_file(folder / name)
+        except ValueError as e:
+            raise _unsafe(cache, folder / name, file, str(e)) from e
+    reason = probe(folder, sum(file.size for file in files.values()))
+    if reason:
+        damaged = [name for name, file in files.items() if not has_content(folder / name, file)]
+        name = damaged[0] if damaged else next(iter(files))
+        raise _unsafe(cache, folder / name, files[name], reason)
+
+
+def _unsafe(cache: HostCache, path: Path, file: StateFile, reason: str) -> CorruptFile:
+    """Returns the error for a file that cannot be read; drops a damaged copy, which the next attempt fetches again."""
+    if cache.drop_damaged([file]):
+        return damaged_copy(file, path, reason)
+    return CorruptFile(
+        "a RocksDB store is not safe to open",
+        hint="restore an older checkpoint or savepoint, and find out who changed this one: its hashes match",
+        file=file.handle.key,
+        reason=reason[:_LONGEST_REASON],
+    )
+
+
+def probe(folder: Path, stored_bytes: int) -> str:
+    """Opens a store in a child process; returns why that failed, or an empty string."""
+    program = resources.files(__package__).joinpath(_PROGRAM).read_text()
+    packages = Path(rocksdict.__file__).parents[1]
+    cpu_seconds = _CPU_SECONDS + stored_bytes // _STORED_BYTES_PER_CPU_SECOND
+    arguments = map(str, (folder, packages, _MEMORY_BYTES, cpu_seconds))
+    timeout = cpu_seconds * _WALL_SECONDS_PER_CPU_SECOND
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"a process that opened it did not end within {timeout} s"
+    if ended.returncode == 0:
+        return ""
+    return ended.stdout.decode(errors="replace") or f"a process that opened it ended with {ended.returncode}"

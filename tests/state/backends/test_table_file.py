@@ -1,0 +1,182 @@
+"""Data files of RocksDB from elsewhere: those that RocksDB writes are accepted, and no accepted file does harm."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocksdict import (
+    BottommostLevelCompaction,
+    CompactOptions,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+)
+
+from stateflow.config.state_settings import RocksDBSettings
+from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.table_file import check_table_file
+from tests.support.table_files import ATTACKS, ForgedTable
+
+ENTRIES = {struct.pack(">HQ", n, n) + bytes(n % 20): bytes(n * 7 % 300) for n in range(100)}
+SPECIAL = (0, 1, 8, 127, 128, 255)
+"""Bytes at the limits of numbers in RocksDB's files."""
+
+
+def _options(compression: DBCompressionType) -> Options:
+    options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
+    options.set_compression_type(compression)
+    return options
+
+
+def _write(folder: Path, entries: dict[bytes, bytes], compression: DBCompressionType) -> None:
+    """A store with the entries in one file, and a deleted range in another."""
+    store = Rdict(str(folder), options=_options(compression))
+    store.set_write_options(without_wal())
+    batch = WriteBatch(raw_mode=True)
+    for key, value in entries.items():
+        batch.put(key, value)
+    store.write(batch)
+    store.flush()
+    store.delete_range(b"\0\5", b"\0\6")
+    store.flush()
+    store.close()
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.sst"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without compression, so that any byte of a block can be changed."""
+    folder = tmp_path_factory.mktemp("plain") / "store"
+    _write(folder, ENTRIES, DBCompressionType.none())
+    for path in folder.glob("LOG*"):
+        path.unlink()
+    return folder
+
+
+@given(
+    st.dictionaries(st.binary(min_size=2, max_size=300), st.binary(max_size=20_000), min_size=1, max_size=60),
+    st.sampled_from([DBCompressionType.none, DBCompressionType.lz4]),
+)
+def test_every_file_that_rocksdb_writes_is_accepted(
+    entries: dict[bytes, bytes], compression: Callable[[], DBCompressionType]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder, "store")
+        _write(store, entries, compression())
+        assert len(_tables(store)) == 2
+        for path in _tables(store):
+            check_table_file(path)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_forged_file_is_refused(plain: Path, tmp_path: Path, attack: Callable[[ForgedTable], None]) -> None:
+    table = ForgedTable(_tables(plain)[0].read_bytes())
+    attack(table)
+    (tmp_path / "forged").write_bytes(table.sealed())
+    with pytest.raises(ValueError):
+        check_table_file(tmp_path / "forged")
+
+
+def test_what_forges_files_leaves_an_intact_one_as_it_is(plain: Path) -> None:
+    for path in _tables(plain):
+        assert ForgedTable(path.read_bytes()).sealed() == path.read_bytes()
+
+
+# -- random changes ---------------------------------------------------------------------------------------------------
+
+
+def _randomly_changed(rng: random.Random, intact: bytes) -> bytes:
+    table = ForgedTable(intact)
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        block = rng.choice(table.blocks)
+        near_end = rng.random() < 0.4
+        at = max(0, block.size - rng.randrange(40)) if near_end else rng.randrange(block.size + 1)
+        table.change(block, at, bytes([rng.choice([*SPECIAL, rng.randrange(256)])]))
+    return table.sealed()
+
+
+def _is_accepted(path: Path) -> bool:
+    started = time.process_time()
+    try:
+        check_table_file(path)
+    except ValueError:
+        return False
+    finally:
+        assert time.process_time() - started < 2
+    return True
+
+
+def _use_all(folders: list[Path]) -> None:
+    """Reads and compacts stores in a child process, as a task would; fails when that crashes or hangs."""
+    program = "from tests.state.backends.test_table_file import use_stores; use_stores()"
+    names = "\n".join(map(str, folders))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], input=names, text=True, capture_output=True, timeout=120, check=False
+    )
+    used = len(ended.stdout.split())
+    assert (ended.returncode, used) == (0, len(folders)), folders[used]
+
+
+def use_stores() -> None:
+    """Looks up, iterates and compacts each store whose folder is in the input; errors of RocksDB are expected."""
+    for folder in sys.stdin.read().split():
+        with contextlib.suppress(Exception):
+            _use(Rdict(folder, options=_options(DBCompressionType.none())))
+        print(folder, flush=True)
+
+
+def _use(store: Rdict) -> None:
+    for key in ENTRIES:
+        with contextlib.suppress(Exception):
+            store.get(key)
+            found = store.iter(ReadOptions())
+            found.seek(key + b"x")
+            if found.valid():
+                found.next()
+    with contextlib.suppress(Exception):
+        list(store.items())
+    everything = CompactOptions()
+    everything.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+    with contextlib.suppress(Exception):
+        store.compact_range(None, None, everything)
+    store.close()
+
+
+@pytest.mark.parametrize("inputs", [300, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_no_accepted_file_crashes_or_blocks_rocksdb(plain: Path, tmp_path: Path, inputs: int) -> None:
+    rng = random.Random(inputs)
+    names = [path.name for path in _tables(plain)]
+    accepted = 0
+    for first in range(0, inputs, 500):
+        folders = []
+        for number in range(first, min(first + 500, inputs)):
+            folder = tmp_path / str(number)
+            shutil.copytree(plain, folder)
+            path = folder / rng.choice(names)
+            path.write_bytes(_randomly_changed(rng, path.read_bytes()))
+            if _is_accepted(path):
+                folders.append(folder)
+            else:
+                shutil.rmtree(folder)
+        _use_all(folders)
+        accepted += len(folders)
+        for folder in folders:
+            shutil.rmtree(folder)
+    assert inputs // 10 < accepted < inputs // 2

@@ -1,0 +1,159 @@
+"""Forged data files of RocksDB: any change of their blocks, with checksums that fit.
+
+The checksums are those of RocksDB's format version 6 with XXH3; see `ComputeBuiltinChecksum` and
+`ChecksumModifierForContext` in RocksDB's `table/format.h`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from stateflow.state.backends.rocksdb.byte_reader import ByteReader
+from stateflow.state.backends.rocksdb.table_file import data_blocks, decompressed, entries_of
+
+FOOTER_BYTES = 53
+TRAILER_BYTES = 5
+_LOW = 0xFFFFFFFF
+_FOOTER_CHECKSUM, _BASE_CONTEXT, _METAINDEX_SIZE = 5, 9, 13
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a file: what it is, where it starts, its size without the trailer."""
+
+    kind: str
+    offset: int
+    size: int
+
+
+class ForgedTable:
+    """A data file whose bytes can be changed in place; a block that is not compressed, in a known way.
+
+    Args:
+        data: the bytes of an intact file.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+        self.footer = len(data) - FOOTER_BYTES
+        self.blocks = [*self._find_blocks()]
+
+    def block(self, kind: str) -> Block:
+        """The first block of a kind: data, index, properties, range_del, filter or metaindex."""
+        return next(block for block in self.blocks if kind in block.kind)
+
+    def change(self, block: Block, at: int, data: bytes) -> None:
+        """Replaces bytes of a block; `at` its size is the byte that names its compression."""
+        self.data[block.offset + at : block.offset + at + len(data)] = data
+
+    def sealed(self) -> bytes:
+        """The bytes with the checksums that RocksDB expects."""
+        for block in self.blocks:
+            end = block.offset + block.size
+            self._put(end + 1, self._checksum(block.offset, end + 1))
+        self._put(self.footer + _FOOTER_CHECKSUM, 0)
+        self._put(self.footer + _FOOTER_CHECKSUM, self._checksum(self.footer, len(self.data)))
+        return bytes(self.data)
+
+    def _find_blocks(self) -> Iterator[Block]:
+        size = self._number(self.footer + _METAINDEX_SIZE)
+        metaindex = Block("metaindex", self.footer - TRAILER_BYTES - size, size)
+        yield metaindex
+        for name, value in entries_of(self._content(metaindex)):
+            reader = ByteReader(value)
+            block = Block(name.decode(), reader.varint(), reader.varint())
+            yield block
+            if block.kind == "rocksdb.index":
+                yield from self._data_blocks(self._content(block))
+
+    def _data_blocks(self, index: bytes) -> Iterator[Block]:
+        offset = 0
+        for size in data_blocks(index, shortest_key=0):
+            yield Block("data", offset, size)
+            offset += size + TRAILER_BYTES
+
+    def _content(self, block: Block) -> bytes:
+        return decompressed(bytes(self.data[block.offset : block.offset + block.size + TRAILER_BYTES]))
+
+    def _checksum(self, start: int, end: int) -> int:
+        found = xxhash.xxh3_64_intdigest(bytes(self.data[start : end - 1])) & _LOW
+        found ^= self.data[end - 1] * 0x6B9083D9 & _LOW
+        base = self._number(self.footer + _BASE_CONTEXT)
+        context = base ^ (start & _LOW) + (start >> 32) & _LOW
+        return found + (context if base else 0) & _LOW
+
+    def _number(self, at: int) -> int:
+        (found,) = struct.unpack_from("<I", self.data, at)
+        return int(found)
+
+    def _put(self, at: int, number: int) -> None:
+        struct.pack_into("<I", self.data, at, number)
+
+
+def restart_outside(table: ForgedTable) -> None:
+    """RocksDB looks a key up at the restarts of a block, and does not check that they are in the block."""
+    block = table.block("data")
+    table.change(block, block.size - 5, b"\x88")
+
+
+def too_many_restarts(table: ForgedTable) -> None:
+    block = table.block("data")
+    table.change(block, block.size - 1, b"\x7f")
+
+
+def key_shares_too_much(table: ForgedTable) -> None:
+    table.change(table.block("data"), 0, b"\5")
+
+
+def value_outside(table: ForgedTable) -> None:
+    table.change(table.block("data"), 2, b"\xff\x7f")
+
+
+def block_outside(table: ForgedTable) -> None:
+    block = table.block("index")
+    table.change(block, block.size - 6, b"\x7f")
+
+
+def unknown_compression(table: ForgedTable) -> None:
+    block = table.block("data")
+    table.change(block, block.size, b"\7")
+
+
+def bomb(table: ForgedTable) -> None:
+    """4 GB after decompression."""
+    block = table.block("data")
+    table.change(block, 0, b"\xff\xff\xff\xff\x0f")
+    table.change(block, block.size, b"\4")
+
+
+def other_index(table: ForgedTable) -> None:
+    """An index of two levels, whose blocks RocksDB would read as such."""
+    at = table.data.index(b"table.index.type") + len("table.index.type")
+    table.data[at] = 2
+
+
+def other_version(table: ForgedTable) -> None:
+    table.data[-12] = 5
+
+
+def without_checksums(table: ForgedTable) -> None:
+    table.data[table.footer] = 0
+
+
+ATTACKS = [
+    restart_outside,
+    too_many_restarts,
+    key_shares_too_much,
+    value_outside,
+    block_outside,
+    unknown_compression,
+    bomb,
+    other_index,
+    other_version,
+    without_checksums,
+]
+"""Changes with which RocksDB would crash, read outside of a block, or allocate gigabytes."""
