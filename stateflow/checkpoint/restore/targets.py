@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ from stateflow.errors import ConfigError, CorruptFile, MissingFile
 log = logging.getLogger(__name__)
 
 BEFORE = "before:"
+_CHECKPOINT = re.compile(r"[0-9]{1,18}")
+_LONGEST = 4096
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         if head.checkpoint is None:
             raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
         return _checkpoint(root, head.checkpoint)
-    if text.isdigit():
+    if _CHECKPOINT.fullmatch(text):
         for ref in root.checkpoints.restorable(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
