@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from stateflow.errors import DataError, MissingFile, StorageError
 
@@ -142,22 +145,35 @@ class Storage(ABC):
     def copy_from(self, source: Storage, key: str, to: str) -> None:
         """Stores a copy of an object of `source`, which may be this storage, under the key `to`.
 
-        Uses a hard link where possible. An existing `to` is handled as in `put_file`.
+        A file system may link the file instead of copying it. An existing `to` is handled as in `put_file`.
 
         Raises:
             MissingFile: `key` does not exist in `source`.
         """
-        path = source.local_path(key)
-        if path is None:
-            # Through a file, because an object may be larger than memory.
-            with tempfile.TemporaryDirectory(prefix="stateflow-") as folder:
-                copy = Path(folder) / "object"
-                source.fetch(key, copy)
-                self.put_file(to, copy)
-            return
-        if source.size(key) is None:
-            raise missing_object(source, key)
-        self.put_file(to, path)
+        with source.local_copy(key) as copy:
+            self.put_file(to, copy)
+
+    @contextlib.contextmanager
+    def local_copy(self, key: str) -> Iterator[Path]:
+        """Yields the path of a local file with the object's bytes, because an object may be larger than memory.
+
+        Raises:
+            MissingFile: the object does not exist.
+        """
+        with tempfile.TemporaryDirectory(prefix="stateflow-") as folder:
+            copy = Path(folder) / "object"
+            self.fetch(key, copy)
+            yield copy
+
+    def file_id(self, key: str) -> tuple[int, int] | None:
+        """Returns device and inode number of the object's file, which hard links share.
+
+        None for storage that is not a file system.
+
+        Raises:
+            MissingFile: the object does not exist.
+        """
+        return None
 
     def local_path(self, key: str) -> Path | None:
         """Returns the path of the object on this host's file system; None for storage that is not a file system."""
@@ -182,8 +198,8 @@ def write_chunks(chunks: Iterator[bytes], target: Path) -> None:
             raise
 
 
-def check_same_content(storage: Storage, key: str, source: Path) -> None:
-    """Checks that an existing object has the bytes of a local file, and makes it durable.
+def check_same_content(storage: Storage, key: str, source: BinaryIO) -> None:
+    """Checks that an existing object has the bytes of an open local file, and makes it durable.
 
     The object may be the result of a request whose response was lost, or have a name that is derived from its content.
 
@@ -193,21 +209,20 @@ def check_same_content(storage: Storage, key: str, source: Path) -> None:
     size = storage.durable_size(key)
     if size is None:
         raise StorageError("storage did not confirm that it created an object", hint="retry", key=key)
-    own_size = source.stat().st_size
-    if size != own_size or not _has_content(storage, key, source):
+    own = os.fstat(source.fileno())
+    if size != own.st_size or not (
+        storage.file_id(key) == (own.st_dev, own.st_ino) or _has_bytes(storage, key, source)
+    ):
         raise StorageError(
             "object exists with other content",
             hint="remove the stored object if it is not needed",
             key=key,
             storage=storage.uri,
             stored_bytes=size,
-            new_bytes=own_size,
+            new_bytes=own.st_size,
         )
 
 
-def _has_content(storage: Storage, key: str, source: Path) -> bool:
-    path = storage.local_path(key)
-    if path is not None and path.samefile(source):
-        return True
-    with source.open("rb") as file:
-        return all(file.read(len(chunk)) == chunk for chunk in storage.chunks(key))
+def _has_bytes(storage: Storage, key: str, source: BinaryIO) -> bool:
+    source.seek(0)
+    return all(source.read(len(chunk)) == chunk for chunk in storage.chunks(key))

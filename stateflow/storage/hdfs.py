@@ -76,10 +76,11 @@ class HdfsStorage(Storage):
 
     def put_file(self, key: str, source: Path) -> None:
         path = self._path(key)
-        with self._translated_errors(key), source.open("rb") as file:
-            result = self._rename(self._write_temporary(file), path)
-        if result is not PutResult.CREATED:
-            check_same_content(self, key, source)
+        with source.open("rb") as file:
+            with self._translated_errors(key):
+                result = self._rename(self._write_temporary(file), path)
+            if result is not PutResult.CREATED:
+                check_same_content(self, key, file)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         found = bytearray()

@@ -28,7 +28,8 @@ class MemoryStorage(Storage):
 
     def put_file(self, key: str, source: Path) -> None:
         if self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
-            check_same_content(self, key, source)
+            with source.open("rb") as file:
+                check_same_content(self, key, file)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         key_parts(key, self.uri)

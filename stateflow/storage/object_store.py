@@ -125,7 +125,8 @@ class ObjectStorage(Storage):
         if size > _SINGLE_PUT:
             self._put_parts(key, source)
         elif self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
-            check_same_content(self, key, source)
+            with source.open("rb") as file:
+                check_same_content(self, key, file)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         with self._translate_errors(key):
@@ -211,7 +212,8 @@ class ObjectStorage(Storage):
         Such an upload overwrites, so two concurrent uploads of different files under one key are not detected.
         """
         if self.size(key) is not None:
-            check_same_content(self, key, source)
+            with source.open("rb") as file:
+                check_same_content(self, key, file)
             return
         with self._translate_errors(key):
             obstore.put(self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)

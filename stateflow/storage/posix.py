@@ -3,6 +3,9 @@
 A file appears under its name completely or not at all: it is written without a name (``O_TMPFILE``), synced, then
 linked, and link(2) fails when the name exists. Finished files of RocksDB or a Parquet writer are linked, not copied,
 when they are on the same file system: a checkpoint of a gigabyte then takes milliseconds.
+
+Below the root no symbolic link is followed, only regular files are read, and a file is linked only when it belongs to
+this process's user alone: another user who may write a folder can neither lead out of it nor change a file later.
 """
 
 from __future__ import annotations
@@ -10,20 +13,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
-from stateflow.errors import ConfigError, DataError, StorageError
+from stateflow.errors import ConfigError, CorruptFile, DataError, StorageError
 from stateflow.storage.base import BlobInfo, PutResult, Storage, check_same_content, key_parts, missing_object
+from stateflow.storage.folder_tree import FolderTree, sync_folder
+from stateflow.storage.no_follow import LinkedFolder, NotRegular, is_ours_alone, open_file, open_root
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
-_REMEMBERED_FOLDERS = 1000
-"""How many synced folders are remembered."""
 _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 """Errors of link(2) after which the file is copied instead."""
 
@@ -36,26 +37,29 @@ class PosixStorage(Storage):
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self.uri = self.root.as_uri()
-        self._synced_folders: OrderedDict[Path, None] = OrderedDict()
+        self._folders = FolderTree(self.root)
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         try:
-            return _retry_while_folders_vanish(lambda: self._put_unnamed(key, data), PermissionError)
+            return _retry_while_folders_vanish(lambda: self._put_unnamed(key, iter([data])), PermissionError)
         except OSError as e:
             raise _storage_error(e, key) from e
 
     def put_file(self, key: str, source: Path) -> None:
-        try:
-            _retry_while_folders_vanish(lambda: self._link_file(key, source))
-        except FileExistsError:
-            check_same_content(self, key, source)
-        except OSError as e:
-            if e.errno not in _NOT_LINKABLE:
-                raise _storage_error(e, key) from e
-            self._copy_file(key, source)
+        with self._translated_errors(str(source)):
+            file = _opened_source(source)
+        with file:
+            self._store(key, file)
+
+    def copy_from(self, source: Storage, key: str, to: str) -> None:
+        if not isinstance(source, PosixStorage):
+            super().copy_from(source, key, to)
+            return
+        with source.open(key) as file:
+            self._store(to, file)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        with self._translated_errors(key), self._path(key).open("rb") as file:
+        with self.open(key) as file, self._translated_errors(key):
             # Not limit + 1: Python would allocate that many bytes for each small object.
             data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
         if len(data) > limit:
@@ -63,22 +67,20 @@ class PosixStorage(Storage):
         return data
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        with self._translated_errors(key), self._path(key).open("rb") as file:
+        with self.open(key) as file, self._translated_errors(key):
             while chunk := file.read(_COPY_CHUNK):
                 yield chunk
 
     def fetch(self, key: str, target: Path) -> None:
-        path = self._path(key)
-        with self._translated_errors(key):
-            try:
-                os.link(path, target, follow_symlinks=False)
-            except OSError as e:
-                if e.errno not in _NOT_LINKABLE:
-                    raise
-                shutil.copyfile(path, target)
+        with self.open(key) as file, self._translated_errors(key):
+            if is_ours_alone(os.fstat(file.fileno())) and _linked(file, target):
+                return
+            with target.open("xb") as copy:
+                while chunk := file.read(_COPY_CHUNK):
+                    copy.write(chunk)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        with self._translated_errors(key), self._path(key).open("rb") as source, target.open("xb") as file:
+        with self.open(key) as source, self._translated_errors(key), target.open("xb") as file:
             source.seek(offset)
             while size and (chunk := source.read(min(size, _COPY_CHUNK))):
                 file.write(chunk)
@@ -86,51 +88,75 @@ class PosixStorage(Storage):
 
     def size(self, key: str) -> int | None:
         try:
-            found = self._path(key).lstat()
-            return found.st_size if stat.S_ISREG(found.st_mode) else None
+            with self._folder_of(key) as (folder, name):
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as e:
             raise _storage_error(e, key) from e
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def durable_size(self, key: str) -> int | None:
         size = self.size(key)
         if size is None:
             return None
+        # The writer links the file before it syncs the folder, so a power failure in between would lose the name.
         try:
-            # The writer links the file before it syncs the folder, so a power failure in between would lose the name.
-            folder = self._path(key).parent
-            _sync_folder(folder)
-            self._sync_parents(folder)
+            with self._folders.made(self._names(key)[:-1]) as folder:
+                sync_folder(folder)
         except OSError as e:
             raise _storage_error(e, key) from e
         return size
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
-        folder, _, _ = prefix.rpartition("/")
-        start = self._path(folder) if folder else self.root
+        path, _, _ = prefix.rpartition("/")
         try:
-            found = [b for b in self._walk(start, folder) if b.key.startswith(prefix)]
+            files = list(self._folders.files(self._names(path) if path else ()))
         except OSError as e:
             raise _storage_error(e, prefix) from e
-        return sorted((b for b in found if b.key > start_after), key=lambda b: b.key)
+        found = [BlobInfo(f.path, f.size) for f in files if f.path.startswith(prefix) and f.path > start_after]
+        return sorted(found, key=lambda b: b.key)
 
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()
         for key in keys:
-            path = self._path(key)
             try:
-                path.unlink()
+                with self._folder_of(key) as (folder, name):
+                    os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 continue
             except OSError as e:
                 raise _storage_error(e, key) from e
-            folders.add(path.parent)
-        for folder in folders:
-            self._remove_empty(folder)
+            folders.add(tuple(self._names(key)[:-1]))
+        for names in folders:
+            self._folders.remove_empty(names)
+
+    def file_id(self, key: str) -> tuple[int, int] | None:
+        with self.open(key) as file:
+            found = os.fstat(file.fileno())
+        return found.st_dev, found.st_ino
+
+    @contextlib.contextmanager
+    def local_copy(self, key: str) -> Iterator[Path]:
+        # The file itself: the descriptor keeps referring to it when the name does not.
+        with self.open(key) as file:
+            yield Path(f"/proc/self/fd/{file.fileno()}")
 
     def local_path(self, key: str) -> Path | None:
-        return self._path(key)
+        return self.root.joinpath(*self._names(key))
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        """Opens an object for reading.
+
+        Raises:
+            MissingFile: the object does not exist.
+            CorruptFile: its name refers to something other than a regular file.
+        """
+        with self._translated_errors(key), self._folder_of(key) as (folder, name):
+            file = os.fdopen(open_file(folder, name), "rb")
+        with file:
+            yield file
 
     @contextlib.contextmanager
     def _translated_errors(self, key: str) -> Iterator[None]:
@@ -142,115 +168,121 @@ class PosixStorage(Storage):
         except OSError as e:
             raise _storage_error(e, key) from e
 
-    def _path(self, key: str) -> Path:
-        return self.root.joinpath(*key_parts(key, self.uri))
-
-    def _put_unnamed(self, key: str, data: bytes) -> PutResult:
-        with self._unnamed_file(key) as (fd, path):
-            _write_all(fd, data)
-            os.fsync(fd)
-            return self._link(fd, path)
+    def _names(self, key: str) -> Sequence[str]:
+        return key_parts(key, self.uri)
 
     @contextlib.contextmanager
-    def _unnamed_file(self, key: str) -> Iterator[tuple[int, Path]]:
-        """Opens a file without a name in the folder of `key`; nothing of it remains when the process dies."""
-        path = self._path(key)
-        self._make_folders(path.parent)
-        fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            yield fd, path
-        finally:
-            os.close(fd)
+    def _folder_of(self, key: str) -> Iterator[tuple[int, str]]:
+        """Opens the folder of `key`, which must exist, and yields its descriptor and the name in it."""
+        *folders, name = self._names(key)
+        with self._folders.opened(folders) as folder:
+            yield folder, name
 
-    def _link(self, fd: int, path: Path) -> PutResult:
+    @contextlib.contextmanager
+    def _made_folder_of(self, key: str) -> Iterator[tuple[int, str]]:
+        """Opens the folder of `key`, creates it if necessary, and yields its descriptor and the name in it."""
+        *folders, name = self._names(key)
+        with self._folders.made(folders) as folder:
+            yield folder, name
+
+    def _store(self, key: str, source: BinaryIO) -> None:
+        """Links an open file under `key` if possible, else copies it."""
         try:
-            # Linking an unnamed file needs AT_SYMLINK_FOLLOW, which Python passes only together with a directory fd.
-            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+            linked = is_ours_alone(os.fstat(source.fileno())) and _retry_while_folders_vanish(
+                lambda: self._link_source(key, source)
+            )
+            result = PutResult.CREATED if linked else self._copy_source(key, source)
         except FileExistsError:
-            return PutResult.EXISTS
-        try:
-            _sync_folder(path.parent)
-        except OSError:
-            # The name may or may not survive a power failure: the caller has to read the object.
-            return PutResult.UNKNOWN
-        return PutResult.CREATED
-
-    def _link_file(self, key: str, source: Path) -> None:
-        path = self._path(key)
-        self._make_folders(path.parent)
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Setting an unchanged mode would still change the file's ctime, which fsync would then have to write.
-            if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
-                os.fchmod(fd, 0o600)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.link(source, path, follow_symlinks=False)
-        _sync_folder(path.parent)
-
-    def _copy_file(self, key: str, source: Path) -> None:
-        try:
-            result = _retry_while_folders_vanish(lambda: self._copy_unnamed(key, source), PermissionError)
+            result = PutResult.EXISTS
         except OSError as e:
             raise _storage_error(e, key) from e
         if result is not PutResult.CREATED:
             check_same_content(self, key, source)
 
-    def _copy_unnamed(self, key: str, source: Path) -> PutResult:
-        with self._unnamed_file(key) as (fd, path), source.open("rb") as file:
-            while chunk := file.read(_COPY_CHUNK):
+    def _link_source(self, key: str, source: BinaryIO) -> bool:
+        """Links an open file; returns False when the file system does not allow it."""
+        fd = source.fileno()
+        with self._made_folder_of(key) as (folder, name):
+            # Setting an unchanged mode would still change the file's ctime, which fsync would then have to write.
+            if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
+                os.fchmod(fd, 0o600)
+            os.fsync(fd)
+            try:
+                _link(fd, folder, name)
+            except OSError as e:
+                if e.errno not in _NOT_LINKABLE:
+                    raise
+                return False
+            sync_folder(folder)
+        return True
+
+    def _copy_source(self, key: str, source: BinaryIO) -> PutResult:
+        def content() -> Iterator[bytes]:
+            source.seek(0)
+            return iter(lambda: source.read(_COPY_CHUNK), b"")
+
+        return _retry_while_folders_vanish(lambda: self._put_unnamed(key, content()), PermissionError)
+
+    def _put_unnamed(self, key: str, content: Iterable[bytes]) -> PutResult:
+        with self._made_folder_of(key) as (folder, name), _unnamed_file(folder) as fd:
+            for chunk in content:
                 _write_all(fd, chunk)
             os.fsync(fd)
-            return self._link(fd, path)
+            return _publish(fd, folder, name)
 
-    def _make_folders(self, folder: Path) -> None:
-        missing = []
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
-        # Another process may have created the existing folder and not synced it yet.
-        self._sync_parents(folder)
-        for path in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-            _sync_folder(path.parent)
-            self._synced_folders[path] = None
 
-    def _sync_parents(self, folder: Path) -> None:
-        """Makes the names of a folder and of its parents durable, up to the root; once per process.
+@contextlib.contextmanager
+def _unnamed_file(folder: int) -> Iterator[int]:
+    """Opens a file without a name in an open folder; nothing of it remains when the process dies."""
+    fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
-        When another process removes the empty folder and creates it again, that process syncs it. Only probes and
-        requests are in such folders, so no checkpoint is lost with them.
-        """
-        while folder not in self._synced_folders and self.root in folder.parents:
-            _sync_folder(folder.parent)
-            self._synced_folders[folder] = None
-            folder = folder.parent
-        while len(self._synced_folders) > _REMEMBERED_FOLDERS:
-            self._synced_folders.popitem(last=False)
 
-    def _walk(self, folder: Path, key: str) -> Iterator[BlobInfo]:
-        try:
-            entries = list(os.scandir(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            name = f"{key}/{entry.name}" if key else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._walk(folder / entry.name, name)
-            elif entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
-                    yield BlobInfo(name, entry.stat(follow_symlinks=False).st_size)
+def _publish(fd: int, folder: int, name: str) -> PutResult:
+    """Gives an unnamed file its name."""
+    try:
+        _link(fd, folder, name)
+    except FileExistsError:
+        return PutResult.EXISTS
+    try:
+        sync_folder(folder)
+    except OSError:
+        # The name may or may not survive a power failure: the caller has to read the object.
+        return PutResult.UNKNOWN
+    return PutResult.CREATED
 
-    def _remove_empty(self, folder: Path) -> None:
-        while folder != self.root and self.root in folder.parents:
-            try:
-                folder.rmdir()
-            except OSError:
-                return
-            self._synced_folders.pop(folder, None)
-            folder = folder.parent
+
+def _link(fd: int, folder: int | None, name: str | Path) -> None:
+    # By the descriptor, not by the path, which may refer to another file by now. Linking it needs AT_SYMLINK_FOLLOW,
+    # which Python passes only together with a directory fd.
+    os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
+
+
+def _linked(source: BinaryIO, target: Path) -> bool:
+    """Links an open file to the path `target`; returns False when the file system does not allow it."""
+    try:
+        _link(source.fileno(), None, target)
+    except OSError as e:
+        if e.errno not in _NOT_LINKABLE:
+            raise
+        return False
+    return True
+
+
+def _opened_source(path: Path) -> BinaryIO:
+    """Opens a local file that is to be stored, and takes other users' rights to it when it is ours."""
+    folder = open_root(path.absolute().parent)
+    try:
+        file = os.fdopen(open_file(folder, path.name), "rb")
+    finally:
+        os.close(folder)
+    found = os.fstat(file.fileno())
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o600:
+        os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def _retry_while_folders_vanish(work: Callable[[], T], *also: type[OSError]) -> T:
@@ -274,15 +306,20 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _storage_error(e: OSError, key: str) -> StorageError | ConfigError:
+def _storage_error(e: OSError, key: str) -> StorageError | ConfigError | CorruptFile:
+    if isinstance(e, NotRegular):
+        return CorruptFile(
+            "the object is not a regular file",
+            hint="restore another checkpoint or savepoint; if you made the link, put the file itself in its place",
+            path=e.filename,
+            found=e.strerror,
+        )
+    if isinstance(e, LinkedFolder):
+        return ConfigError(
+            "a folder of the storage is a symbolic link, which is not followed",
+            hint="move the folder itself to this place, or mount it there with mount --bind",
+            path=e.filename,
+        )
     if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return ConfigError(
             "access to the storage was denied",

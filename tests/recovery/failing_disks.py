@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.storage import posix
+from stateflow.storage import folder_tree, posix
 
 VARIABLE = "STATEFLOW_TEST_DISK"
 LOST_POWER = 77
@@ -68,7 +68,12 @@ def disk_from_environment() -> Iterator[None]:
             disk.acked.append(done.own.entry.seq)
         return done
 
-    with patch.object(posix, "os", _Calls(disk)), patch.object(JobRoot, "commit", noted):
+    calls = _Calls(disk)
+    with (
+        patch.object(posix, "os", calls),
+        patch.object(folder_tree, "os", calls),
+        patch.object(JobRoot, "commit", noted),
+    ):
         try:
             yield
         finally:
@@ -108,6 +113,13 @@ class FaultyDisk:
                     self._folders[inode, str(path)] = _listing(path)
                 else:
                     self._files[inode] = path.read_bytes()
+
+    @contextmanager
+    def below_storage(self) -> Iterator[None]:
+        """Puts this disk below the POSIX storage of this process."""
+        calls = _Calls(self)
+        with patch.object(posix, "os", calls), patch.object(folder_tree, "os", calls):
+            yield
 
     def call(self, act: Callable[[], Any]) -> Any:
         """Does one call, unless it is the one at which power fails, or one that fails."""

@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import stat
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import ConfigError, StorageError
-from stateflow.storage import PosixStorage, PutResult, Storage, posix
+from stateflow.errors import ConfigError, CorruptFile, StorageError
+from stateflow.storage import PosixStorage, PutResult, Storage
 from stateflow.testing.conformance.storage import StorageConformance
-from tests.recovery.failing_disks import DiskPlan, FaultyDisk, _Calls
+from tests.recovery.failing_disks import DiskPlan, FaultyDisk
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 
@@ -203,21 +204,92 @@ def test_links_are_not_followed_and_reading_creates_nothing(storage: PosixStorag
     (storage.root / "folder").symlink_to(outside)
     assert [blob.key for blob in storage.list("")] == ["a/object"]
     assert storage.size("a/link") is None
+    with raises(CorruptFile, found="symbolic link"):
+        storage.get("a/link")
+    for act in (
+        lambda: storage.get("folder/secret"),
+        lambda: storage.put_new("folder/new", b"x"),
+        lambda: storage.delete(["folder/secret"]),
+        lambda: storage.list("folder/"),
+    ):
+        with raises(ConfigError, path=str(storage.root / "folder")):
+            act()
+    assert _everything(outside) == ["secret"]
+
+
+@pytest.mark.parametrize("act", ["get", "chunks", "fetch", "fetch_part", "copy_from"])
+def test_only_regular_files_are_read_and_nothing_is_waited_for(storage: PosixStorage, tmp_path: Path, act: str) -> None:
+    storage.put_new("a/object", b"x")
+    os.mkfifo(storage.root / "a/fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(storage.root / "a/socket"))
+    acts: dict[str, Callable[[str], object]] = {
+        "get": storage.get,
+        "chunks": lambda key: list(storage.chunks(key)),
+        "fetch": lambda key: storage.fetch(key, tmp_path / "target"),
+        "fetch_part": lambda key: storage.fetch_part(key, 0, 1, tmp_path / "target"),
+        "copy_from": lambda key: PosixStorage(tmp_path / "other").copy_from(storage, key, "copy"),
+    }
+    for name in ("fifo", "socket"):
+        with raises(CorruptFile) as refused:
+            acts[act](f"a/{name}")
+        assert str(refused.value.facts["found"]).lower() == name
+        assert storage.size(f"a/{name}") is None
+    assert [blob.key for blob in storage.list("")] == ["a/object"]
+
+
+def test_a_listing_of_deeply_nested_folders_fails(storage: PosixStorage) -> None:
+    storage.put_new("a", b"x")
+    storage.root.joinpath(*"d" * 40).mkdir(parents=True)
+    with raises(StorageError, errno=errno.ENAMETOOLONG):
+        storage.list("")
+    assert storage.get("a") == b"x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("act", ["copy_from", "fetch", "put_file"])
+def test_a_file_of_another_user_is_copied_not_linked(storage: PosixStorage, tmp_path: Path, act: str) -> None:
+    """Its owner could change the linked file after it was verified."""
+    theirs = PosixStorage(tmp_path / "theirs")
+    theirs.put_new("a/object", b"x")
+    original = theirs.root / "a/object"
+    target = tmp_path / "target"
+    acts: dict[str, Callable[[], object]] = {
+        "copy_from": lambda: storage.copy_from(theirs, "a/object", "copy"),
+        "fetch": lambda: theirs.fetch("a/object", target),
+        "put_file": lambda: storage.put_file("copy", original),
+    }
+    os.chown(original, 65534, 65534)
+    acts[act]()
+    copy = target if act == "fetch" else storage.root / "copy"
+    assert not copy.samefile(original) and copy.stat().st_uid == os.geteuid()
+    original.write_bytes(b"y")
+    assert copy.read_bytes() == b"x"
+
+
+def test_a_file_that_others_may_write_is_copied_not_linked(storage: PosixStorage, tmp_path: Path) -> None:
+    theirs = PosixStorage(tmp_path / "theirs")
+    theirs.put_new("a/object", b"x")
+    original = theirs.root / "a/object"
+    original.chmod(0o620)
+    storage.copy_from(theirs, "a/object", "copy")
+    assert not original.samefile(storage.root / "copy")
+    assert stat.S_IMODE(original.stat().st_mode) == 0o620
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("there", ["log", "data", "data/1"])
 def test_a_folder_that_another_process_has_just_made_survives_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, seed: int
+    tmp_path: Path, there: str, seed: int
 ) -> None:
     """That process has not synced it yet; an acknowledged object must still survive."""
     root = tmp_path / "root"
     root.mkdir()
     disk = FaultyDisk(DiskPlan((str(root),), str(tmp_path / "image"), seed))
-    monkeypatch.setattr(posix, "os", _Calls(disk))
     (root / there).mkdir(parents=True)
     key = f"{there}/object"
-    assert PosixStorage(root).put_new(key, b"x") is PutResult.CREATED
+    with disk.below_storage():
+        assert PosixStorage(root).put_new(key, b"x") is PutResult.CREATED
     disk.write_image()
     assert (tmp_path / "image" / "0" / key).read_bytes() == b"x"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ import msgspec
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.errors import MissingFile, StorageError
-from stateflow.state.files.host_cache import check_content, check_file
+from stateflow.state.files.host_cache import check_content
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
@@ -104,28 +103,21 @@ def check_sizes(storage: Storage, handles: Iterable[FileHandle]) -> None:
 
 def check_hashes(storage: Storage, handles: Iterable[FileHandle]) -> None:
     """Raises MissingFile or CorruptFile unless every file is stored with its handle's size and hash."""
-    checks = [_check_of(storage, handle) for handle in handles]
+    handles = list(handles)
     if storage.host_local and storage.local_path("x") is None:
         # Objects in memory: threads would not save time.
-        for check in checks:
-            check()
+        for handle in handles:
+            _check_hash(storage, handle)
         return
     # Hashing and I/O release the GIL.
     with ThreadPoolExecutor(_READERS) as pool:
-        for done in [pool.submit(check) for check in checks]:
+        for done in [pool.submit(_check_hash, storage, handle) for handle in handles]:
             done.result()
 
 
-def _check_of(storage: Storage, handle: FileHandle) -> Callable[[], None]:
-    path = storage.local_path(check_key(handle.key))
-    if path is not None and path.is_file():
-        return partial(check_file, handle, path)
-    return partial(_check_object, storage, handle)
-
-
-def _check_object(storage: Storage, handle: FileHandle) -> None:
+def _check_hash(storage: Storage, handle: FileHandle) -> None:
     digest, size = hashlib.sha256(), 0
-    for chunk in storage.chunks(handle.key):
+    for chunk in storage.chunks(check_key(handle.key)):
         digest.update(chunk)
         size += len(chunk)
         if size > handle.size:

@@ -56,5 +56,5 @@ def import_state(root: JobRoot, manifest: Manifest, location: StateLocation | No
 
 def _is_same_file(location: StateLocation, key: str, root: JobRoot, copy: str) -> bool:
     """Returns whether the copy is a hard link of the verified file, so that it need not be read again."""
-    source, target = location.storage.local_path(f"{location.folder}{key}"), root.storage.local_path(copy)
-    return target is not None and source is not None and source.is_file() and target.samefile(source)
+    target = root.storage.file_id(copy)
+    return target is not None and location.storage.file_id(f"{location.folder}{key}") == target

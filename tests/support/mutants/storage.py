@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from stateflow.checkpoint.log import manifest_files
 from stateflow.runtime.driver.checkpointing import upload_waiter
 from stateflow.state.files import host_cache
 from stateflow.state.handles import StateFile
-from stateflow.storage import PosixStorage, PutResult, object_store, posix
+from stateflow.storage import PosixStorage, PutResult, folder_tree, object_store, posix
 from stateflow.storage.object_store import ObjectStorage
 from tests.support.mutants.registry import Mutant, Mutants
 
@@ -21,10 +22,11 @@ MUTANTS = Mutants()
 @MUTANTS.plant("check-then-write", (PosixStorage, "put_new"))
 def _check_then_write(self: PosixStorage, key: str, data: bytes) -> PutResult:
     """Put-if-absent is a check followed by a write."""
-    path = self._path(key)
+    path = self.local_path(key)
+    assert path is not None
     if path.exists():
         return PutResult.EXISTS
-    self._make_folders(path.parent)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(data)
     return PutResult.CREATED
 
@@ -62,15 +64,15 @@ MUTANTS.add(
 )
 
 
-@MUTANTS.plant("no-fsync", (posix, "_sync_folder"))
-def _never_synced(_: Path) -> None:
+@MUTANTS.plant("no-fsync", (posix, "sync_folder"), (folder_tree, "sync_folder"))
+def _never_synced(_: int) -> None:
     """A directory is not synced after a file was created in it."""
 
 
-_sync = posix._sync_folder
+_sync = folder_tree.sync_folder
 
 
-def _sync_or_not(folder: Path) -> None:
+def _sync_or_not(folder: int) -> None:
     with contextlib.suppress(OSError):
         _sync(folder)
 
@@ -78,19 +80,24 @@ def _sync_or_not(folder: Path) -> None:
 _posix: Any = posix  # its `os` may be the one of a failing disk
 
 
-def _put_regardless(self: PosixStorage, key: str, data: bytes) -> PutResult:
-    with self._unnamed_file(key) as (fd, path):
-        posix._write_all(fd, data)
+def _put_regardless(self: PosixStorage, key: str, content: Iterable[bytes]) -> PutResult:
+    with self._made_folder_of(key) as (folder, name), posix._unnamed_file(folder) as fd:
+        for chunk in content:
+            posix._write_all(fd, chunk)
         with contextlib.suppress(OSError):
             _posix.os.fsync(fd)
-        return self._link(fd, path)
+        return posix._publish(fd, folder, name)
 
 
 MUTANTS.add(
     Mutant(
         "fsync-errors",
         "An error of fsync is ignored.",
-        ((posix, "_sync_folder", _sync_or_not), (PosixStorage, "_put_unnamed", _put_regardless)),
+        (
+            (posix, "sync_folder", _sync_or_not),
+            (folder_tree, "sync_folder", _sync_or_not),
+            (PosixStorage, "_put_unnamed", _put_regardless),
+        ),
     )
 )
 
@@ -99,7 +106,6 @@ MUTANTS.add(
     "no-hashes",
     (host_cache, "check_file"),
     (host_cache, "check_content"),
-    (manifest_files, "check_file"),
     (manifest_files, "check_content"),
     (upload_waiter, "check_content"),
 )

@@ -1,0 +1,150 @@
+"""The folders below a root: created durably, listed and removed without following symbolic links."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateflow.storage.no_follow import open_folder, open_root
+
+_REMEMBERED_FOLDERS = 1000
+"""How many synced folders are remembered."""
+_MOST_LEVELS = 32
+"""How many levels of folders a listing descends: each takes a descriptor, and the keys of stateflow have at most 8."""
+
+Names = Sequence[str]
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A regular file below the root: its path there, and its size in bytes."""
+
+    path: str
+    size: int
+
+
+class FolderTree:
+    """Opens folders by their names below `root`. A symbolic link in place of a folder raises LinkedFolder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._synced: OrderedDict[tuple[str, ...], None] = OrderedDict()
+
+    @contextlib.contextmanager
+    def opened(self, names: Names) -> Iterator[int]:
+        """Yields a descriptor of an existing folder."""
+        folder = open_root(self._root)
+        try:
+            for name in names:
+                folder = _replaced(folder, open_folder(folder, name))
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextlib.contextmanager
+    def made(self, names: Names) -> Iterator[int]:
+        """Yields a descriptor of a folder, which is created if necessary, after making its name durable.
+
+        Names are synced once per process: when another process removes the empty folder and creates it again, that
+        process syncs it. Only probes and requests are in such folders, so no checkpoint is lost with them.
+        """
+        folder = self._made_root()
+        try:
+            for level in range(1, len(names) + 1):
+                folder = _replaced(folder, self._enter(folder, tuple(names[:level])))
+            yield folder
+        finally:
+            os.close(folder)
+
+    def remove_empty(self, names: Names) -> None:
+        """Removes a folder, and the ones above it except the root, as far as they are empty."""
+        for level in range(len(names), 0, -1):
+            try:
+                with self.opened(names[: level - 1]) as parent:
+                    os.rmdir(names[level - 1], dir_fd=parent)
+            except OSError:
+                return
+            self._synced.pop(tuple(names[:level]), None)
+
+    def files(self, names: Names) -> Iterator[FoundFile]:
+        """Yields the regular files below a folder, in any order; none when the folder does not exist."""
+        try:
+            with self.opened(names) as folder:
+                yield from _files_below(folder, "/".join(names), _MOST_LEVELS)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def _made_root(self) -> int:
+        """Opens the root; creates it, and the folders above it, if they do not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            return open_root(self._root)
+        missing = [self._root]
+        while not missing[-1].parent.is_dir():
+            missing.append(missing[-1].parent)
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            parent = open_root(path.parent)
+            try:
+                sync_folder(parent)
+            finally:
+                os.close(parent)
+        return open_root(self._root)
+
+    def _enter(self, parent: int, names: tuple[str, ...]) -> int:
+        """Opens the folder with the last of the names in its open parent, and creates it if necessary."""
+        name = names[-1]
+        try:
+            folder = open_folder(parent, name)
+        except FileNotFoundError:
+            self._synced.pop(names, None)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=parent)
+            folder = open_folder(parent, name)
+        try:
+            # Another process may have created an existing folder and not synced it yet.
+            if names not in self._synced:
+                sync_folder(parent)
+                self._remember(names)
+        except BaseException:
+            os.close(folder)
+            raise
+        return folder
+
+    def _remember(self, names: tuple[str, ...]) -> None:
+        self._synced[names] = None
+        while len(self._synced) > _REMEMBERED_FOLDERS:
+            self._synced.popitem(last=False)
+
+
+def sync_folder(folder: int) -> None:
+    """Makes the names in an open folder durable."""
+    os.fsync(folder)
+
+
+def _replaced(folder: int, inner: int) -> int:
+    os.close(folder)
+    return inner
+
+
+def _files_below(folder: int, path: str, levels: int) -> Iterator[FoundFile]:
+    if not levels:
+        raise OSError(errno.ENAMETOOLONG, "folders are nested too deeply", path)
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        inner_path = f"{path}/{entry.name}" if path else entry.name
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if entry.is_file(follow_symlinks=False):
+                yield FoundFile(inner_path, entry.stat(follow_symlinks=False).st_size)
+            elif entry.is_dir(follow_symlinks=False):
+                inner = open_folder(folder, entry.name)
+                try:
+                    yield from _files_below(inner, inner_path, levels - 1)
+                finally:
+                    os.close(inner)
