@@ -30,6 +30,7 @@ from stateflow.cli.common import (
 from stateflow.cli.formatting import human_bytes, in_utc, short_offset
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
+from stateflow.private_files import open_private
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.types.decoders import json_decoder
@@ -144,7 +145,8 @@ def restore(
 def _show_plan(invocation: _Invocation, plan: RestorePlan, out: Path | None, as_json: bool) -> None:
     data = msgspec.json.format(msgspec.json.encode(plan), indent=2)
     if out:
-        out.write_bytes(data + b"\n")
+        with open_private(out) as file:
+            file.write(data + b"\n")
     if as_json:
         click.echo(data.decode())
         return

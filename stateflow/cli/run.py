@@ -17,6 +17,7 @@ from stateflow.cli.progress import make_progress
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.launch import RunRequest, RunResult, run_job
 from stateflow.observability.logging import set_log_context
+from stateflow.private_files import open_private
 from stateflow.runtime.driver.termination import DRAINED
 from stateflow.runtime.restore.existing_tables import ExistingTables
 from stateflow.runtime.restore.new_job_root import InitialSavepoint
@@ -175,7 +176,8 @@ def _write_result(path: Path, result: RunResult | None, error: StateflowError | 
     partial = path.with_name(path.name + ".partial")
     try:
         # Facts may have values and keys that JSON does not support.
-        partial.write_text(json.dumps(document, default=str, skipkeys=True))
+        with open_private(partial) as file:
+            file.write(json.dumps(document, default=str, skipkeys=True).encode())
         os.replace(partial, path)
     except OSError as e:
         raise StorageError(

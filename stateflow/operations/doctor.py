@@ -18,8 +18,8 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
+from stateflow.private_files import make_own_folder
 from stateflow.runtime.spark.versions import check_java, check_python, check_spark
-from stateflow.state.files.host_cache import private_folder
 from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.paths import FORMAT, probe_key
 from stateflow.storage.resolve import HDFS_SCHEMES
@@ -138,7 +138,7 @@ def _is_compiled(module: str) -> bool:
 
 def _scratch(local_dir: Path) -> Finding:
     def check() -> None:
-        private_folder(local_dir)
+        make_own_folder(local_dir)
 
     found = _finding_of("scratch space", check, str(local_dir))
     if found.health is not Health.GOOD:

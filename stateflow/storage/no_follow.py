@@ -1,7 +1,7 @@
 """Opens files and folders without following symbolic links.
 
-Whoever may write below a root could otherwise make a link that leads out of it, or a FIFO on which a reader waits for
-ever. The root itself may be reached through links: its path comes from the operator.
+A user who may write below a root could otherwise make a link that leads out of it, or a FIFO on which a reader waits
+without end. The root itself may be reached through links: its path comes from the operator.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ def _linked(source: BinaryIO, target: Path) -> bool:
 
 
 def _opened_source(path: Path) -> BinaryIO:
-    """Opens a local file that is to be stored, and takes other users' rights to it when it is ours."""
+    """Opens a local file that is to be stored, and takes other users' rights to it when this user owns it."""
     folder = open_root(path.absolute().parent)
     try:
         file = os.fdopen(open_file(folder, path.name), "rb")

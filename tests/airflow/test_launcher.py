@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,19 @@ def test_a_program_runs_in_its_own_session_and_its_end_is_recorded(fixture: Laun
     assert (int(session), colour, folder) == (launch.pid, "blue", launch.folder)
     assert launch.exit_code() == 3
     assert launch.process() is None
+
+
+def test_the_files_of_a_launch_are_private_whatever_the_umask(fixture: LauncherFixture) -> None:
+    before = os.umask(0o000)
+    try:
+        launch = fixture.run("open('own', 'w')")
+    finally:
+        os.umask(before)
+    modes = {p.name: oct(stat.S_IMODE(p.stat().st_mode)) for p in (fixture.folder, *fixture.folder.rglob("*"))}
+    # The umask of the program itself is not changed: its tables may be for others.
+    assert modes.pop("own") == "0o666"
+    assert {name for name, mode in modes.items() if mode == "0o700"} == {fixture.folder.name, Path(launch.folder).name}
+    assert set(modes.values()) == {"0o700", "0o600"} and {"driver.log", "launch.json", "exit", "lock"} < set(modes)
 
 
 def test_a_signal_is_a_negative_exit_code(fixture: LauncherFixture) -> None:

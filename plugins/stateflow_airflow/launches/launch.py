@@ -76,13 +76,15 @@ def result_file(folder: Path) -> Path:
 
 def write_record(folder: Path, pid: int, turn: int | None) -> Launch:
     """Writes the record of the process `pid` durably to `folder`, and returns it."""
+    from stateflow.private_files import open_private
+
     process = processes.find(pid)
     if process is None:
         raise ChildProcessError(f"the launch shell in {folder} ended before its program started")
     launch = Launch(str(folder), pid, process.started, socket.gethostname(), processes.boot_id(), turn)
     draft = folder / "launch.json.new"
-    with draft.open("w") as file:
-        json.dump(asdict(launch), file)
+    with open_private(draft) as file:
+        file.write(json.dumps(asdict(launch)).encode())
         file.flush()
         os.fsync(file.fileno())
     draft.rename(folder / "launch.json")

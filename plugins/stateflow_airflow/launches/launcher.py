@@ -38,6 +38,7 @@ _GATE = """
 read -r go || exit 125
 "$@" </dev/null
 code=$?
+umask 077
 echo "$code" >"$0.new" && mv "$0.new" "$0"
 exit "$code"
 """
@@ -82,8 +83,10 @@ class Launcher:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Prevents other workers on this file system from launching the same task concurrently."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+        from stateflow.private_files import make_folders, open_private
+
+        make_folders(self.folder)
+        with open_private(self.folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -94,7 +97,7 @@ class Launcher:
         """
         for launch in self._launches():
             self.stop(launch)
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700)
         child = self._spawn(folder, command)
         assert child.stdin is not None
         with child.stdin as gate:
@@ -148,7 +151,9 @@ class Launcher:
         return [member for member in members if processes.has_environment(member.pid, entry)]
 
     def _spawn(self, folder: Path, command: Command) -> subprocess.Popen[bytes]:
-        with (folder / "driver.log").open("wb") as log:
+        from stateflow.private_files import open_private
+
+        with open_private(folder / "driver.log") as log:
             child = subprocess.Popen(
                 ["/bin/sh", "-c", _GATE, str(folder / "exit"), *command.argv],
                 stdin=subprocess.PIPE,

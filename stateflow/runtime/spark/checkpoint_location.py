@@ -15,7 +15,8 @@ from pathlib import Path
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
-from stateflow.state.files.host_cache import check_content, private_folder, remove_tree
+from stateflow.private_files import make_folders, make_own_folder
+from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
 
@@ -47,7 +48,8 @@ class SparkLocation:
         Raises:
             CorruptFile: the position is incomplete, or a stored source log is damaged.
         """
-        self.folder.mkdir(parents=True, mode=0o700)
+        make_folders(self.folder.parent)
+        self.folder.mkdir(mode=0o700)
         if position is None:
             return
         n = position.batch_id
@@ -160,7 +162,7 @@ class SparkLocation:
 
     def _write(self, name: str, data: bytes) -> None:
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(path.parent)
         path.write_bytes(data)
 
 
@@ -183,7 +185,7 @@ def driver_location(local: Path, job_uuid: str, generation: int) -> Path:
     Args:
         local: scratch folder of this host.
     """
-    private_folder(local)
+    make_own_folder(local)
     locations = local / "spark" / job_uuid
     for folder in locations.glob("*"):
         if folder.name.isdigit() and int(folder.name) < generation:

@@ -14,7 +14,7 @@ from socket import socket
 from pyspark.sql import SparkSession
 
 from stateflow.config.settings import QUIET, Settings
-from stateflow.state.files.host_cache import private_folder
+from stateflow.private_files import make_own_folder
 
 _DAEMON = Path(__file__).with_name("worker_daemon") / "stateflow_worker_daemon.py"
 _MODULE, _PATH = "spark.python.daemon.module", "spark.executorEnv.PYTHONPATH"
@@ -60,8 +60,8 @@ def is_quiet() -> bool:
 def log_file(local: Path, name: str) -> Path:
     """Returns the path of a new log file below the scratch folder, and removes all but the newest older files."""
     folder = local / "spark-logs"
-    private_folder(local)
-    private_folder(folder)
+    make_own_folder(local)
+    make_own_folder(folder)
     # Another run may remove one at the same time.
     known = sorted((p.stat().st_mtime, p) for p in folder.iterdir() if p.exists())
     for _, path in known[: max(0, len(known) - _KEPT)]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import BatchFailed
+from stateflow.private_files import make_folders
 from stateflow.runtime.task_spec import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, ChainSpec
 from stateflow.state.columnar.key_encoding import comparable
 
@@ -221,7 +222,7 @@ def _write(folder: Path, files: ExitStack, blocks: Iterator[pa.RecordBatch]) -> 
     """Writes blocks to a file without a name, which the kernel removes when the process ends."""
     first = next(blocks)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         file = files.enter_context(tempfile.TemporaryFile(dir=folder))
         with pa.ipc.new_file(file, first.schema) as writer:
             for block in chain([first], blocks):

@@ -16,11 +16,12 @@ from weakref import WeakKeyDictionary
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import StateSettings
 from stateflow.observability.tracing import RESTORE, span
+from stateflow.private_files import make_own_folder
 from stateflow.runtime.task_spec import BatchInfo
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.files.cache_eviction import mark_used, trim
-from stateflow.state.files.host_cache import FileTransfer, HostCache, private_folder, remove_tree
+from stateflow.state.files.host_cache import FileTransfer, HostCache, remove_tree
 from stateflow.state.files.processes import is_running, own_label
 from stateflow.state.files.uploads import BackgroundUploads
 from stateflow.state.handles import Base, SubtaskState
@@ -71,7 +72,7 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
             return held.backend
         held.backend.close()
     local_folder, generation = batch.environment.local_folder, batch.id.generation
-    private_folder(local_folder)
+    make_own_folder(local_folder)
     operator = local_folder / key.job_uuid / key.uid
     home = operator / str(key.subtask)
     others = [folder for folder in _subtask_folders(operator) if folder != home]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
+from stateflow.private_files import make_folders
 from stateflow.state.backends import hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
@@ -105,7 +106,7 @@ def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
         )
     stored = part.files[0]
     path = location.folder.with_name(f"{location.folder.name}.part-{part.subtask}")
-    location.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(location.folder.parent)
     try:
         # The format has no checksums of its own, and the file is read as a whole anyway.
         location.cache.link(stored, path, has_content)

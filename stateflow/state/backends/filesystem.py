@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from stateflow.private_files import make_folders
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.files.host_cache import HostCache, remove_tree
@@ -53,7 +54,7 @@ class FilesystemBackend(DictBackend):
         return self._stored
 
     def _store(self, prefix: str) -> Snapshot:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(self._folder)
         path = self._folder / LOCAL_NAME
         try:
             with path.open("wb") as file:

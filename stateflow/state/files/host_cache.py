@@ -22,8 +22,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from stateflow.clock import Clock
-from stateflow.errors import BatchFailed, ConfigError, CorruptFile, DamagedCopy, MissingFile, StorageError
+from stateflow.errors import BatchFailed, CorruptFile, DamagedCopy, MissingFile, StorageError
 from stateflow.observability.logging import log_event
+from stateflow.private_files import make_folders
 from stateflow.state.files.processes import is_running
 from stateflow.state.files.uploads import COPY_CHUNK, PARTIAL_PREFIX, SynchronousUploads, Uploads, partial_path
 from stateflow.state.handles import FileHandle, FilePart, StateFile
@@ -144,7 +145,7 @@ class HostCache:
         self._siblings = siblings
         self._transfer = transfer
         self._clock = clock
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(folder)
 
     @classmethod
     def direct(cls, folder: Path, storage: Storage, clock: Clock, siblings: Sequence[Path] = ()) -> HostCache:
@@ -371,24 +372,6 @@ def _is_being_fetched(name: str) -> bool:
     """Returns whether a running process is fetching this file; False for a leftover of a dead one."""
     kind, _, rest = name.partition("-")
     return kind == PARTIAL_PREFIX and is_running(rest.partition("-")[0])
-
-
-def private_folder(folder: Path) -> None:
-    """Creates a folder that only this user can access.
-
-    Raises:
-        ConfigError: the folder belongs to another user, or others may write to it and could forge cached files.
-    """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ConfigError(
-            "the folder for scratch files does not belong to this user, or others may write to it",
-            hint="remove write permission with chmod go-w, or set local_dir to another folder",
-            path=str(folder),
-            owner=found.st_uid,
-            mode=oct(found.st_mode & 0o777),
-        )
 
 
 def remove_tree(folder: Path) -> None:

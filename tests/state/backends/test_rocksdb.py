@@ -16,7 +16,7 @@ from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import check_file, private_folder
+from stateflow.state.files.host_cache import check_file
 from stateflow.state.files.processes import own_label
 from stateflow.state.handles import FileHandle, StateFile
 from stateflow.storage import MemoryStorage, PosixStorage
@@ -329,13 +329,3 @@ def test_checking_an_absent_file_raises_missing_file(tmp_path: Path) -> None:
     handle = FileHandle(key="data/x", size=1, sha256="0" * 64)
     with raises(MissingFile, key="data/x"):
         check_file(handle, tmp_path / "gone")
-
-
-def test_scratch_space_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "scratch"
-    private_folder(folder)
-    private_folder(folder)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o770)
-    with raises(ConfigError, path=str(folder), owner=os.getuid(), mode="0o770"):
-        private_folder(folder)

@@ -94,7 +94,7 @@ def test_a_forged_file_is_refused(plain: Path, tmp_path: Path, attack: Callable[
         check_table_file(tmp_path / "forged")
 
 
-def test_what_forges_files_leaves_an_intact_one_as_it_is(plain: Path) -> None:
+def test_the_forging_helper_does_not_change_an_intact_file(plain: Path) -> None:
     for path in _tables(plain):
         assert ForgedTable(path.read_bytes()).sealed() == path.read_bytes()
 

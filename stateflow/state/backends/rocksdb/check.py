@@ -1,6 +1,6 @@
 """Check of RocksDB stores that come from elsewhere, before this process opens them.
 
-A store is checked once on each host: the cache remembers the stores that this host has written or checked. Everybody
+A store is checked once on each host: the cache remembers the stores that this host has written or checked. A user
 who may write a job root or a savepoint can choose the bytes of a store and record the hashes that fit, and RocksDB
 trusts its files: a forged one could crash or block the process. So Python follows the structure of every data file,
 and a child process opens the store first.
@@ -18,6 +18,7 @@ from pathlib import Path
 import rocksdict
 
 from stateflow.errors import CorruptFile
+from stateflow.private_files import make_folders
 from stateflow.state.backends.rocksdb.manifest import StoreManifest, compose, write_manifest
 from stateflow.state.backends.rocksdb.table_file import check_table_file
 from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, remove_tree
@@ -62,7 +63,8 @@ def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: 
     known = fingerprint(compose(manifest), used)
     if not used or cache.is_checked(known):
         return
-    scratch.mkdir(parents=True, mode=0o700)
+    make_folders(scratch.parent)
+    scratch.mkdir(mode=0o700)
     try:
         cache.link_all({scratch / name: file for name, file in used.items()})
         write_manifest(scratch, manifest)

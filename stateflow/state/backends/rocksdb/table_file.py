@@ -1,6 +1,6 @@
 """Check of the structure of RocksDB's data files (``.sst``) that come from elsewhere, before RocksDB reads them.
 
-RocksDB trusts the blocks of a file once their checksums match, and anybody can compute a checksum: a forged length or
+RocksDB trusts the blocks of a file once their checksums match, and a checksum has no secret: a forged length or
 restart offset makes it read outside of a block. Only the form that this project writes is accepted: format version 6,
 a binary search index with one entry per restart, blocks without compression or with LZ4. Each block is decompressed
 and each of its entries is followed, for a batch of blocks at a time. Keys and values are not decoded. For the format

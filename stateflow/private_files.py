@@ -1,0 +1,56 @@
+"""Files and folders of this host that only the user of this process can access, whatever the umask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from stateflow.errors import ConfigError
+
+_OTHERS_MAY_WRITE = 0o022
+
+
+def make_folders(folder: Path) -> None:
+    """Creates a folder and the missing ones above it with mode 0700; an existing folder is not changed."""
+    # Path.mkdir gives the folders above the mode that the umask leaves.
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Creates a folder unless it exists, and checks that no other user can have put files into it.
+
+    Raises:
+        ConfigError: the folder is a symbolic link, belongs to another user, or others may write to it.
+    """
+    make_folders(folder)
+    # Not stat: another user could lead us to a folder of ours with a link in /tmp.
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise ConfigError(
+            "the folder for scratch files is a symbolic link",
+            hint="remove the link, or set local_dir to the folder that it leads to",
+            path=str(folder),
+            owner=found.st_uid,
+        )
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+        raise ConfigError(
+            "the folder for scratch files does not belong to this user, or others may write to it",
+            hint="remove write permission with chmod go-w, or set local_dir to another folder",
+            path=str(folder),
+            owner=found.st_uid,
+            mode=oct(found.st_mode & 0o777),
+        )
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Opens a file for writing from its beginning; a new file has mode 0600, an existing one keeps its mode."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
