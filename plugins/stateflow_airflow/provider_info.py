@@ -36,7 +36,17 @@ def get_provider_info() -> dict[str, object]:
                         "type": "string",
                         "example": "/var/lib/stateflow/runs",
                         "default": None,
-                    }
+                    },
+                    "allowed_locations": {
+                        "description": (
+                            "Paths and URIs outside of job roots, separated by spaces, below which savepoints and "
+                            "forks of any job may be. A job may name further ones in its DAG file."
+                        ),
+                        "version_added": "0.2.0",
+                        "type": "string",
+                        "example": "s3://backup/savepoints file:///mnt/savepoints",
+                        "default": None,
+                    },
                 },
             }
         },

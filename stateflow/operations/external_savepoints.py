@@ -27,7 +27,7 @@ from stateflow.operations.savepoints import (
     request_client,
     with_defaults,
 )
-from stateflow.storage import open_storage
+from stateflow.storage import open_location
 
 _MAX_ATTEMPTS = 5
 
@@ -65,12 +65,12 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
 
 def list_savepoints_in(folder: str) -> list[SavepointReport]:
     """Returns every complete savepoint, of any job, in a folder that is not a job root, oldest first."""
-    return [describe_savepoint(s) for s in list_savepoints(open_storage(folder), "")]
+    return [describe_savepoint(s) for s in list_savepoints(open_location(folder), "")]
 
 
 def _folder_outside(root: JobRoot, into: str) -> str:
     """Returns the URI of a folder for savepoints. Raises ConfigError for a folder in the job root."""
-    uri, own = open_storage(into).uri.rstrip("/"), root.storage.uri.rstrip("/")
+    uri, own = open_location(into, root.storage.uri).uri.rstrip("/"), root.storage.uri.rstrip("/")
     if f"{uri}/".startswith(f"{own}/"):
         raise ConfigError(
             "the folder is in the job root",

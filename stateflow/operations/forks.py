@@ -20,7 +20,7 @@ from stateflow.checkpoint.savepoints.catalog import list_savepoints
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import now, open_root, pins_of
 from stateflow.runtime.restore.state_import import StateLocation, import_state
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
 
 
@@ -71,7 +71,7 @@ def fork(job_root: str, request: ForkRequest) -> ForkReport:
         ConfigError: the new root is not empty, or the target does not exist.
         MissingFile, CorruptFile: the target is damaged.
     """
-    source, storage = open_root(job_root), open_storage(request.into)
+    source, storage = open_root(job_root), open_location(request.into)
     if report := _completed_before(source, storage, request):
         return report
     started, head = source.clock.monotonic(), source.head()

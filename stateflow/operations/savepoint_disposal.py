@@ -11,7 +11,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_u
 from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_external, dispose_savepoint
 from stateflow.operations.job_root import now, open_root
 from stateflow.operations.savepoints import SavepointReport, describe_savepoint
-from stateflow.storage import open_storage
+from stateflow.storage import open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINTS
 
 
@@ -52,7 +52,7 @@ def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
 
     Raises ConfigError when it does not exist.
     """
-    storage = open_storage(savepoint_uri(path))
+    storage = open_location(savepoint_uri(path))
     job_root, _, folder = storage.uri.rpartition(f"/{SAVEPOINTS}")
     if job_root and "/" not in folder and open_storage(job_root).size(FORMAT) is not None:
         return dispose(job_root, folder, by, reason)

@@ -92,7 +92,7 @@ def create_savepoint(job_root: str, request: SavepointRequest) -> SavepointRepor
     if not request.from_head and not root.head().entry.ended:
         answer = _submit(root, request, RequestKind.SAVEPOINT)
         if answer is not None:
-            return describe_savepoint(savepoint_at(answer.savepoint), "run")
+            return describe_savepoint(savepoint_at(answer.savepoint, root.storage.uri), "run")
     return _create_without_run(root, request)
 
 
@@ -151,7 +151,7 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
     if answer is None and savepoint and may_run and request.drain and request.code and _undrained(root):
         answer = _drain_in_own_run(root, request, request.code)
     if answer is not None:
-        return describe_savepoint(savepoint_at(answer.savepoint), "run") if savepoint else None
+        return describe_savepoint(savepoint_at(answer.savepoint, root.storage.uri), "run") if savepoint else None
     if not savepoint:
         hint = (
             "no action is needed: the job is not running"
@@ -194,7 +194,7 @@ def find(job_root: str, name_or_path: str) -> StoredSavepoint:
     Raises ConfigError when it does not exist.
     """
     if "/" in name_or_path:
-        return savepoint_at(name_or_path)
+        return savepoint_at(name_or_path, job_root)
     stored = find_savepoint(open_storage(job_root), name_or_path)
     if stored is None:
         names = [s.document.name for s in list_savepoints(open_storage(job_root))]

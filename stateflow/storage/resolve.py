@@ -22,6 +22,9 @@ _OBJECT_STORES = {"s3": "s3", "gs": "gcs", "az": "azure"}
 """Extra of the package by the scheme of the address."""
 HDFS_SCHEMES = ("webhdfs", "swebhdfs")
 
+_LONGEST = 4096
+"""Length of an address: the longest path that Linux accepts."""
+
 _memory: dict[str, MemoryStorage] = {}
 
 
@@ -41,9 +44,9 @@ def open_storage(uri: str) -> Storage:
             hint="use a path or file:///path; check that the variable is set",
             uri=uri,
         )
-    if "://" not in uri and not uri.startswith("file:"):
+    parts = split_address(uri)
+    if parts is None:
         return PosixStorage(Path(uri).expanduser())
-    parts = urlsplit(uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return PosixStorage(unquote(parts.path))
     if parts.scheme == "memory":
@@ -56,18 +59,45 @@ def open_storage(uri: str) -> Storage:
         raise ConfigError(
             "HDFS is supported through WebHDFS only",
             hint="use webhdfs://namenode:9870/path, with the port of the NameNode's HTTP server",
-            uri=_without_secrets(parts),
+            uri=without_secrets(uri),
         )
     raise ConfigError(
         "the scheme of the storage's address is not supported",
         hint="use a path, or file://, s3://, gs://, az:// or webhdfs://",
-        uri=_without_secrets(parts),
+        uri=without_secrets(uri),
     )
 
 
-def _without_secrets(parts: SplitResult) -> str:
+def split_address(uri: str) -> SplitResult | None:
+    """Returns the parts of a URI; None for a path.
+
+    Raises ConfigError for a URI or path that cannot be parsed.
+    """
+    if "\0" in uri or len(uri) > _LONGEST:
+        raise _malformed(uri)
+    if "://" not in uri and not uri.startswith("file:"):
+        return None
+    try:
+        return urlsplit(uri)
+    except ValueError as e:
+        raise _malformed(uri) from e
+
+
+def without_secrets(uri: str) -> str:
     """Returns an address without user, password and query, which may be secret."""
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return uri
+    server, slash, path = rest.partition("/")
+    return f"{scheme}://{server.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+
+
+def _malformed(uri: str) -> ConfigError:
+    return ConfigError(
+        "the address of a storage is not valid",
+        hint="use a path, or file://, s3://, gs://, az:// or webhdfs:// with server and path",
+        uri=without_secrets(uri)[:100],
+    )
 
 
 @lru_cache(maxsize=16)

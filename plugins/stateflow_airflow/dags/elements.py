@@ -62,6 +62,7 @@ def run_task(job: StateflowJob, application: str, **arguments: Any) -> Stateflow
         job=application,
         job_root=job.root,
         settings=settings,
+        locations=job.locations,
         spark=job.spark,
         pool=job.pool,
         outlets=outlets,

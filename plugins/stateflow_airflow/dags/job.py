@@ -28,6 +28,8 @@ class StateflowJob:
             text param needs the type ``["null", "string"]``: Airflow's form requires a value for every other type.
         run_params: further params of the run DAG only. Templates must work without them, since the recovery DAG
             renders the same templates: ``{{ params.get('failpoint') or '' }}``.
+        locations: paths and URIs outside of the job root where savepoints may be: restore targets, and the savepoint
+            that a new job root starts from. Also Airflow's setting ``[stateflow] allowed_locations``.
         suggest_targets: whether the recovery form suggests restore targets. Each time Airflow parses the DAG file, they
             are read from a job root in a file system; a job root in another storage is never read.
         approvers: ids of the users who may approve a restore; if empty, every user who may answer.
@@ -42,6 +44,7 @@ class StateflowJob:
     run: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Param] = field(default_factory=dict)
     run_params: Mapping[str, Param] = field(default_factory=dict)
+    locations: Sequence[str] = ()
     suggest_targets: bool = True
     approvers: Sequence[str] = ()
     description: str = ""

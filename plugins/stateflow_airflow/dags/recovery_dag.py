@@ -46,13 +46,19 @@ class _JobArguments(TypedDict):
     job: str
     job_root: str
     settings: Mapping[str, object]
+    locations: Sequence[str]
 
 
 def recovery_dag(job: StateflowJob, application: str) -> DAG:
     """Returns the DAG. It has no schedule."""
     targets = suggested_targets(job.root) if job.suggest_targets else []
     params = {**_params(targets), **job.params}
-    code: _JobArguments = {"job": application, "job_root": job.root, "settings": job.settings}
+    code: _JobArguments = {
+        "job": application,
+        "job_root": job.root,
+        "settings": job.settings,
+        "locations": job.locations,
+    }
     doc = DOC.format(name=job.name)
     with new_dag(job, "_recovery", doc, schedule=None, params=params, **CREATED_UNPAUSED) as dag:
         plan = StateflowRestorePlanOperator(
@@ -86,7 +92,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             **code,
             **RETRIES,
         )
-        verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, **RETRIES)
+        verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, locations=job.locations, **RETRIES)
         run = run_task(job, application, pre_execute=skip_unless("run", True))
         plan >> approve >> restore >> verify >> run
     return dag

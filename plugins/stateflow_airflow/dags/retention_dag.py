@@ -30,6 +30,7 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             job_root=job.root,
             job=application,
             settings=job.settings,
+            locations=job.locations,
             origin="periodic",
             outlets=[job.savepoint],
             pre_execute=skip_unless("preview", False),

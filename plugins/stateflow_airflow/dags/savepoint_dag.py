@@ -26,6 +26,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         "job_root": job.root,
         "job": application,
         "settings": job.settings,
+        "locations": job.locations,
         "name": "{{ params.name or '' }}",
         "reason": "{{ params.reason or '' }}",
         "outlets": [job.savepoint],

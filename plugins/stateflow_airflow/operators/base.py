@@ -6,21 +6,39 @@ argument, and renders templates in the attribute of the same name (`template_fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.sdk import BaseOperator
 
+from stateflow_airflow.failures import translate_errors
+from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.retry import RetryByErrorCode
 
 
 class JobRootOperator(BaseOperator):
-    """An operator on a job root. By default, the error code decides whether the task is retried."""
+    """An operator on a job root. By default, the error code decides whether the task is retried.
 
-    def __init__(self, *, job_root: str, **kwargs: Any) -> None:
+    Args:
+        job_root: the job root.
+        locations: paths and URIs outside of the job root below which savepoints and forks may be. Not templated: a
+            user who may only trigger the DAG cannot extend them.
+    """
+
+    def __init__(self, *, job_root: str, locations: Sequence[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("retry_policy", RetryByErrorCode())
         super().__init__(**kwargs)
         self.job_root = job_root
+        self.locations = tuple(locations)
+
+    @contextmanager
+    def library(self) -> Iterator[None]:
+        """Restricts the library to the allowed locations, and translates its errors into failures of the task."""
+        restricted = {**os.environ, **allowed_locations(self.locations)}
+        with translate_errors(), environment(restricted):
+            yield
 
 
 class JobOperator(JobRootOperator):
@@ -30,3 +48,16 @@ class JobOperator(JobRootOperator):
         super().__init__(job_root=job_root, **kwargs)
         self.job = job
         self.settings = dict(settings or {})
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets the environment of this process, and restores it at the end."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

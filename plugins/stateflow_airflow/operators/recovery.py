@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import PermanentFailure, misconfigured, translate_errors
+from stateflow_airflow.failures import PermanentFailure, misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
@@ -97,7 +97,7 @@ class StateflowRestorePlanOperator(JobOperator):
             )
         from_other_job = to_bool("from_other_job", self.from_other_job)
         options = RestoreOptions(SinkMode(self.sinks), to_names(self.drop), from_other_job, to_names(self.keep_tables))
-        with translate_errors():
+        with self.library():
             code = job_code(self.job, self.settings)
             plan = plan_restore(checked_root(self.job_root), code, str(self.target).strip(), options)
         dag = _dag_status(context, self.run_dag) if self.run_dag else None
@@ -163,7 +163,7 @@ class StateflowRestoreOperator(JobOperator):
         by, reason = self.by or requester(context), self.reason
         if self.needs_approval:
             by, reason = _approved(self.approval, requester(context), reason)
-        with translate_errors():
+        with self.library():
             plan = parse_plan(self.plan)
             request = RestoreRequest(request_id(context, plan.digest), by, reason)
             code = job_code(self.job, self.settings)
@@ -222,7 +222,7 @@ class StateflowForkOperator(JobRootOperator):
         shadow, by = to_bool("shadow", self.shadow), self.by or requester(context)
         other = to_bool("from_other_job", self.from_other_job)
         request = ForkRequest(str(self.target).strip(), checked_root(self.into), shadow, by, self.reason, other)
-        with translate_errors():
+        with self.library():
             made = fork(checked_root(self.job_root), request)
         self.log.info("Created %s, a fork of %s at %s", made.root, made.job, made.label)
         return asdict(made)
@@ -251,7 +251,7 @@ class StateflowVerifyOperator(JobRootOperator):
         """Verifies all files."""
         from stateflow.operations import find, verify_head, verify_savepoint
 
-        with translate_errors():
+        with self.library():
             root = checked_root(self.job_root)
             read = verify_savepoint(find(root, self.savepoint)) if self.savepoint else verify_head(root)
         self.log.info("Verified %s of %s: %d files, %d bytes", read.what, read.job, read.files, read.bytes)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import translate_errors
 from stateflow_airflow.operators.base import JobRootOperator
 from stateflow_airflow.operators.task_requests import requester
 from stateflow_airflow.operators.template_values import checked_root, to_bool, to_count, to_duration
@@ -68,7 +67,7 @@ class StateflowRetentionOperator(JobRootOperator):
         preview = to_bool("preview", self.preview)
         retain = to_count("retain", self.retain, "checkpoints")
         keep = to_count("savepoints", self.savepoints, "savepoints")
-        with translate_errors():
+        with self.library():
             root = checked_root(self.job_root)
             rule = SavepointRule(keep, to_duration("savepoints_max_age", self.savepoints_max_age))
             pruned = self._prune(root, rule, requester(context), preview)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +19,7 @@ from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
 from stateflow_airflow.launches.run_result import read_result
 from stateflow_airflow.operators.base import JobOperator
+from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.operators.template_values import (
     check_job_file,
     checked_location,
@@ -236,7 +237,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         spark = SparkSubmit(
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
-        return StateflowSubmitHook(spark).command(f"stateflow {Path(self.job).stem}", arguments, log_folder)
+        command = StateflowSubmitHook(spark).command(f"stateflow {Path(self.job).stem}", arguments, log_folder)
+        return replace(command, env={**command.env, **allowed_locations(self.locations)})
 
     def _check_failpoint(self) -> None:
         """Fails before Spark starts; the program would reject an unknown name only at its first failpoint."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
-from stateflow_airflow.failures import misconfigured, translate_errors
+from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
-from stateflow_airflow.operators.base import JobOperator
+from stateflow_airflow.operators.base import JobOperator, environment
 from stateflow_airflow.operators.task_requests import default_name, request_id, requester
 from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool
 from stateflow_airflow.spark import SparkSubmit
@@ -78,7 +78,7 @@ class StateflowSavepointOperator(JobOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Takes the savepoint, or finds the one that an earlier try took."""
         self._request = self._request_id(context)
-        with translate_errors():
+        with self.library():
             request = self._savepoint_request(context)
             made = self._make(request)
             how = self._taken_by(made, request)
@@ -109,7 +109,7 @@ class StateflowSavepointOperator(JobOperator):
         if self._request:
             from stateflow.operations import withdraw
 
-            with translate_errors():
+            with self.library():
                 withdraw(self.job_root, self._request)
 
     def _request_id(self, context: Context) -> str:
@@ -203,10 +203,6 @@ class StateflowStopOperator(StateflowSavepointOperator):
         spark = SparkSubmit(
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
-        before = dict(os.environ)
-        os.environ.update(StateflowSubmitHook(spark).session_environment(f"stateflow stop {self.task_id}"))
-        try:
+        session = StateflowSubmitHook(spark).session_environment(f"stateflow stop {self.task_id}")
+        with environment({**os.environ, **session}):
             yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)

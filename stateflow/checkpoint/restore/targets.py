@@ -75,7 +75,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         for ref in root.checkpoints.restorable(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
-    stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text)
+    stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text, root.storage.uri)
     if stored is None:
         raise ConfigError(
             "the checkpoint or savepoint does not exist", hint="available: " + _names(root, head), target=text

@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.sealed_json import unseal
 from stateflow.checkpoint.requests.mailbox import read_answer
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.state.handles import FileHandle
-from stateflow.storage import PutResult, Storage, open_storage
+from stateflow.storage import PutResult, Storage, open_location
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
 
 log = logging.getLogger(__name__)
@@ -206,12 +206,16 @@ def savepoint_uri(path: str) -> str:
     return path.rstrip("/").removesuffix(f"/{SAVEPOINT}") or path
 
 
-def savepoint_at(path: str) -> StoredSavepoint:
+def savepoint_at(path: str, job_root: str = "") -> StoredSavepoint:
     """Returns the savepoint at the path or URI of its folder or of its ``_savepoint``.
 
-    Raises ConfigError when no complete savepoint exists there.
+    Args:
+        path: the path or URI.
+        job_root: URI of the job root for which it is opened, where every location is allowed; empty for none.
+
+    Raises ConfigError when no complete savepoint exists there, or the location is not allowed.
     """
-    return open_savepoint(open_storage(savepoint_uri(path)))
+    return open_savepoint(open_location(savepoint_uri(path), job_root))
 
 
 def open_savepoint(storage: Storage, folder: str = "") -> StoredSavepoint:

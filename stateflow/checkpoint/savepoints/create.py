@@ -39,7 +39,7 @@ from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
 from stateflow.errors import ConfigError, DataError, StateflowError
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class SavepointSpec:
 
     def destination(self, root: JobRoot) -> tuple[Storage, str]:
         """Returns the storage of the savepoint, and the prefix of the savepoints' folders there."""
-        return (open_storage(self.into), "") if self.into else (root.storage, SAVEPOINTS)
+        return (open_location(self.into, root.storage.uri), "") if self.into else (root.storage, SAVEPOINTS)
 
 
 def newest_published_checkpoint(root: JobRoot, head: Head) -> EntryRef:

@@ -28,7 +28,7 @@ from stateflow.runtime.planning.state_discovery import declared_states_if_known
 from stateflow.runtime.restore.context import without_operators
 from stateflow.runtime.restore.existing_tables import ExistingTables, check_table
 from stateflow.runtime.restore.state_import import StateLocation, import_state
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
 
 
@@ -84,7 +84,7 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
     if is_created(new.storage, new.clock, initial):
         return
     started = new.clock.monotonic()
-    stored = savepoint_at(initial.savepoint)
+    stored = savepoint_at(initial.savepoint, new.storage.uri)
     manifest = _checked_state(new, stored, initial)
     probe_storage(new.storage, new.clock, 0)
     root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, manifest), writer_name())
@@ -106,10 +106,10 @@ def is_created(storage: Storage, clock: Clock, initial: InitialSavepoint) -> boo
     found = read_format(storage)
     has_entries = JobRoot.open(storage, clock).log.read_head() is not None
     try:
-        document = savepoint_at(initial.savepoint).document
+        document = savepoint_at(initial.savepoint, storage.uri).document
     except StateflowError:
         # The savepoint is no longer needed, and may have been deleted.
-        if has_entries and found.begun_with == open_storage(savepoint_uri(initial.savepoint)).uri:
+        if has_entries and found.begun_with == open_location(savepoint_uri(initial.savepoint), storage.uri).uri:
             return True
         raise
     _check_origin(found, document, initial, storage)

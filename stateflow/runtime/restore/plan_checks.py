@@ -7,9 +7,10 @@ from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import RestorePlan, is_outdated
 from stateflow.checkpoint.restore.targets import Target, kept_checkpoint
-from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.checkpoint.savepoints.catalog import open_savepoint, savepoint_uri
 from stateflow.errors import ConfigError, PlanOutdated
 from stateflow.runtime.job.job import Job
+from stateflow.storage import open_location
 
 _OTHER_TARGET = "make a new plan, with another target"
 
@@ -71,12 +72,13 @@ def outdated_plan(plan: RestorePlan, head: Head) -> PlanOutdated:
 
 def planned_target(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
     """Returns the checkpoint or savepoint of the plan. Raises PlanOutdated when it no longer exists or has changed."""
-    return _planned_savepoint(plan) if plan.savepoint else _planned_checkpoint(root, head, plan)
+    return _planned_savepoint(root, plan) if plan.savepoint else _planned_checkpoint(root, head, plan)
 
 
-def _planned_savepoint(plan: RestorePlan) -> Target:
+def _planned_savepoint(root: JobRoot, plan: RestorePlan) -> Target:
+    storage = open_location(savepoint_uri(plan.savepoint), root.storage.uri)
     try:
-        stored = savepoint_at(plan.savepoint)
+        stored = open_savepoint(storage)
     except ConfigError as e:
         raise PlanOutdated(
             "the savepoint of the plan no longer exists",

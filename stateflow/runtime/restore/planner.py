@@ -174,13 +174,13 @@ def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
     return own + [
         SavedCheckpoint(checkpoint_id=record.seq, savepoint=record.facts["path"])
         for record in external_savepoints(root.storage, dropped)
-        if _is_readable(record.facts["path"])
+        if _is_readable(record.facts["path"], root)
     ]
 
 
-def _is_readable(savepoint: str) -> bool:
+def _is_readable(savepoint: str, root: JobRoot) -> bool:
     try:
-        savepoint_at(savepoint)
+        savepoint_at(savepoint, root.storage.uri)
     except StateflowError as e:
         log.warning("the plan omits savepoint %s, because it cannot be read: %s", savepoint, e.sentence)
         return False
