@@ -35,6 +35,8 @@ NAMES = (
     "AZURE_STORAGE_USE_EMULATOR",
     "AZURE_ALLOW_HTTP",
     "HADOOP_USER_NAME",
+    "WEBHDFS_DATANODE_PORTS",
+    "WEBHDFS_NAMENODES",
     "WEBHDFS_TOKEN",
 )
 """Environment variables that the driver sends to its tasks."""

@@ -16,8 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-import requests
-from hdfs import HdfsError
 from urllib3 import Retry
 
 from stateflow.clock import SystemClock
@@ -31,7 +29,8 @@ from stateflow.storage.base import (
     missing_object,
     write_chunks,
 )
-from stateflow.storage.webhdfs import RETRIES, WebHdfs, is_missing, reason_of, translated_errors
+from stateflow.storage.hdfs_answers import BadAnswer, HdfsRefusal
+from stateflow.storage.webhdfs import FAILURES, RETRIES, WebHdfs, reason_of, translated_errors
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +40,8 @@ _ABANDONED = timedelta(days=1)
 """The age at which a temporary file has no living writer. HDFS does not change the time of a file while it is written,
 so this is longer than any upload takes."""
 _FOLDER_TRIES = 20
+_MOST_LEVELS = 32
+"""How many levels of folders a listing descends; the keys of stateflow have at most 8."""
 
 
 class HdfsStorage(Storage):
@@ -58,7 +59,7 @@ class HdfsStorage(Storage):
     def __init__(self, scheme: str, hosts: str, folder: str, retries: Retry = RETRIES) -> None:
         self.uri = f"{scheme}://{hosts}{folder}"
         self._folder = folder
-        self._hdfs = WebHdfs(scheme, hosts, retries)
+        self._hdfs = WebHdfs(scheme, hosts, retries, SystemClock())
         self._has_root = False
 
     def put_new(self, key: str, data: bytes) -> PutResult:
@@ -67,8 +68,8 @@ class HdfsStorage(Storage):
             temporary = self._write_temporary(data)
             try:
                 return self._rename(temporary, path)
-            except (requests.RequestException, HdfsError) as e:
-                if isinstance(e, HdfsError) and e.exception is not None:
+            except FAILURES as e:
+                if isinstance(e, HdfsRefusal) and e.exception:
                     raise
                 # No response, or one that is not the NameNode's, such as a proxy's.
                 log.warning("%s did not confirm that it created %s: %s", self.uri, key, reason_of(e))
@@ -83,24 +84,21 @@ class HdfsStorage(Storage):
                 check_same_content(self, key, file)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        found = bytearray()
-        for chunk in self._chunks(key, length=limit + 1):
-            found += chunk
+        found = b"".join(self._chunks(key, 0, limit + 1))
         if len(found) > limit:
             raise DataError("object exceeds the size limit", key=key, limit=limit)
-        return bytes(found)
+        return found
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        return self._chunks(key)
+        yield from self._chunks(key, 0, self._existing_size(key))
 
     def fetch(self, key: str, target: Path) -> None:
-        write_chunks(self._chunks(key), target)
+        write_chunks(self._chunks(key, 0, self._existing_size(key)), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        # A server takes a length of 0 for the whole file.
-        if not size and self.size(key) is None:
-            raise missing_object(self, key)
-        write_chunks(self._chunks(key, offset, size) if size else iter(()), target)
+        if not size:
+            self._existing_size(key)
+        write_chunks(self._chunks(key, offset, size), target)
 
     def size(self, key: str) -> int | None:
         with self._translated_errors(key):
@@ -132,8 +130,8 @@ class HdfsStorage(Storage):
                 return
             until = (listing.listed_at - _ABANDONED).timestamp() * 1000
             for status in listing.statuses:
-                if status["modificationTime"] < until:
-                    self._hdfs.remove(self._path(f"{_TEMPORARY}/{status['pathSuffix']}"))
+                if status.modificationTime < until:
+                    self._hdfs.remove(self._path(f"{_TEMPORARY}/{status.pathSuffix}"))
 
     def _translated_errors(self, key: str) -> AbstractContextManager[None]:
         return translated_errors(self.uri, key)
@@ -150,8 +148,8 @@ class HdfsStorage(Storage):
                 self._hdfs.make_folder(self._folder)
                 self._has_root = True
             self._hdfs.write(self._path(temporary), data)
-        except HdfsError as e:
-            if not is_missing(e):
+        except HdfsRefusal as e:
+            if not e.is_missing:
                 raise
             raise ConfigError(
                 "the storage's path is not a folder", hint="choose another path", storage=self.uri, reason=reason_of(e)
@@ -164,11 +162,11 @@ class HdfsStorage(Storage):
             try:
                 self._hdfs.rename(self._path(temporary), path)
                 return PutResult.CREATED
-            except HdfsError as e:
+            except HdfsRefusal as e:
                 if e.exception == "FileAlreadyExistsException":
                     self._hdfs.remove(self._path(temporary))
                     return PutResult.EXISTS
-                if not is_missing(e):
+                if not e.is_missing:
                     raise
             if self.size(temporary) is None:
                 # Renamed by an earlier attempt whose response was lost, or removed by `remove_abandoned_files`.
@@ -177,25 +175,37 @@ class HdfsStorage(Storage):
             self._hdfs.make_folder(path.rpartition("/")[0])
         raise StorageError("the folder of an object is removed repeatedly", path=path, storage=self.uri)
 
-    def _chunks(self, key: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    def _existing_size(self, key: str) -> int:
+        size = self.size(key)
+        if size is None:
+            raise missing_object(self, key)
+        return size
+
+    def _chunks(self, key: str, offset: int, length: int) -> Iterator[bytes]:
+        # A server takes a length of 0 for the whole file.
+        if not length:
+            return
         with self._translated_errors(key):
             try:
                 yield from self._hdfs.read(self._path(key), offset, length)
-            except HdfsError as e:
-                if is_missing(e):
+            except HdfsRefusal as e:
+                if e.is_missing:
                     raise missing_object(self, key) from None
                 raise
 
-    def _walk(self, folder: str) -> Iterator[BlobInfo]:
+    def _walk(self, folder: str, levels: int = _MOST_LEVELS) -> Iterator[BlobInfo]:
         listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
         for status in listing.statuses if listing is not None else ():
-            name = status["pathSuffix"]
+            name = status.pathSuffix
             key = f"{folder}/{name}" if folder else name
-            if status["type"] == "DIRECTORY":
+            if status.type == "DIRECTORY":
+                # A listing without end, or one that leads back, would never be complete.
+                if not levels or name in ("", ".", "..") or "/" in name:
+                    raise BadAnswer("a listing contains a folder that HDFS cannot have")
                 if key != _TEMPORARY:
-                    yield from self._walk(key)
+                    yield from self._walk(key, levels - 1)
             elif name:  # that of a file itself is empty
-                yield BlobInfo(key, status["length"])
+                yield BlobInfo(key, status.length)
 
     def _remove_empty(self, folder: str) -> None:
         with self._translated_errors(folder):

@@ -136,7 +136,7 @@ def _hdfs_storage(uri: str, _: Credentials) -> Storage:
             "the user comes from HADOOP_USER_NAME",
             scheme=parts.scheme,
         )
-    _require_package("hdfs", "hdfs", uri)
+    _require_package("requests", "hdfs", uri)
     from stateflow.storage.hdfs import HdfsStorage
 
     return HdfsStorage(parts.scheme, parts.netloc, f"/{folder}")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import httpx
 import pyspark
@@ -54,7 +55,8 @@ def hdfs_server(folder: Path) -> Iterator[Hdfs]:
         running(data_node, data_http, folder / "data.log", folder),
     ):
         _wait_until_operational(http)
-        yield Hdfs(f"webhdfs://127.0.0.1:{http}")
+        with patch.dict(os.environ, WEBHDFS_DATANODE_PORTS=str(data_http)):
+            yield Hdfs(f"webhdfs://127.0.0.1:{http}")
 
 
 def _wait_until_operational(port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import os
@@ -137,11 +138,12 @@ def test_without_a_name_node_the_error_names_the_address_and_no_token(monkeypatc
     passed_on = Credentials.of_process()
     assert {"HADOOP_USER_NAME", "WEBHDFS_TOKEN"} <= dict(passed_on.variables).keys()
     port = free_port()
+    monkeypatch.setenv("WEBHDFS_NAMENODES", f"webhdfs://127.0.0.1:{port}")
     storage = HdfsStorage("webhdfs", f"127.0.0.1:{port}", "/jobs/a", _ONCE)
     for use in (lambda: storage.get("a"), lambda: storage.put_new("a", b"x"), lambda: storage.list("")):
         with raises(StorageError, storage=storage.uri) as failed:
             use()
-        assert str(port) in str(failed.value.facts["reason"])
+        assert os.strerror(errno.ECONNREFUSED) in str(failed.value.facts["reason"])
         assert CANARY not in str(failed.value) + repr(failed.value.facts) + repr(passed_on)
 
 
@@ -156,13 +158,13 @@ def test_missing_permission_is_an_error_that_names_the_variable_for_the_user(
 
 
 def test_a_forked_process_opens_its_own_connections(address: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noted(requests.Session):
-        def request(self, *arguments: Any, **options: Any) -> requests.Response:
-            used.add(self)
-            return super().request(*arguments, **options)
+    request, used = requests.Session.request, set()
 
-    used: set[Noted] = set()
-    monkeypatch.setattr(requests, "Session", Noted)
+    def noted(session: requests.Session, *arguments: Any, **options: Any) -> requests.Response:
+        used.add(session)
+        return request(session, *arguments, **options)
+
+    monkeypatch.setattr(requests.Session, "request", noted)
     storage = HdfsStorage("webhdfs", address.removeprefix("webhdfs://"), folder)
     storage.put_new("a", b"x")
     assert storage.get("a") == b"x" and len(used) == 1
