@@ -55,6 +55,8 @@ _RETRIES: RetryConfig = {
 _CLIENT: ClientConfig = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
 _IDENTITY = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 """Requests for the machine's identity, which obstore sends when it has found no other credentials."""
+_BODY = re.compile(r"(status code: \d{3}[A-Za-z ]*|[Ii]nvalid [A-Za-z ]*[Rr]esponse\b).*", re.DOTALL)
+"""What obstore puts in front of an answer's text, and that text."""
 _QUERY = re.compile(r"\?[^\s\"'<>,)]+")
 """The query of a URL, which may contain a signature."""
 
@@ -260,5 +262,8 @@ class ObjectStorage(Storage):
 
 
 def _reason(error: Exception) -> str:
-    """Returns the first line of obstore's message, without queries of URLs. Later lines dump its internal state."""
-    return _QUERY.sub("?…", str(error).split("\n", 1)[0])[:300]
+    """Returns the first line of obstore's message, without the server's text and without queries of URLs.
+
+    Later lines dump its internal state.
+    """
+    return _QUERY.sub("?…", _BODY.sub(r"\1", str(error)).split("\n", 1)[0])[:300]
