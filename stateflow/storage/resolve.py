@@ -73,7 +73,7 @@ def split_address(uri: str) -> SplitResult | None:
 
     Raises ConfigError for a URI or path that cannot be parsed.
     """
-    if "\0" in uri or len(uri) > _LONGEST:
+    if "\0" in uri or len(uri) > _LONGEST or not _is_unicode(uri):
         raise _malformed(uri)
     if "://" not in uri and not uri.startswith("file:"):
         return None
@@ -81,6 +81,14 @@ def split_address(uri: str) -> SplitResult | None:
         return urlsplit(uri)
     except ValueError as e:
         raise _malformed(uri) from e
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8", "surrogateescape")  # as paths are encoded
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def without_secrets(uri: str) -> str:

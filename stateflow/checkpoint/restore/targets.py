@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 BEFORE = "before:"
 _CHECKPOINT = re.compile(r"[0-9]{1,18}")
 _LONGEST = 4096
+"""Length of a target: that of the longest path."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         ConfigError: the target does not exist; the error lists existing ones.
         MissingFile, CorruptFile: the target is damaged.
     """
+    if len(text) > _LONGEST:
+        raise ConfigError(
+            "the target is too long", hint="use a checkpoint's id, or a savepoint's name or path", target=text[:100]
+        )
     if text.startswith(BEFORE):
         return _before(root, head, text.removeprefix(BEFORE))
     if text == LATEST:
@@ -203,7 +208,7 @@ def is_at_or_before(offset: object, limit: object) -> bool:
 def _parsed(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ConfigError(
             "an offset must be a number or JSON", hint="use an offset as printed by stateflow status", offset=text
         ) from e
