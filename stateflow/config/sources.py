@@ -77,7 +77,7 @@ def read_toml(path: Path) -> SettingsLayer:
         raise ConfigError(
             "the settings file cannot be read", hint="check its permissions", path=str(path), reason=str(e.strerror)
         ) from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:
         raise ConfigError(
             "the settings file is not valid TOML", hint="correct the named line", path=str(path), reason=str(e)
         ) from e
