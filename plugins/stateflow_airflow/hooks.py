@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -21,6 +22,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from stateflow_airflow.failures import TransientFailure, misconfigured
+from stateflow_airflow.launches.hidden_settings import hide_conf
 from stateflow_airflow.launches.launcher import Command
 from stateflow_airflow.spark import SparkSubmit
 
@@ -52,13 +54,16 @@ class StateflowSubmitHook(BaseHook):
         super().__init__()
         self.spark = spark
 
-    def command(self, name: str, arguments: Sequence[str], folder: Path | None = None) -> Command:
+    def command(self, name: str, arguments: Sequence[str], folder: Path, *, with_log: bool = False) -> Command:
         """Returns the spark-submit command for the stateflow program.
+
+        Spark's settings are in a file of the folder, not among the arguments, which every user of the host can see.
 
         Args:
             name: name of the Spark application.
             arguments: arguments of the stateflow program.
-            folder: folder for Spark's own log, unless the environment configures logging; None to not redirect it.
+            folder: the folder of the launch.
+            with_log: whether Spark's own log goes to a file in `folder`, unless the environment configures logging.
 
         Raises:
             PermanentFailure: the connection, spark-submit, Java or stateflow is missing, or the driver would not run on
@@ -70,25 +75,26 @@ class StateflowSubmitHook(BaseHook):
             conn_id=self.spark.conn_id,
             conf=dict(self.spark.conf),
             env_vars=dict(self.spark.env_vars),
-            application_args=list(arguments),
             **self.spark.options,
         )
         self._check(connection, submit)
-        argv = submit.command_line(str(_program()))
+        program = str(_program())
+        executable, *options = submit.command_line(program)[:-1]
+        options, files = hide_conf(options, folder)
         environment = self._environment(submit.master)
-        if folder is not None:
+        if with_log:
             environment |= _log_to_file(environment, folder)
-        return Command(argv=[_executable(argv[0]), *argv[1:]], env=environment)
+        return Command([_executable(executable), *options, program, *arguments], environment, files)
 
-    def session_environment(self, name: str) -> dict[str, str]:
-        """Returns the environment in which this process starts its Spark session with the connection's options.
+    def session(self, name: str, folder: Path) -> Command:
+        """Returns the environment and files with which this process starts its Spark session as `command` would.
 
         Raises: as `command`.
         """
-        command = self.command(name, ())
+        command = self.command(name, (), folder)
         # The last argument is the program; a session replaces it with Spark's shell.
         arguments = shlex.join([*command.argv[1:-1], "pyspark-shell"])
-        return {**command.env, "PYSPARK_SUBMIT_ARGS": arguments}
+        return replace(command, env={**command.env, "PYSPARK_SUBMIT_ARGS": arguments})
 
     def _existing_connection(self) -> Connection:
         try:

@@ -37,12 +37,22 @@ def get_provider_info() -> dict[str, object]:
                         "example": "/var/lib/stateflow/runs",
                         "default": None,
                     },
+                    "passed_environment": {
+                        "description": (
+                            "Names and patterns, separated by spaces or commas, of environment variables of the worker "
+                            "that drivers get, in addition to those that Java, Python, Spark and storage clients use."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "VAULT_ADDR, MY_JOB_*",
+                        "default": None,
+                    },
                     "allowed_locations": {
                         "description": (
                             "Paths and URIs outside of job roots, separated by spaces, below which savepoints and "
                             "forks of any job may be. A job may name further ones in its DAG file."
                         ),
-                        "version_added": "0.2.0",
+                        "version_added": "0.1.0",
                         "type": "string",
                         "example": "s3://backup/savepoints file:///mnt/savepoints",
                         "default": None,

@@ -33,7 +33,7 @@ def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark
     fake = FakeSpark(tmp_path / "fake-spark")
     monkeypatch.setenv("PATH", f"{fake.bin}:{os.environ['PATH']}")
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK_CONNECTION)
-    monkeypatch.setenv("FAKE_SPARK", str(fake.folder))
+    monkeypatch.setenv("STATEFLOW_FAKE_SPARK", str(fake.folder))
     yield fake
     fake.end_all()
 

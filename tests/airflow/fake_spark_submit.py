@@ -1,8 +1,8 @@
 """Replaces spark-submit and the program that it launches; run as a program, never imported.
 
-Notes its arguments and environment in ``$FAKE_SPARK/<n>.json``, then does what ``$FAKE_SPARK/script`` has for the
-n-th launch, one line each: ``finish``, ``finish-after-gate``, ``fail CODE EXIT RETRYABLE``, ``exit N``, ``die``,
-``ignore-terminate``.
+Notes its arguments and environment in ``<n>.json`` below ``$STATEFLOW_FAKE_SPARK``, then does what the file ``script``
+there has for the n-th launch, one line each: ``finish``, ``finish-after-gate``, ``fail CODE EXIT RETRYABLE``,
+``exit N``, ``die``, ``ignore-terminate``.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDER = Path(os.environ["FAKE_SPARK"])
+FOLDER = Path(os.environ["STATEFLOW_FAKE_SPARK"])
 RESULT = Path(sys.argv[sys.argv.index("--result-file") + 1])
 REPORT: dict[str, object] = {
     "status": "finished",

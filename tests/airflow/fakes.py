@@ -131,7 +131,7 @@ class FakeSpark:
         pids = [launch["pid"] for launch in self.launches()]
         pids += [self.child()] if (self.folder / "child").exists() else []
         for pid in pids:
-            if processes.has_environment(pid, f"FAKE_SPARK={self.folder}"):
+            if processes.has_environment(pid, f"STATEFLOW_FAKE_SPARK={self.folder}"):
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -25,7 +25,8 @@ PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 def command(monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], **spark: Any) -> Command:
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(connection))
-    return StateflowSubmitHook(SparkSubmit(conn_id="cluster", **spark)).command("stateflow flights", ["run", "job.py"])
+    hook = StateflowSubmitHook(SparkSubmit(conn_id="cluster", **spark))
+    return hook.command("stateflow flights", ["run", "job.py"], Path("/launch"))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,9 @@ def test_variables_and_options_are_passed_on(spark: FakeSpark, monkeypatch: pyte
     options = {"driver_memory": "2g", "jars": "/a.jar,/b.jar"}
     made = command(monkeypatch, YARN, env_vars={"COLOUR": "blue"}, options=options)
     # On YARN in client mode, both sides get the environment.
-    assert made.env["COLOUR"] == "blue" and "spark.yarn.appMasterEnv.COLOUR=blue" in made.argv
+    assert (
+        made.env["COLOUR"] == "blue" and "spark.yarn.appMasterEnv.COLOUR=blue" in made.files["spark.conf"].splitlines()
+    )
     assert {("--jars", "/a.jar,/b.jar"), ("--driver-memory", "2g")} <= set(pairwise(made.argv))
 
 

@@ -58,7 +58,7 @@ class LauncherFixture:
     def start(self, code: str, run: str = "") -> Launch:
         launcher = self.launcher(run)
         with launcher.locked():
-            command = Command([sys.executable, "-c", code], {"COLOUR": "blue"})
+            command = Command([sys.executable, "-c", code], {**os.environ, "COLOUR": "blue"})
             launch = launcher.start(launcher.next_folder(), command)
         self.launches.append(launch)
         return launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Asset
 
+from stateflow.config.sources import read_toml
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
 from stateflow_airflow.launches import processes
 from stateflow_airflow.launches.launcher import Launcher
@@ -19,6 +21,7 @@ from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
 from tests.airflow.jobs import new_run, run_task, use_submit
+from tests.servers.running import CANARY
 from tests.support.job_fixture import AccountsJob
 
 RETURNED = {
@@ -79,18 +82,53 @@ def test_the_command_line_has_spark_options_settings_and_the_result_file(
     assert launch["env"]["COLOUR"] == "blue"
     assert launch["argv"] == [
         *("--master", "local[2,4]"),
-        *("--conf", "spark.ui.enabled=false"),
         *("--name", "stateflow job"),
+        *("--properties-file", str(folder / "spark.conf"), "--load-spark-defaults"),
         str(REPOSITORY / "stateflow" / "__main__.py"),
         *("run", str(tmp_path / "job.py")),
         *("--job-root", str(tmp_path / "root")),
-        *("--set", "source.max_files_per_batch=1"),
-        *("--set", "job.landing=/data/in"),
-        *("--set", "job.strict=true"),
+        *("--config", str(folder / "settings.toml")),
         *("--result-file", str(folder / "result.json")),
         *("--run-id", "a_dag/manual__2026-01-01T00:00:00+00:00/run/1"),
         *("--log-format", "text"),
     ]
+    given = {"source.max_files_per_batch": "1", "job.landing": "/data/in", "job.strict": "true"}
+    assert read_toml(folder / "settings.toml") == given
+    assert (folder / "spark.conf").read_text() == "spark.ui.enabled=false\n"
+
+
+def test_secrets_are_not_among_the_arguments(spark: FakeSpark, operator: Make) -> None:
+    """Which every user of the host can see."""
+    spark.script("finish")
+    submit = SparkSubmit(conf={"spark.hadoop.fs.s3a.secret.key": CANARY}, options={"properties_file": os.devnull})
+    operator(settings={"job.password": CANARY}, spark=submit).execute(FakeRun().next_try())
+    (launch,) = spark.launches()
+    assert CANARY not in str(launch["argv"]) and "--load-spark-defaults" not in launch["argv"]
+    folder = Path(launch["cwd"])
+    holders = {path for path in folder.iterdir() if CANARY.encode() in path.read_bytes()}
+    assert holders == {folder / "spark.conf", folder / "settings.toml"}
+    assert {oct(path.stat().st_mode & 0o777) for path in holders} == {"0o600"}
+
+
+def test_the_driver_gets_what_it_needs_of_the_worker_s_environment(
+    spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.script("finish")
+    for name in ("AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_DB", "DB_PASSWORD", "VAULT_ADDR", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AIRFLOW__STATEFLOW__PASSED_ENVIRONMENT", "OTHER, VAULT_*")
+    monkeypatch.setenv("STATEFLOW_ALLOWED_LOCATIONS", "/of/the/host")
+    operator(locations=["s3://kept/savepoints"]).execute(FakeRun().next_try())
+    environment = spark.launches()[0]["env"]
+    assert {"VAULT_ADDR", "AWS_REGION", "PATH", "HOME"} <= set(environment)
+    assert not {"AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_DB", "DB_PASSWORD"} & set(environment)
+    assert environment["STATEFLOW_ALLOWED_LOCATIONS"].split() == ["s3://kept/savepoints", "/of/the/host"]
+
+
+@pytest.mark.parametrize("location", ["", "/a b", " "])
+def test_a_location_with_whitespace_is_refused(spark: FakeSpark, operator: Make, location: str) -> None:
+    with fails(PermanentFailure, "config", location=location):
+        operator(locations=[location]).execute(FakeRun().next_try())
 
 
 def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stateflow_airflow.launches import processes
@@ -49,10 +48,17 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True)
 class Command:
-    """A program with its arguments, and environment variables in addition to the worker's."""
+    """A program to launch.
+
+    Attributes:
+        argv: the program and its arguments, which every user of the host can see.
+        env: its environment.
+        files: content of files that it finds in its launch folder, by name.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher:
@@ -153,6 +159,9 @@ class Launcher:
     def _spawn(self, folder: Path, command: Command) -> subprocess.Popen[bytes]:
         from stateflow.private_files import open_private
 
+        for name, content in command.files.items():
+            with open_private(folder / name) as file:
+                file.write(content.encode())
         with open_private(folder / "driver.log") as log:
             child = subprocess.Popen(
                 ["/bin/sh", "-c", _GATE, str(folder / "exit"), *command.argv],
@@ -160,7 +169,7 @@ class Launcher:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env={**os.environ, **command.env, LAUNCH_VARIABLE: str(folder)},
+                env={**command.env, LAUNCH_VARIABLE: str(folder)},
                 start_new_session=True,
             )
         _children[child.pid] = child

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import Asset, ResumableJobMixin, conf
 
 from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
+from stateflow_airflow.launches.driver_environment import driver_environment, parse_patterns
+from stateflow_airflow.launches.hidden_settings import SETTINGS, settings_file
 from stateflow_airflow.launches.launch import Launch, result_file
 from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
@@ -229,16 +231,27 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             arguments += ["--from-savepoint", self.from_savepoint, "--tables", self.tables]
             arguments += ["--from-other-job"] if self.from_other_job else []
             arguments += [f"--drop={uid}" for uid in sorted(to_names(self.drop))]
-        for key, value in self.settings.items():
-            arguments += ["--set", f"{key}={to_text(value)}"]
-        arguments += ["--result-file", str(result_file(folder))]
+        files = {SETTINGS: settings_file({key: to_text(value) for key, value in self.settings.items()})}
+        arguments += ["--config", str(folder / SETTINGS), "--result-file", str(result_file(folder))]
         arguments += ["--run-id", _run_id(context), "--log-format", "text"]
-        log_folder = None if self.settings.get("spark.log") == "full" else folder
         spark = SparkSubmit(
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
-        command = StateflowSubmitHook(spark).command(f"stateflow {Path(self.job).stem}", arguments, log_folder)
-        return replace(command, env={**command.env, **allowed_locations(self.locations)})
+        with_log = self.settings.get("spark.log") != "full"
+        name = f"stateflow {Path(self.job).stem}"
+        command = StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log)
+        environment = {**self._passed_environment(), **command.env, **allowed_locations(self.locations)}
+        return Command(command.argv, environment, {**files, **command.files})
+
+    def _passed_environment(self) -> dict[str, str]:
+        further = conf.get("stateflow", "passed_environment", fallback=None) or ""
+        passed = driver_environment(os.environ, parse_patterns(further))
+        self.log.info(
+            "The driver gets %d of the worker's %d environment variables; [stateflow] passed_environment passes others",
+            len(passed),
+            len(os.environ),
+        )
+        return passed
 
     def _check_failpoint(self) -> None:
         """Fails before Spark starts; the program would reject an unknown name only at its first failpoint."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
@@ -203,6 +205,9 @@ class StateflowStopOperator(StateflowSavepointOperator):
         spark = SparkSubmit(
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
-        session = StateflowSubmitHook(spark).session_environment(f"stateflow stop {self.task_id}")
-        with environment({**os.environ, **session}):
-            yield
+        with TemporaryDirectory(prefix="stateflow-") as folder:
+            session = StateflowSubmitHook(spark).session(f"stateflow stop {self.task_id}", Path(folder))
+            for name, content in session.files.items():
+                (Path(folder) / name).write_text(content)
+            with environment({**os.environ, **session.env}):
+                yield
