@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from stateflow.cli.common import JOB, JSON, NO_SPARK, SETTINGS_OPTIONS, print_json, settings_layers, with_options
+from stateflow.cli.terminal import print_text
 from stateflow.launch import prepare
 from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, problem_of
 from stateflow.runtime.planning.explain import to_lines
@@ -79,7 +80,7 @@ def plan(
     needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES] if job_root is not None else [Needs.NOTHING]
     if not as_json:
         for line in to_lines(explanation):
-            click.echo(line)
+            print_text(line)
     found = prepared.examine(needs, with_spark=not no_spark)
     problems = list(dict.fromkeys(problem_of(e) for e in found.refusals))
     unchecked = found.unchecked if job_root is not None else (*found.unchecked, "a job root (needs --job-root)")
@@ -93,37 +94,37 @@ def plan(
     else:
         _print_findings(problems, found.warnings, unchecked)
         so_far = ", as far as it was checked" if unchecked else ""
-        click.echo("a run would be refused" if problems else f"a run would start{so_far}")
+        print_text("a run would be refused" if problems else f"a run would start{so_far}")
     if problems:
         sys.exit(INCOMPATIBLE)
 
 
 def _print_findings(problems: Sequence[Problem], warnings: Sequence[str], unchecked: Sequence[str]) -> None:
     for problem in problems:
-        click.echo(f"  refused [{problem.code}]: {problem.message}\n    hint: {problem.hint}")
+        print_text(f"  refused [{problem.code}]: {problem.message}\n    hint: {problem.hint}")
     for warning in warnings:
-        click.echo(f"  warning: {warning}")
+        print_text(f"  warning: {warning}")
     for what in unchecked:
-        click.echo(f"  not checked: {what}")
+        print_text(f"  not checked: {what}")
 
 
 def _print_report(report: CheckReport) -> None:
-    click.echo(f"{report.job} against {report.at}: {_verdict(report)}")
+    print_text(f"{report.job} against {report.at}: {_verdict(report)}")
     for state in report.states:
         _print_state(state)
     for column in report.columns:
         types = " -> ".join(t for t in (column.before, column.now) if t)
-        click.echo(f"  source {column.source}, column {column.column}: {column.change} ({types})")
+        print_text(f"  source {column.source}, column {column.column}: {column.change} ({types})")
     _print_findings(report.problems, report.warnings, report.unchecked)
 
 
 def _print_state(state: StateCheck) -> None:
-    click.echo(f"  {state.operator}, {state.kind} {state.state}: {state.fit}")
+    print_text(f"  {state.operator}, {state.kind} {state.state}: {state.fit}")
     for change in () if state.conflicts else state.changes:
-        click.echo(f"    {change}")
+        print_text(f"    {change}")
     for conflict in state.conflicts:
         where = f"{conflict.field}: " if conflict.field else ""
-        click.echo(
+        print_text(
             f"    {where}{conflict.reason}; stored: {conflict.stored}; declared: {conflict.declared}\n"
             f"      hint: {conflict.way_out}"
         )

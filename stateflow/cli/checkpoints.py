@@ -14,6 +14,7 @@ from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, COMPLETED, CheckpointRecord
 from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, current_user, print_json, with_options
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, in_utc, offset_text, to_seconds
+from stateflow.cli.terminal import print_text
 from stateflow.operations import CheckpointRequest
 
 _NEWEST = 20
@@ -74,10 +75,10 @@ def list_(job_root: str, newest: int, as_json: bool) -> None:
         return
     rows = [_TITLES, *(_as_row(record, kept) for record in records)]
     for line in align_columns(rows) if records else ["no checkpoint yet"]:
-        click.echo(line)
+        print_text(line)
     for record in records:
         if record.status == ABORTED:
-            click.echo(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
+            print_text(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
 
 
 @checkpoints.command()
@@ -90,17 +91,17 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    click.echo(
+    print_text(
         f"checkpoint {found.checkpoint_id} of generation {found.generation}, batch {found.ordinal}, "
         f"committed at {in_utc(found.committed_at)}"
     )
     record = next((r for r in operations.history(job_root) if _is_of(r, checkpoint)), None)
     for line in _statistics(record) if record else []:
-        click.echo(line)
+        print_text(line)
     for uid, offset in found.offsets.items():
-        click.echo(f"  source {uid} at {offset_text(offset)}")
+        print_text(f"  source {uid} at {offset_text(offset)}")
     for operator in found.operators:
-        click.echo(
+        print_text(
             f"  operator {operator.uid}: {human_bytes(operator.bytes)} in {count_of(operator.files, 'file')}, "
             f"{count_of(operator.subtasks, 'subtask')}, states {', '.join(operator.states) or 'none'}"
         )
@@ -122,14 +123,14 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     if as_json:
         print_json({"checkpoints": len(records), "aborted": aborted, **summaries})
         return
-    click.echo(count_of(len(records), "checkpoint") + (f", {aborted} aborted" if aborted else ""))
+    print_text(count_of(len(records), "checkpoint") + (f", {aborted} aborted" if aborted else ""))
     columns = ["min", "avg", *(f"p{p:g}" for p in _PERCENTILES), "max"]
     rows = [("", *columns)]
     for name, summary in summaries.items():
         cells = (_format(name, summary[column]) if summary else "-" for column in columns)
         rows.append((name.removesuffix("_bytes"), *cells))
     for line in align_columns(rows):
-        click.echo(line)
+        print_text(line)
 
 
 @checkpoints.command()
@@ -161,7 +162,7 @@ def trigger(
     if as_json:
         print_json({"checkpoint_id": checkpoint})
     else:
-        click.echo(f"checkpoint {checkpoint}")
+        print_text(f"checkpoint {checkpoint}")
 
 
 def _as_row(r: CheckpointRecord, kept: frozenset[int]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from stateflow.cli.terminal import print_text
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError
 
@@ -54,13 +55,13 @@ def as_stateflow_error(error: BaseException) -> StateflowError:
 
 def print_error(error: StateflowError) -> None:
     """Prints an error with its code and hint to stderr."""
-    click.echo(f"error [{error.code}]: {error}", err=True)
+    print_text(f"error [{error.code}]: {error}", err=True)
 
 
 def print_json(value: DataclassInstance | dict[str, R] | list[R]) -> None:
     """Prints a value as one line of JSON to stdout."""
     as_object = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-    click.echo(json.dumps(as_object))
+    print_text(json.dumps(as_object))
 
 
 class Seconds(click.FloatRange):

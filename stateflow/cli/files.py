@@ -12,6 +12,7 @@ from stateflow import operations
 from stateflow.checkpoint.gc.collector import FileStatus
 from stateflow.cli.common import JSON, ROOT, print_json, refuse
 from stateflow.cli.formatting import count_of, human_bytes, to_seconds
+from stateflow.cli.terminal import print_text
 from stateflow.operations import GarbageReport
 
 _IS_NEEDED = 6
@@ -53,15 +54,15 @@ def _as_object(file: FileStatus) -> dict[str, object]:
 def _print_collection(report: GarbageReport, files: Sequence[FileStatus]) -> None:
     for file in files:
         mark = "-" if file.fate.is_deletable else " "
-        click.echo(f"{mark} {file.key}  {human_bytes(file.size)}  {_explain(file)}")
+        print_text(f"{mark} {file.key}  {human_bytes(file.size)}  {_explain(file)}")
     verb = "would delete" if report.dry_run else "deleted"
     kept = ", ".join(map(str, sorted(report.retained))) or "none"
-    click.echo(
+    print_text(
         f"{report.job}: {verb} {count_of(report.files, 'file')}, {human_bytes(report.bytes_freed)}; "
         f"retained checkpoints: {kept}"
     )
     for name in report.unknown:
-        click.echo(f"  unknown file, not deleted: {name}")
+        print_text(f"  unknown file, not deleted: {name}")
 
 
 @click.command("can-delete")
@@ -73,7 +74,7 @@ def can_delete(path: str, job_root: str) -> None:
     Exit codes: 0 the file is not needed now or later; 6 it is needed; any other: the answer is unknown.
     """
     found = operations.can_delete(job_root, path)
-    click.echo(f"{'yes' if found.fate.is_deletable else 'no'}: {_explain(found)}")
+    print_text(f"{'yes' if found.fate.is_deletable else 'no'}: {_explain(found)}")
     sys.exit(0 if found.fate.is_deletable else _IS_NEEDED)
 
 
@@ -88,12 +89,12 @@ def pins(job_root: str, drop: str | None) -> None:
     """List the checkpoints that are pinned for readers outside the job, or drop an abandoned pin."""
     if drop:
         operations.drop_pin(job_root, drop)
-        click.echo(f"dropped {drop}")
+        print_text(f"dropped {drop}")
         return
     found = operations.list_pins(job_root)
     for pin in found:
-        click.echo(
+        print_text(
             f"{pin.id}  checkpoint {pin.checkpoint.id}  {pin.owner}: {pin.reason}  since {to_seconds(pin.since)}"
         )
     if not found:
-        click.echo("no pins")
+        print_text("no pins")

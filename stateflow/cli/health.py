@@ -11,6 +11,7 @@ import click
 from stateflow import operations
 from stateflow.cli.common import JSON, ROOT, print_json
 from stateflow.cli.formatting import count_of, human_bytes
+from stateflow.cli.terminal import print_text
 from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.operations import Verified
@@ -41,7 +42,7 @@ def _print_nothing(_: Verified) -> None:
 
 def _print_verified(verified: Verified) -> None:
     decoded = "" if verified.entries is None else f"; {verified.entries:,} entries decode, each in its key group"
-    click.echo(
+    print_text(
         f"checkpoint {verified.checkpoint_id}: {count_of(verified.files, 'file')}, {human_bytes(verified.bytes)}, "
         f"sizes and hashes match{decoded}"
     )
@@ -72,6 +73,6 @@ def doctor(job_root: str, local_dir: Path | None, as_json: bool) -> None:
 def _print_findings(findings: list[Finding]) -> None:
     width = max(len(f.what) for f in findings)
     for f in findings:
-        click.echo(f"{f.health.value:9}{f.what:{width}}  {f.found}")
+        print_text(f"{f.health.value:9}{f.what:{width}}  {f.found}")
         if f.hint:
-            click.echo(f"{'':5}{'':{width}}  hint: {f.hint}")
+            print_text(f"{'':5}{'':{width}}  hint: {f.hint}")

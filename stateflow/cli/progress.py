@@ -13,6 +13,7 @@ from rich.text import Text
 
 from stateflow.cli.common import print_error
 from stateflow.cli.formatting import human_bytes
+from stateflow.cli.terminal import visible
 from stateflow.errors import StateflowError
 from stateflow.observability.logging import ContextFilter, log_event
 from stateflow.runtime.driver.job_run import JobRun
@@ -92,7 +93,7 @@ class LiveProgress:
 
     def _show(self, line: str) -> None:
         # A path may contain what rich takes for markup, hence Text; a second line would not be erased, hence truncate.
-        text = Text(line)
+        text = Text(visible(line))
         text.truncate(self._console.width - _SPINNER_WIDTH, overflow="ellipsis")
         self._status.update(text)
 
@@ -183,6 +184,9 @@ class _TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s%(where)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _timestamp(record).replace("+00:00", "Z")

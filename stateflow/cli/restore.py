@@ -28,6 +28,7 @@ from stateflow.cli.common import (
     with_options,
 )
 from stateflow.cli.formatting import human_bytes, in_utc, short_offset
+from stateflow.cli.terminal import print_text
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
 from stateflow.private_files import open_private
@@ -148,13 +149,13 @@ def _show_plan(invocation: _Invocation, plan: RestorePlan, out: Path | None, as_
         with open_private(out) as file:
             file.write(data + b"\n")
     if as_json:
-        click.echo(data.decode())
+        print_text(data.decode())
         return
     _print_plan(plan)
     if out:
-        click.echo(f"\nNothing has changed. To execute this plan:\n  {invocation.execute_command(out)}")
+        print_text(f"\nNothing has changed. To execute this plan:\n  {invocation.execute_command(out)}")
     else:
-        click.echo("\nNothing has changed. To execute the plan, write it with --out FILE, then pass --execute FILE")
+        print_text("\nNothing has changed. To execute the plan, write it with --out FILE, then pass --execute FILE")
 
 
 def _refuse_with_execute(options: list[str]) -> None:
@@ -186,13 +187,13 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
     if as_json:
         print_json(done)
     elif done.repeated:
-        click.echo(
+        print_text(
             f"{done.job}: the restore to {done.label} was already executed; nothing changed\n"
             f"  the job is at {done.position}, generation {done.generation}"
         )
     else:
         tables = ", ".join(f"{uid} at version {v}" for uid, v in done.tables.items()) or "none"
-        click.echo(f"{done.job} is restored to {done.label}; tables: {tables}\n  the next run continues from there")
+        print_text(f"{done.job} is restored to {done.label}; tables: {tables}\n  the next run continues from there")
 
 
 @click.command()
@@ -212,30 +213,30 @@ def fork(
     if as_json:
         print_json(made)
         return
-    click.echo(f"{made.root} is a fork of {made.job} at {made.label}, {human_bytes(made.bytes)}")
+    print_text(f"{made.root} is a fork of {made.job} at {made.label}, {human_bytes(made.bytes)}")
     if made.shadow:
-        click.echo("  its runs publish to tables whose names end in _shadow")
+        print_text("  its runs publish to tables whose names end in _shadow")
     else:
-        click.echo("  configure other tables for its runs: otherwise both jobs write to the same ones")
+        print_text("  configure other tables for its runs: otherwise both jobs write to the same ones")
 
 
 def _print_plan(plan: RestorePlan) -> None:
     """Prints a restore plan as tables, followed by its warnings."""
     console = Console()
-    click.echo(
+    print_text(
         f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label} (committed {in_utc(plan.target_at)})"
     )
     if plan.job_file:
-        click.echo(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)})")
+        print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)})")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
-        click.echo()
+        print_text()
         console.print(table)
     for sink in plan.sinks:
         if sink.table:
-            click.echo(f"  {sink.uid}: {sink.table}")
-    click.echo(f"\n{describe_replay(plan)}")
+            print_text(f"  {sink.uid}: {sink.table}")
+    print_text(f"\n{describe_replay(plan)}")
     for caution in cautions(plan):
-        click.echo(f"  WARNING{f' {caution.about}' if caution.about else ''}: {caution.text}")
+        print_text(f"  WARNING{f' {caution.about}' if caution.about else ''}: {caution.text}")
 
 
 def _state_table(plan: RestorePlan) -> Table:

@@ -14,6 +14,7 @@ import click
 from stateflow.cli.common import JOB, ROOT, as_stateflow_error, settings_layers
 from stateflow.cli.formatting import count_of
 from stateflow.cli.progress import make_progress
+from stateflow.cli.terminal import print_text
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.launch import RunRequest, RunResult, run_job
 from stateflow.observability.logging import set_log_context
@@ -113,8 +114,8 @@ def run(
         sys.exit(error.exit_code)
     assert result is not None
     if drain and result.stopped_because != DRAINED:
-        click.echo("not drained: the run ended before it had caught up; run it again", err=True)
-    click.echo(_summary(result))
+        print_text("not drained: the run ended before it had caught up; run it again", err=True)
+    print_text(_summary(result))
 
 
 def _check_paths(job_root: str, result_file: Path | None) -> None:

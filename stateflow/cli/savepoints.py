@@ -29,6 +29,7 @@ from stateflow.cli.common import (
     with_options,
 )
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, to_seconds
+from stateflow.cli.terminal import print_text
 from stateflow.config.sources import parse_duration
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, SavepointReport, SavepointRequest
@@ -128,7 +129,7 @@ def create(
     how = "by the run"
     if made.taken_by != "run":
         how = f"from the newest checkpoint: {operations.why_no_run(job_root, request)}"
-    click.echo(
+    print_text(
         f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}, "
         f"taken {how}\n  {made.path}"
     )
@@ -150,17 +151,17 @@ def list_(job_root: str, folder: str, as_json: bool) -> None:
     else:
         if job_root:
             operations.require_job(job_root)
-        click.echo("no savepoints")
+        print_text("no savepoints")
 
 
 def _print_savepoints(savepoints: list[SavepointReport]) -> None:
     rows = [("name", "checkpoint", "made (UTC)", "origin", "size")]
     rows += [(s.name, str(s.checkpoint_id), to_seconds(s.made_at), s.origin, human_bytes(s.bytes)) for s in savepoints]
     title, *lines = align_columns(rows)
-    click.echo(title)
+    print_text(title)
     for s, line in zip(savepoints, lines, strict=True):
         # The path has a line of its own, so that it can be copied.
-        click.echo(f"{line}\n  {s.path}")
+        print_text(f"{line}\n  {s.path}")
 
 
 @savepoint.command()
@@ -173,14 +174,14 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     stored = operations.find(job_root, name)
     document = stored.document
     if as_json:
-        click.echo(msgspec.json.encode(document).decode())
+        print_text(msgspec.json.encode(document).decode())
         return
-    click.echo(f"savepoint {document.name} ({document.id})\n  {stored.uri}")
-    click.echo(
+    print_text(f"savepoint {document.name} ({document.id})\n  {stored.uri}")
+    print_text(
         f"  job {document.job} ({document.job_uuid}), checkpoint {document.checkpoint_id}, "
         f"max parallelism {document.max_parallelism}"
     )
-    click.echo(
+    print_text(
         f"  made {document.made_at} by {document.by}, {document.origin.value}"
         + (f": {document.reason}" if document.reason else "")
     )
@@ -189,12 +190,12 @@ def show(job_root: str, name: str, as_json: bool) -> None:
         states = ", ".join(
             f"{s.name}: {s.kind} of {s.value_type}" for s in [*operator.states, *operator.operator_states]
         )
-        click.echo(f"  operator {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}")
+        print_text(f"  operator {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}")
     for position in document.manifest.sources:
-        click.echo(f"  source {position.uid} at {offset_text(position.offset)}")
+        print_text(f"  source {position.uid} at {offset_text(position.offset)}")
     for uid, sink in document.sinks.items():
         version = f"version {sink.version}" if sink.version >= 0 else "version unknown"
-        click.echo(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}")
+        print_text(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}")
 
 
 @savepoint.command()
@@ -204,7 +205,7 @@ def verify(job_root: str, name: str) -> None:
     """Read every file of a savepoint, given by name or path, and compare its size and hash."""
     _require_root_for_name(job_root, name)
     read = operations.verify_savepoint(operations.find(job_root, name))
-    click.echo(f"{read.what}: {count_of(read.files, 'file')}, {human_bytes(read.bytes)}, sizes and hashes match")
+    print_text(f"{read.what}: {count_of(read.files, 'file')}, {human_bytes(read.bytes)}, sizes and hashes match")
 
 
 @savepoint.command()
@@ -223,7 +224,7 @@ def dispose(job_root: str, name: str, by: str, reason: str) -> None:
         deleted = operations.dispose_path(name, requester, reason)
     else:
         deleted = operations.dispose(job_root, name, requester, reason)
-    click.echo(f"deleted savepoint {deleted.name}, {human_bytes(deleted.bytes)}")
+    print_text(f"deleted savepoint {deleted.name}, {human_bytes(deleted.bytes)}")
 
 
 def _require_root_for_name(job_root: str, name: str) -> None:
@@ -248,7 +249,7 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
         print_json(done)
         return
     names = f"{', '.join(done.deleted)}, {human_bytes(done.bytes_freed)}" if done.deleted else "nothing"
-    click.echo(f"{'would delete' if dry_run else 'deleted'} {names}; kept: {', '.join(done.kept) or 'none'}")
+    print_text(f"{'would delete' if dry_run else 'deleted'} {names}; kept: {', '.join(done.kept) or 'none'}")
 
 
 def _parse_age(text: str) -> timedelta | None:
@@ -315,8 +316,8 @@ def stop(
     if as_json:
         print_json(dataclasses.asdict(made) if made else {})
     elif made is None:
-        click.echo("the run is stopping")
+        print_text("the run is stopping")
     else:
         outcome = "the run is stopping" if made.taken_by == "run" else operations.why_no_run(job_root, request)
         size = human_bytes(made.bytes)
-        click.echo(f"{outcome}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {size}\n  {made.path}")
+        print_text(f"{outcome}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {size}\n  {made.path}")

@@ -6,6 +6,7 @@ import click
 
 from stateflow import operations
 from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, current_user, print_json, with_options
+from stateflow.cli.terminal import print_text
 
 
 @click.group()
@@ -45,10 +46,10 @@ def relocate(
     if as_json:
         print_json(done)
     elif done.repeated:
-        click.echo(f"{done.job}: {done.source} already reads {done.description}; nothing was done")
+        print_text(f"{done.job}: {done.source} already reads {done.description}; nothing was done")
     else:
         verb = "would read" if done.dry_run else "reads"
-        click.echo(
+        print_text(
             f"{done.job}: {done.source} {verb} {done.description}; {done.seen:,} files that were read exist there, "
             f"{done.unread:,} are unread"
         )

@@ -15,6 +15,7 @@ from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
 from stateflow.cli.formatting import human_bytes, in_utc, short_offset, to_seconds
+from stateflow.cli.terminal import print_text
 from stateflow.cli.timeline import draw_timeline
 from stateflow.operations import JobCode
 
@@ -48,14 +49,14 @@ def status(job_root: str, job: Path | None, config: Path | None, assignments: tu
         return
     restore = _incomplete_restore(found.restoring, restored)
     for line in [*_position(found), *restore, *map(_background_failure, found.background), *_skipped(found)]:
-        click.echo(line)
+        print_text(line)
     if records:
         Console().print(_checkpoint_table(records, undone))
     for record in records:
         if record.status == ABORTED:
-            click.echo(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
+            print_text(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
     if undone:
-        click.echo("○  undone by a restore to an earlier point")
+        print_text("○  undone by a restore to an earlier point")
 
 
 def _position(found: operations.JobDescription) -> list[str]:
@@ -156,8 +157,8 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     records = operations.timeline(job_root, newest)
     if as_json:
         for record in records:
-            click.echo(msgspec.json.encode(record).decode())
+            print_text(msgspec.json.encode(record).decode())
         return
     width = Console().width if sys.stdout.isatty() else None
     for line in draw_timeline(records, width):
-        click.echo(line)
+        print_text(line)

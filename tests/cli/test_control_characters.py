@@ -1,0 +1,74 @@
+"""Texts of others, such as reasons and names, cannot control the terminal."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.cli.terminal import visible
+from tests.support.cli_fixture import CliFixture
+from tests.support.commands import invoke
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b1A\r\u202egnorw\u200b\x7f"
+_ALLOWED = {"\n", "\t"}
+
+
+def _controls(text: str) -> set[str]:
+    return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in _ALLOWED}
+
+
+@given(st.text(st.one_of(st.characters(categories=["Cc", "Cf", "Cs"]), st.characters())))
+def test_no_control_character_is_left_and_json_means_the_same(text: str) -> None:
+    # Of the invisible ones, soft hyphens and the marks of some scripts are harmless.
+    assert not {c for c in _controls(visible(text)) if unicodedata.category(c) != "Cf"}
+    assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
+
+
+@pytest.fixture
+def signed(cli: CliFixture) -> CliFixture:
+    """A job whose history has hostile names and reasons."""
+    cli.run()
+    who = ("--by", HOSTILE, "--reason", HOSTILE)
+    root = ("--job-root", cli.root)
+    for words in (("savepoint", "create", "--name", "s", "--from-head"), ("fork", "s", "--into", f"{cli.root}-fork")):
+        assert invoke(*words, *root, *who).exit_code == 0
+    plan = str(cli.folder / "plan.json")
+    restore = ("restore", str(cli.job), *cli.command()[2:])
+    assert invoke(*restore, "--plan", "2", "--out", plan).exit_code == 0
+    assert invoke(*restore, "--execute", plan, *who).exit_code == 0
+    return cli
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("history",), ("history", "--json"), ("status",), ("status", "--json"), ("savepoint", "list")),
+        *(("savepoint", "list", "--json"), ("savepoint", "show", "s"), ("savepoint", "show", "s", "--json"), ("pins",)),
+        *(("savepoint", "show", HOSTILE), ("savepoint", "dispose", "x/" + HOSTILE), ("checkpoints", "list")),
+    ],
+    ids=" ".join,
+)
+def test_no_command_prints_a_control_character(signed: CliFixture, words: tuple[str, ...]) -> None:
+    shown = invoke(*words, "--job-root", signed.root)
+    assert shown.output and not _controls(shown.output)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_log_line_has_a_control_character(
+    cli: CliFixture, capfd: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    cli.write(
+        f"""
+        import logging
+
+        def build(env):
+            logging.getLogger("job").warning({HOSTILE!r})
+            env.from_source(source(), uid="rows").sink_to(sink(), uid="out")
+        """
+    )
+    shown = invoke(*cli.command("--log-format", log_format))
+    assert not _controls(shown.output + capfd.readouterr().err)
