@@ -56,6 +56,8 @@ stateflow_dags(
         ),
         run={"retries": 2, "retry_delay": timedelta(seconds=5)},
         run_params={"failpoint": FAILPOINT},
+        # The Airflow of the demo has one user. With several, leave this out: another user then approves a restore.
+        self_approval=True,
         description=__doc__,
     ),
     application=str(Path(__file__).parent / "jobs" / "flights.py"),

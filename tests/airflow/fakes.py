@@ -44,6 +44,11 @@ class FakeTaskInstance:
         """Stores what another task can pull."""
         self.pushed[key] = json.loads(json.dumps(value))
 
+    def xcom_pull(self, task_ids: str, key: str) -> Any:
+        """What this task has pushed."""
+        assert task_ids == self.task_id
+        return self.pushed.get(key)
+
 
 class FakeStore(dict[str, Any]):
     """Airflow's store of a task, which lives as long as its DAG run.

@@ -13,6 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.approval import StateflowApprovalOperator
+from stateflow_airflow.operators.restore_plan import parse_plan
 from tests.airflow.fakes import FakeRun, fails
 from tests.airflow.jobs import new_run, plan_restore
 from tests.support import root_files
@@ -32,12 +33,13 @@ def approving(date: str = "2026-01-01") -> FakeRun:
 
 
 def asks(root: Path, plan: Any, **more: Any) -> StateflowApprovalOperator:
-    given = {"subject": "?", "body": "the plan", "params": {"note": None}}
+    given: dict[str, Any] = {"subject": "?", "body": "the plan", "params": {"note": None}}
     return StateflowApprovalOperator(task_id="approve", job_root=str(root), plan=plan, **given, **more)
 
 
 def answer(plan: Any, run: FakeRun, root: Path, option: str, **more: Any) -> Any:
     event = {"chosen_options": [option], "params_input": {}, "responded_at": AT, "responded_by_user": ADA, **more}
+    run.ti.pushed["asked"] = parse_plan(plan).digest
     return asks(root, plan).execute_complete(run.next_try(), event)
 
 
@@ -46,9 +48,24 @@ def rejections(job: AccountsJob) -> list[dict[str, Any]]:
 
 
 def test_an_approval_is_returned_and_recorded_by_the_restore_only(idle_job: AccountsJob) -> None:
-    given = answer(planned(idle_job), approving(), idle_job.root, "Approve")
+    run = approving()
+    given = answer(planned(idle_job), run, idle_job.root, "Approve")
     assert (given["chosen_options"], given["responded_by_user"]) == (["Approve"], ADA)
+    assert given["plan"] == run.ti.pushed["asked"]
     assert rejections(idle_job) == []
+
+
+def test_who_triggered_the_restore_cannot_approve_it(idle_job: AccountsJob) -> None:
+    run = approving()
+    run.user = "ada"
+    with fails(PermanentFailure, "not-approved", by="ada"):
+        answer(planned(idle_job), run, idle_job.root, "Approve")
+    operator = asks(idle_job.root, planned(idle_job), self_approval=True)
+    event = {"chosen_options": ["Approve"], "params_input": {}, "responded_at": AT, "responded_by_user": ADA}
+    assert operator.execute_complete(run.next_try(), event)["chosen_options"] == ["Approve"]
+    # The user may still reject it.
+    with fails(PermanentFailure, "rejected", by="ada"):
+        answer(planned(idle_job), run, idle_job.root, "Reject")
 
 
 def test_a_rejection_is_a_permanent_failure_and_the_history_has_who_and_why(
@@ -100,12 +117,14 @@ def test_a_rejection_counts_although_the_history_cannot_be_written(idle_job: Acc
 def test_the_question_has_the_deadline_for_an_answer(idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **detail: asked.update(detail))
-    operator = asks(idle_job.root, {}, response_timeout=timedelta(days=1))
+    plan = planned(idle_job)
+    operator = asks(idle_job.root, plan, response_timeout=timedelta(days=1))
     before = datetime.now(UTC)
-    context = FakeRun().next_try()
+    context = approving().next_try()
     context["task_instance"] = context["ti"]
     with pytest.raises(TaskAwaitingInput):
         operator.execute(context)
     limits = [f"{moment + timedelta(days=1):%Y-%m-%d %H:%M} UTC" for moment in (before, datetime.now(UTC))]
     assert "the plan" in asked["body"] and any(limit in asked["body"] for limit in limits)
     assert asked["defaults"] == ["Reject"]
+    assert context["ti"].pushed == {"asked": parse_plan(plan).digest}

@@ -22,7 +22,7 @@ from stateflow_airflow.operators.recovery import (
     StateflowRestorePlanOperator,
     StateflowVerifyOperator,
 )
-from stateflow_airflow.operators.restore_plan import as_markdown
+from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from tests.airflow.fakes import FakeRun, fails
 from tests.airflow.jobs import ACCOUNTS, job_arguments, new_run, plan_restore, run_task, use_submit
 from tests.support import folder_tables, root_files
@@ -42,9 +42,16 @@ def early(idle_job: AccountsJob) -> AccountsJob:
     return idle_job
 
 
+def approved(plan: Any) -> dict[str, Any]:
+    """What the approving task returns."""
+    return {**APPROVED, "plan": parse_plan(plan).digest}
+
+
 def restore(job: AccountsJob, run: FakeRun | None = None, **given: Any) -> dict[str, Any]:
     """Carries out a plan, which is approved unless the test gives another answer."""
-    operator = StateflowRestoreOperator(task_id="restore", **job_arguments(job), **{"approval": APPROVED, **given})
+    if "approval" not in given:
+        given["approval"] = approved(given["plan"])
+    operator = StateflowRestoreOperator(task_id="restore", **job_arguments(job), **given)
     return operator.execute((run or restoring()).next_try())
 
 
@@ -284,6 +291,42 @@ def test_a_restore_without_an_approval_is_refused_and_changes_nothing(early: Acc
     with fails(PermanentFailure, "not-approved"):
         operator.execute(restoring().next_try())
     assert everything(early) == before
+
+
+def test_an_approval_counts_for_its_plan_only(early: AccountsJob) -> None:
+    planned, other = plan_restore(early, "early"), plan_restore(early, "early", sinks="keep")
+    before, digest = everything(early), parse_plan(planned).digest
+    for approval in ({**APPROVED}, {**APPROVED, "plan": ""}, approved(other)):
+        with fails(PermanentFailure, "not-approved", plan=digest):
+            restore(early, plan=planned, approval=approval)
+    assert everything(early) == before
+
+
+def test_who_asks_for_a_restore_cannot_approve_it_unless_permitted(early: AccountsJob) -> None:
+    planned, before = plan_restore(early, "early"), everything(early)
+    for user in ({"id": "7", "name": "ada"}, {"id": "ada", "name": "Ada L."}):
+        run = restoring()
+        run.user = "ada"
+        with fails(PermanentFailure, "not-approved", by="ada"):
+            restore(early, run, plan=planned, approval={**approved(planned), "responded_by_user": user})
+    assert everything(early) == before
+    restore(early, run, plan=planned, self_approval=True)
+    assert restores(early)[0]["by"] == "ada"
+
+
+def test_a_savepoint_of_another_job_is_not_restored_without_an_approval(early: AccountsJob, tmp_path: Path) -> None:
+    other = AccountsJob(tmp_path / "other", settings=early.settings, variables=early.variables)
+    other.run_to(10)
+    (path,) = map(str, (early.root / "savepoints").iterdir())
+    asked = {"from_other_job": True, "locations": [str(early.root)]}
+    planned, before = plan_restore(other, path, **asked), everything(other)
+    with fails(PermanentFailure, "not-approved"):
+        restore(other, plan=planned, approval=None, locations=[str(early.root)])
+    with fails(PermanentFailure, "config"):
+        restore(other, plan=planned)
+    assert everything(other) == before
+    restore(other, plan=planned, locations=[str(early.root)])
+    assert root_files.head(other.root).position == 50
 
 
 def test_a_restore_refuses_a_value_that_is_no_plan(early: AccountsJob) -> None:

@@ -33,6 +33,7 @@ class StateflowJob:
         suggest_targets: whether the recovery form suggests restore targets. Each time Airflow parses the DAG file, they
             are read from a job root in a file system; a job root in another storage is never read.
         approvers: ids of the users who may approve a restore; if empty, every user who may answer.
+        self_approval: whether the user who triggers a restore may approve it.
         description: description of the run DAG, in Markdown.
     """
 
@@ -47,6 +48,7 @@ class StateflowJob:
     locations: Sequence[str] = ()
     suggest_targets: bool = True
     approvers: Sequence[str] = ()
+    self_approval: bool = False
     description: str = ""
 
     @property

@@ -12,6 +12,7 @@ from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, new_dag, 
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.dags.restore_targets import suggested_targets
 from stateflow_airflow.operators.approval import StateflowApprovalOperator
+from stateflow_airflow.operators.markdown import quoted
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
     StateflowRestorePlanOperator,
@@ -34,7 +35,9 @@ approval again. For another target, trigger this DAG again.
 APPROVAL_BODY = """
 {{ ti.xcom_pull(task_ids='plan')['markdown'] }}
 
-**Reason**: {{ params.reason }}
+**Reason**:
+
+{{ params.reason | quoted }}
 
 **After the restore**: {{ 'the job runs with this job file.' if params.run else 'the job does not run.' }}
 
@@ -60,7 +63,9 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
         "locations": job.locations,
     }
     doc = DOC.format(name=job.name)
-    with new_dag(job, "_recovery", doc, schedule=None, params=params, **CREATED_UNPAUSED) as dag:
+    with new_dag(
+        job, "_recovery", doc, schedule=None, params=params, user_defined_filters={"quoted": quoted}, **CREATED_UNPAUSED
+    ) as dag:
         plan = StateflowRestorePlanOperator(
             task_id="plan",
             target="{{ params.target }}",
@@ -76,6 +81,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             task_id="approve",
             job_root=job.root,
             plan=plan.output,
+            self_approval=job.self_approval,
             subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
             body=APPROVAL_BODY,
             response_timeout=timedelta(days=1),
@@ -87,6 +93,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             task_id="restore",
             plan=plan.output,
             approval=approve.output,
+            self_approval=job.self_approval,
             reason="{{ params.reason }}",
             pool=job.pool,
             **code,

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import PermanentFailure, misconfigured
+from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
+from stateflow_airflow.operators.approval import Answer
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.task_requests import request_id, requester
@@ -18,9 +19,9 @@ from stateflow_airflow.versions import require_supported
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-require_supported()
+    from stateflow.checkpoint.restore.plan_document import RestorePlan
 
-APPROVE = "Approve"
+require_supported()
 
 
 class StateflowRestorePlanOperator(JobOperator):
@@ -125,8 +126,10 @@ class StateflowRestoreOperator(JobOperator):
         job: absolute path of the job file. Templated.
         job_root: the job's root. Templated.
         plan: the output of `StateflowRestorePlanOperator` (``plan.output``), its plan, or either as JSON. Templated.
-        approval: the output of Airflow's ApprovalOperator (``approve.output``). Its user and note are recorded in the
-            job's log. Anything but an approval is refused. Templated.
+        approval: the output of `StateflowApprovalOperator` (``approve.output``). Its user and note are recorded in the
+            job's log. Anything but an approval of exactly this plan is refused, and without one a plan for a savepoint
+            of another job. Templated.
+        self_approval: whether the user who triggered the DAG run may have approved.
         by: the user to record without an approval; by default, the user who triggered the DAG run. Templated.
         reason: recorded in the job's log. Templated.
         settings: see `StateflowRunOperator`. Templated.
@@ -143,6 +146,7 @@ class StateflowRestoreOperator(JobOperator):
         job_root: str,
         plan: object,
         approval: object = None,
+        self_approval: bool = False,
         by: str = "",
         reason: str = "",
         settings: Mapping[str, object] | None = None,
@@ -152,6 +156,7 @@ class StateflowRestoreOperator(JobOperator):
         self.plan = plan
         self.needs_approval = approval is not None
         self.approval = approval
+        self.self_approval = self_approval
         self.by = by
         self.reason = reason
 
@@ -160,11 +165,9 @@ class StateflowRestoreOperator(JobOperator):
         from stateflow.operations import restore
         from stateflow.runtime.restore.plan_execution import RestoreRequest
 
-        by, reason = self.by or requester(context), self.reason
-        if self.needs_approval:
-            by, reason = _approved(self.approval, requester(context), reason)
+        plan = parse_plan(self.plan)
+        by, reason = self._decision(context, plan)
         with self.library():
-            plan = parse_plan(self.plan)
             request = RestoreRequest(request_id(context, plan.digest), by, reason)
             code = job_code(self.job, self.settings)
             done = restore(checked_root(self.job_root), code, plan, request)
@@ -173,6 +176,19 @@ class StateflowRestoreOperator(JobOperator):
         else:
             self.log.info("Restored %s to %s; requested by %s: %s", done.job, done.label, by, reason)
         return with_offsets(asdict(done))
+
+    def _decision(self, context: Context, plan: RestorePlan) -> tuple[str, str]:
+        """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
+        asked_by = requester(context)
+        if not self.needs_approval and not plan.foreign:
+            return self.by or asked_by, self.reason
+        answer = Answer.of(self.approval if isinstance(self.approval, Mapping) else {})
+        answer.check_approves(plan.digest)
+        if not self.self_approval:
+            answer.check_other_than(asked_by)
+        notes = [f"approval: {answer.note}" if answer.note else ""]
+        notes += [f"requested by {asked_by}" if asked_by not in answer.names else ""]
+        return answer.user, "; ".join(part for part in (self.reason, *notes) if part)
 
 
 class StateflowForkOperator(JobRootOperator):
@@ -277,20 +293,3 @@ def _dag_notes(dag_id: str, dag: Mapping[str, Any]) -> list[str]:
         return [paused, f"`{dag_id}` has no active run."]
     active = f"**A run of `{dag_id}` is active**: its next checkpoint makes this plan outdated."
     return [paused, f"{active} Wait for it to end, or stop it; then clear `plan`."]
-
-
-def _approved(approval: object, requested_by: str, reason: str) -> tuple[str, str]:
-    """Returns the approver and the reason to record. Raises PermanentFailure unless a user approved."""
-    answer = approval if isinstance(approval, Mapping) else {}
-    user = answer.get("responded_by_user") or {}
-    name = user.get("name") or user.get("id") if isinstance(user, Mapping) else ""
-    if list(answer.get("chosen_options") or ()) != [APPROVE] or not name:
-        raise PermanentFailure(
-            "not-approved",
-            "no user approved this plan, so nothing was changed",
-            "clear the task that plans: it creates a new plan and asks for approval again",
-        )
-    note = str((answer.get("params_input") or {}).get("note") or "").strip()
-    by = f"requested by {requested_by}" if requested_by != name else ""
-    parts = [reason, f"approval: {note}" if note else "", by]
-    return str(name), "; ".join(part for part in parts if part)

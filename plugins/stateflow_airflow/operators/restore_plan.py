@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.operators.markdown import escaped
 
 if TYPE_CHECKING:
     from stateflow.checkpoint.restore.plan_document import RestorePlan, SinkChange, SourceChange, StateChange
@@ -25,13 +26,13 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
     from stateflow.checkpoint.restore.plan_document import describe_replay
 
     parts = [
-        f"**{plan.job}** is restored from checkpoint {plan.checkpoint_id} to **{_cell(plan.label)}**, taken at "
-        f"{plan.target_at[:19].replace('T', ' ')} UTC.",
+        f"**{escaped(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escaped(plan.label)}**, "
+        f"taken at {escaped(plan.target_at[:19].replace('T', ' '))} UTC.",
         _job_file(plan),
         _table(("state of", "action", "size now", "size at target", "parallelism"), map(_state, plan.states)),
         _table(("source", "now", "at target", "files read since", "still available"), map(_source, plan.sources)),
         _table(("sink", "table", "now", "at target", "rows removed", "rows restored"), map(_sink, plan.sinks)),
-        _cell(describe_replay(plan)),
+        escaped(describe_replay(plan)),
         _list([*_warnings(plan), *notes]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -40,15 +41,15 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
 def _job_file(plan: RestorePlan) -> str:
     if not plan.job_file:
         return ""
-    at = plan.job_file_changed_at[:19].replace("T", " ")
-    return f"**Job file**: {_cell(plan.job_file)}, changed at {at} UTC"
+    at = escaped(plan.job_file_changed_at[:19].replace("T", " "))
+    return f"**Job file**: {escaped(plan.job_file)}, changed at {at} UTC"
 
 
 def _state(change: StateChange) -> tuple[str, ...]:
     before, after = change.from_parallelism or "-", change.to_parallelism or "-"
     return (
-        change.uid,
-        change.action,
+        escaped(change.uid),
+        escaped(change.action),
         "unknown" if change.bytes_now is None else _size(change.bytes_now),
         _size(change.bytes),
         f"{before}" if before == after else f"{before} → {after}",
@@ -58,16 +59,16 @@ def _state(change: StateChange) -> tuple[str, ...]:
 def _source(change: SourceChange) -> tuple[str, ...]:
     held = {True: "yes", False: "**no**", None: "unknown"}[change.held]
     files = "-" if change.files is None else f"{change.files:,}"
-    return change.uid, _short(change.now), _short(change.then), files, held
+    return escaped(change.uid), escaped(_short(change.now)), escaped(_short(change.then)), files, held
 
 
 def _sink(change: SinkChange) -> tuple[str, ...]:
     if change.mode == "keep":
-        return change.uid, change.table, f"version {change.now}", "unchanged", "0", "0"
+        return escaped(change.uid), escaped(change.table), f"version {change.now}", "unchanged", "0", "0"
     then = "unchanged" if change.then is None else f"version {change.then}"
     return (
-        change.uid,
-        change.table,
+        escaped(change.uid),
+        escaped(change.table),
         f"version {change.now}",
         then,
         _count(change.rows_removed),
@@ -78,7 +79,9 @@ def _sink(change: SinkChange) -> tuple[str, ...]:
 def _warnings(plan: RestorePlan) -> list[str]:
     from stateflow.checkpoint.restore.plan_document import cautions
 
-    return [f"**{_cell(c.about)}**: {_cell(c.text)}" if c.about else _sentence(_cell(c.text)) for c in cautions(plan)]
+    return [
+        f"**{escaped(c.about)}**: {escaped(c.text)}" if c.about else _sentence(escaped(c.text)) for c in cautions(plan)
+    ]
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -90,14 +93,10 @@ def _sentence(text: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
     if not lines:
         return ""
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
-
-
-def _cell(text: object) -> str:
-    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _short(offset: str) -> str:

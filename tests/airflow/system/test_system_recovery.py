@@ -49,6 +49,7 @@ for name in {names!r}:
                 "STATEFLOW_FAILPOINT_ONCE": "../reached",
             }}),
             run={{"retries": 0}},
+            self_approval=True,
             run_params={{"failpoint": Param(None, type=["null", "string"])}},
         ),
         application={application!r},
