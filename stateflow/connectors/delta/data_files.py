@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +38,15 @@ _NAME = re.compile(
 )
 _LONGEST_NAME = 255
 
-OWN_NAMES = re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")
-"""Matches names of stateflow's data files in the text of a table's log."""
+_WORD = re.compile(rb"[A-Za-z0-9._-]+")
+
+
+def own_names(text: bytes) -> Iterator[bytes]:
+    """Yields what may be names of stateflow's data files in the text of a table's log."""
+    # By whole words: an expression for the names would begin a search at each "stateflow-" of a long word.
+    for found in _WORD.finditer(text):
+        if found[0].startswith(b"stateflow-") and found[0].endswith(b".parquet"):
+            yield found[0]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stateflow.connectors.delta.checkpoint import checkpoint
-from stateflow.connectors.delta.data_files import OWN_NAMES, UnnamedFile, disk_error
+from stateflow.connectors.delta.data_files import UnnamedFile, disk_error, own_names
+from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.types.decoders import json_decoder
 
@@ -196,16 +198,34 @@ class LogListing:
 def list_log(table: Path) -> LogListing:
     """Lists the files of a table's log. Raises StorageError."""
     folder = table / LOG_FOLDER
-    try:
-        found = [match for name in os.listdir(folder) if (match := _LOG_FILE.fullmatch(name))]
-    except OSError as e:
-        raise disk_error(e, folder) from e
+    found = [match for name in _names(folder) if (match := _LOG_FILE.fullmatch(name))]
     parts_found = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
     return LogListing(
         names={match.string: int(match["version"]) for match in found},
         entries=frozenset(int(m["version"]) for m in found if m["kind"] == "json"),
         checkpoints=frozenset(version for (version, parts), number in parts_found.items() if number >= parts),
     )
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns the names in the folder of a log. Raises CorruptFile for a FIFO or a device in it.
+
+    deltalake would wait for its content.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except OSError as e:
+        raise disk_error(e, folder) from e
+    for entry in found:
+        # Views of a log consist of links, whose files a clean-up may have removed.
+        if not (entry.is_file() or entry.is_dir() or (entry.is_symlink() and not os.path.exists(entry.path))):
+            raise CorruptFile(
+                "the Delta table's log contains something other than files",
+                hint="remove it, or restore the file from a copy",
+                file=entry.path,
+            )
+    return [entry.name for entry in found]
 
 
 def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
@@ -226,27 +246,30 @@ def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) 
     if missing:
         # Versions older than Delta's tombstones remain readable until the log is cleaned up.
         oldest = min(files[name] for name in missing)
-        for text in _texts(table, application, oldest):
-            missing -= {name.decode() for name in OWN_NAMES.findall(text)}
+        for lines in _logs(table, application, oldest):
+            for line in lines:
+                missing -= {name.decode() for name in own_names(line)}
             if not missing:
                 break
     return missing
 
 
-def _texts(table: Path, application: str, oldest: int) -> Iterator[bytes]:
-    """Yields the log as text, newest entry first, as far back as it may refer to a file of the generation `oldest`.
+def _logs(table: Path, application: str, oldest: int) -> Iterator[Iterator[bytes]]:
+    """Yields the log's files line by line, newest entry first, as far back as they may refer to the files.
 
     The commits of a generation have tokens above its number, or, in at-least-once mode, the newest token below it.
+
+    Args:
+        oldest: the generation of the oldest of the files.
     """
     listing = list_log(table)
     for name in listing.other_texts:
-        yield _text(table / LOG_FOLDER / name)
+        yield _lines(table / LOG_FOLDER / name)
     newest_below = None
     for version in sorted(listing.entries, reverse=True):
         path = entry_path(table, version)
-        text = _text(path)
-        yield text
-        token = _token_of(path, text.splitlines(), application)
+        yield _lines(path)
+        token = _token_of(path, application)
         if token is None or token >= oldest:
             continue
         if newest_below is not None and token < newest_below:
@@ -254,23 +277,24 @@ def _texts(table: Path, application: str, oldest: int) -> Iterator[bytes]:
         newest_below = token
 
 
-def _text(path: Path) -> bytes:
-    """Reads a file of the log; returns nothing when a clean-up has removed it meanwhile."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as e:
-        raise disk_error(e, path) from e
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file of the log; none when a clean-up has removed it meanwhile."""
+    with suppress(FileNotFoundError), opened_log_file(path) as file:
+        yield from log_lines(file, path)
 
 
-def _token_of(path: Path, lines: list[bytes], application: str) -> int | None:
-    found = [a.txn.version for a in _decoded(path, lines) if a.txn and a.txn.app_id == application]
+def _token_of(path: Path, application: str) -> int | None:
+    found = [a.txn.version for a in _decoded(path, _lines(path)) if a.txn and a.txn.app_id == application]
     return found[-1] if found else None
 
 
 def open_deltalake(table: Path) -> DeltaTable:
-    """Opens a table with deltalake. Raises SinkRefused, StorageError, or deltalake's TableNotFoundError."""
+    """Opens a table with deltalake.
+
+    Raises SinkRefused, CorruptFile, StorageError, or deltalake's TableNotFoundError.
+    """
+    if (table / LOG_FOLDER).is_dir():
+        _names(table / LOG_FOLDER)
     # The import takes 0.2 s, and tasks never need it.
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -310,18 +334,16 @@ def _follow(table: Path, application: str, head: DeltaHead) -> DeltaHead:
     while True:
         path = entry_path(table, head.version + 1)
         try:
-            with path.open("rb") as file:
-                lines, file_id = file.readlines(), _file_id_of(os.fstat(file.fileno()))
+            with opened_log_file(path) as file:
+                file_id = _file_id_of(os.fstat(file.fileno()))
+                head = _applied(head, application, _decoded(path, log_lines(file, path)))
         except FileNotFoundError:
             return head
-        except OSError as e:
-            raise disk_error(e, path) from e
-        head = _applied(head, application, path, lines)
         head = dataclasses.replace(head, version=head.version + 1, file_id=file_id)
 
 
-def _applied(head: DeltaHead, application: str, path: Path, lines: list[bytes]) -> DeltaHead:
-    for action in _decoded(path, lines):
+def _applied(head: DeltaHead, application: str, actions: Iterable[_Action]) -> DeltaHead:
+    for action in actions:
         head = dataclasses.replace(
             head,
             protocol=action.protocol or head.protocol,
@@ -331,10 +353,11 @@ def _applied(head: DeltaHead, application: str, path: Path, lines: list[bytes]) 
     return head
 
 
-def _decoded(path: Path, lines: list[bytes]) -> list[_Action]:
+def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[_Action]:
     try:
-        return [_actions.decode(line) for line in lines if line.strip()]
-    except msgspec.DecodeError as e:
+        for line in lines:
+            yield _actions.decode(line)
+    except (msgspec.DecodeError, RecursionError) as e:
         message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 

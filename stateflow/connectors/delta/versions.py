@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 
-from stateflow.connectors.delta.data_files import disk_error
 from stateflow.connectors.delta.log import LOG_FOLDER, Action, Metadata, Protocol, entry_path, list_log, open_deltalake
+from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
+from stateflow.types.decoders import json_decoder
 
 _SIDECARS = "_sidecars"
 
@@ -63,6 +64,9 @@ class DataFile:
         return self.path, f"{v['storageType']}{v['pathOrInlineDv']}@{v.get('offset')}" if v else ""
 
 
+_action = json_decoder(dict[str, Action])
+
+
 @dataclass(frozen=True)
 class Entry:
     """A decoded entry of the log.
@@ -102,27 +106,27 @@ def restored(entry: Entry) -> int | None:
     """Returns the version that stateflow restored with this entry; None for any other entry."""
     if (entry.info.get("engineInfo"), entry.info.get("operation")) != (ENGINE, RESTORE):
         return None
-    return int(entry.info["operationParameters"]["version"])
+    try:
+        return int(entry.info["operationParameters"]["version"])
+    except (LookupError, TypeError, ValueError) as e:
+        message = "a log entry of the Delta table does not say to which version it went back"
+        raise CorruptFile(message, version=entry.version, info=str(entry.info)[:200]) from e
 
 
 def read_entry(table: Path, version: int) -> Entry | None:
     """Returns the log entry of a version; None when the log has no such entry."""
     path = entry_path(table, version)
     try:
-        lines = path.read_bytes().splitlines()
+        with opened_log_file(path) as file:
+            return _entry(version, (_action.decode(line) for line in log_lines(file, path)))
     except FileNotFoundError:
         return None
-    except OSError as e:
-        raise disk_error(e, path) from e
-    try:
-        actions: list[Action] = [msgspec.json.decode(line) for line in lines if line.strip()]
-        return _entry(version, actions)
-    except (msgspec.DecodeError, KeyError) as e:
+    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as e:
         message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
 
-def _entry(version: int, actions: list[Action]) -> Entry:
+def _entry(version: int, actions: Iterable[Action]) -> Entry:
     kinds: dict[str, list[Action]] = {}
     for action in actions:
         for kind, value in action.items():
