@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, get_
 from stateflow.checkpoint.log.records import SAVEPOINT_RECORD, ActionRecord
 from stateflow.checkpoint.log.sealed_json import unseal
 from stateflow.checkpoint.requests.mailbox import read_answer
-from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
+from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage, open_location
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
@@ -152,22 +152,41 @@ def list_savepoints(storage: Storage, within: str = SAVEPOINTS) -> list[StoredSa
         storage: the job root, or another folder with savepoints.
         within: prefix of the savepoints' folders; empty outside of job roots.
     """
-    found = [s for s in _complete(storage, within) if is_confirmed(storage, s)]
-    return sorted(found, key=lambda s: s.document.made_at)
+    return sorted(_confirmed(storage, within), key=lambda s: s.document.made_at)
 
 
 def _complete(storage: Storage, within: str) -> Iterator[StoredSavepoint]:
+    for folder in _folders(storage, within):
+        if (stored := _readable(storage, folder)) is not None:
+            yield stored
+
+
+def _confirmed(storage: Storage, within: str) -> Iterator[StoredSavepoint]:
+    for stored in _complete(storage, within):
+        try:
+            if is_confirmed(storage, stored):
+                yield stored
+        except DataError as e:
+            _log_skipped(stored.folder, e)
+
+
+def _folders(storage: Storage, within: str) -> Iterator[str]:
     for blob in storage.list(within):
         place = savepoint_file(blob.key, within)
-        if place is None or place[1] != SAVEPOINT:
-            continue
-        try:
-            stored = read_savepoint(storage, savepoint_folder(place[0], within))
-        except (CorruptFile, ConfigError) as e:
-            log.warning("skipped savepoint %s: %s", place[0], e)
-            continue
-        if stored is not None:
-            yield stored
+        if place is not None and place[1] == SAVEPOINT:
+            yield savepoint_folder(place[0], within)
+
+
+def _readable(storage: Storage, folder: str) -> StoredSavepoint | None:
+    try:
+        return read_savepoint(storage, folder)
+    except (DataError, ConfigError) as e:
+        _log_skipped(folder, e)
+        return None
+
+
+def _log_skipped(folder: str, e: StateflowError) -> None:
+    log.warning("skipped savepoint %s: %s", folder.rstrip("/"), e)
 
 
 def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> StoredSavepoint | None:
