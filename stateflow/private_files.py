@@ -32,7 +32,7 @@ def make_own_folder(folder: Path) -> None:
         ConfigError: the folder is a symbolic link, belongs to another user, or others may write to it.
     """
     make_folders(folder)
-    # Not stat: another user could lead us to a folder of ours with a link in /tmp.
+    # Not stat: another user could make a link in /tmp that leads to a folder of this user.
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise ConfigError(

@@ -57,10 +57,10 @@ def test_scratch_space_that_others_may_write_to_is_refused(tmp_path: Path) -> No
 
 
 def test_scratch_space_is_not_reached_through_a_link(tmp_path: Path) -> None:
-    """Another user could make the link in /tmp, to a folder of ours."""
-    ours, link = tmp_path / "ours", tmp_path / "scratch"
-    ours.mkdir(mode=0o700)
-    link.symlink_to(ours)
+    """Another user could make the link in /tmp, to a folder of this user."""
+    own, link = tmp_path / "own", tmp_path / "scratch"
+    own.mkdir(mode=0o700)
+    link.symlink_to(own)
     with raises(ConfigError, path=str(link), owner=os.geteuid()):
         make_own_folder(link)
     link.unlink()

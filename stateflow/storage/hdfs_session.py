@@ -64,8 +64,8 @@ def _data_ports() -> frozenset[int]:
     given = os.environ.get("WEBHDFS_DATANODE_PORTS", "").replace(",", " ").split()
     if not all(port.isascii() and port.isdecimal() and len(port) < 6 for port in given):
         raise ConfigError(
-            "WEBHDFS_DATANODE_PORTS does not consist of port numbers",
-            hint="such as WEBHDFS_DATANODE_PORTS=9864,9865",
+            "a port of a DataNode is not a number",
+            hint="set WEBHDFS_DATANODE_PORTS to numbers, such as 9864,9865",
             given=given,
         )
     return frozenset(map(int, given)) or _DATA_PORTS

@@ -1,4 +1,4 @@
-"""Which locations a user may name besides the job root: savepoints elsewhere, folders for them, new job roots.
+"""Which locations a user may name in addition to the job root: savepoints elsewhere, folders for them, new job roots.
 
 The process that opens a location has credentials, while the user who names it may only be allowed to trigger a DAG. The
 environment variable ``STATEFLOW_ALLOWED_LOCATIONS`` restricts what is opened to the job root and a list of locations,

@@ -94,7 +94,7 @@ class Listing:
 
 
 FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
-"""What the methods of `WebHdfs` raise, besides the errors of stateflow."""
+"""What the methods of `WebHdfs` raise, in addition to the errors of stateflow."""
 
 
 @dataclass(frozen=True)

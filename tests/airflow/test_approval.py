@@ -55,7 +55,7 @@ def test_an_approval_is_returned_and_recorded_by_the_restore_only(idle_job: Acco
     assert rejections(idle_job) == []
 
 
-def test_who_triggered_the_restore_cannot_approve_it(idle_job: AccountsJob) -> None:
+def test_the_user_who_triggered_a_restore_cannot_approve_the_plan(idle_job: AccountsJob) -> None:
     run = approving()
     run.user = "ada"
     with fails(PermanentFailure, "not-approved", by="ada"):

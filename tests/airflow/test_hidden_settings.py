@@ -70,7 +70,11 @@ def test_spark_reads_what_was_given(tmp_path: Path) -> None:
     (tmp_path / "spark.conf").write_text(files["spark.conf"])
     names = [*given, "spark.x.default"]
     program = tmp_path / "program.py"
-    program.write_text(f"from pyspark import SparkConf\nprint('found', [SparkConf().get(n) for n in {names!r}])\n")
+    program.write_text(
+        "from pyspark.sql import SparkSession\n"
+        "conf = SparkSession.builder.master('local[1]').getOrCreate().sparkContext.getConf()\n"
+        f"print('found', [conf.get(n) for n in {names!r}])\n"
+    )
     submit = Path(sys.executable).parent / "spark-submit"
     done = subprocess.run(
         [str(submit), *options, str(program)],

@@ -55,7 +55,7 @@ def test_a_text_of_others_has_no_format_in_markdown(attack: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=60))
-def test_a_text_is_shown_as_it_is(text: str) -> None:
+def test_an_escaped_text_is_shown_unchanged(text: str) -> None:
     assert _plain(_rendered(f"x {escaped(text)} x")).split() == ["x", *text.split(), "x"]
 
 

@@ -302,7 +302,7 @@ def test_an_approval_counts_for_its_plan_only(early: AccountsJob) -> None:
     assert everything(early) == before
 
 
-def test_who_asks_for_a_restore_cannot_approve_it_unless_permitted(early: AccountsJob) -> None:
+def test_the_requester_of_a_restore_cannot_approve_the_plan_unless_permitted(early: AccountsJob) -> None:
     planned, before = plan_restore(early, "early"), everything(early)
     for user in ({"id": "7", "name": "ada"}, {"id": "ada", "name": "Ada L."}):
         run = restoring()
@@ -387,7 +387,8 @@ def test_a_fork_is_made_once(early: AccountsJob, tmp_path: Path) -> None:
 
     def fork() -> dict[str, Any]:
         given = {"job_root": str(early.root), "target": "early", "into": str(forked.root), "shadow": "True"}
-        return StateflowForkOperator(task_id="fork", reason="a try", **given).execute(run.next_try())
+        allowed = [str(tmp_path)]
+        return StateflowForkOperator(task_id="fork", reason="a try", locations=allowed, **given).execute(run.next_try())
 
     made = fork()
     assert (made["shadow"], made["job"]) == (True, "accounts") and made["bytes"] > 0

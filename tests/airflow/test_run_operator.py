@@ -21,7 +21,6 @@ from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
 from tests.airflow.jobs import new_run, run_task, use_submit
-from tests.servers.running import CANARY
 from tests.support.job_fixture import AccountsJob
 
 RETURNED = {
@@ -97,20 +96,23 @@ def test_the_command_line_has_spark_options_settings_and_the_result_file(
     assert (folder / "spark.conf").read_text() == "spark.ui.enabled=false\n"
 
 
+_PASSWORD = "the-password-of-a-bucket"
+
+
 def test_secrets_are_not_among_the_arguments(spark: FakeSpark, operator: Make) -> None:
     """Which every user of the host can see."""
     spark.script("finish")
-    submit = SparkSubmit(conf={"spark.hadoop.fs.s3a.secret.key": CANARY}, options={"properties_file": os.devnull})
-    operator(settings={"job.password": CANARY}, spark=submit).execute(FakeRun().next_try())
+    submit = SparkSubmit(conf={"spark.hadoop.fs.s3a.secret.key": _PASSWORD}, options={"properties_file": os.devnull})
+    operator(settings={"job.password": _PASSWORD}, spark=submit).execute(FakeRun().next_try())
     (launch,) = spark.launches()
-    assert CANARY not in str(launch["argv"]) and "--load-spark-defaults" not in launch["argv"]
+    assert _PASSWORD not in str(launch["argv"]) and "--load-spark-defaults" not in launch["argv"]
     folder = Path(launch["cwd"])
-    holders = {path for path in folder.iterdir() if CANARY.encode() in path.read_bytes()}
+    holders = {path for path in folder.iterdir() if _PASSWORD.encode() in path.read_bytes()}
     assert holders == {folder / "spark.conf", folder / "settings.toml"}
     assert {oct(path.stat().st_mode & 0o777) for path in holders} == {"0o600"}
 
 
-def test_the_driver_gets_what_it_needs_of_the_worker_s_environment(
+def test_the_driver_gets_a_part_of_the_worker_s_environment(
     spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark.script("finish")

@@ -334,6 +334,8 @@ def test_a_drain_takes_the_spark_of_the_connection(sessions: Sessions, monkeypat
 
     def look(*_: object, **__: object) -> None:
         seen.update(os.environ)
+        words = shlex.split(seen["PYSPARK_SUBMIT_ARGS"])
+        seen["conf"] = Path(words[words.index("--properties-file") + 1]).read_text()
         raise Interrupted("enough was seen")
 
     monkeypatch.setattr(operations, "stop", look)
@@ -343,5 +345,5 @@ def test_a_drain_takes_the_spark_of_the_connection(sessions: Sessions, monkeypat
     assert dict(os.environ) == before
     words = shlex.split(seen["PYSPARK_SUBMIT_ARGS"])
     assert words[words.index("--master") + 1] == "local[2,4]"
-    assert "spark.ui.enabled=false" in words and words[-1] == "pyspark-shell"
+    assert seen["conf"] == "spark.ui.enabled=false\n" and words[-1] == "pyspark-shell"
     assert seen["ONE"] == "1"

@@ -54,7 +54,7 @@ def test_a_later_entry_that_is_a_fifo_is_an_error_at_once(table: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["_last_checkpoint", f"{0:020d}.checkpoint.parquet", "unknown"])
-def test_a_fifo_beside_the_entries_is_an_error_at_once(table: Path, name: str) -> None:
+def test_a_fifo_among_the_other_files_is_an_error_at_once(table: Path, name: str) -> None:
     os.mkfifo(table / LOG_FOLDER / name)
     with raises(CorruptFile):
         read_head(table, "app")

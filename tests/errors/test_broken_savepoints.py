@@ -1,4 +1,4 @@
-"""Savepoints with random changes and right hashes, beside a whole one, which every command still finds."""
+"""Savepoints with random changes and right hashes; every command still finds a whole one in the same job root."""
 
 from __future__ import annotations
 

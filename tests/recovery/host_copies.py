@@ -21,8 +21,8 @@ def retry(job: AccountsJob, ended: Ended) -> Ended:
 
 
 def cached_files(job: JobFixture) -> list[Path]:
-    """What is in the caches of all subtasks."""
-    return sorted(p for p in job.local.glob("*/*/*/cache/*") if not p.name.startswith("incoming"))
+    """The copies in the caches of all subtasks."""
+    return sorted(p for p in job.local.glob("*/*/*/cache/*") if not p.name.startswith(("incoming", "checked-")))
 
 
 def unshare(job: JobFixture) -> None:

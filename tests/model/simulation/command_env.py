@@ -18,6 +18,7 @@ from stateflow.operations import forks, restores, savepoint_disposal, savepoints
 from stateflow.runtime.driver import fence_watch, request_poller, request_server
 from stateflow.runtime.driver.checkpointing import pipeline, upload_waiter
 from stateflow.runtime.job.job import Job
+from stateflow.runtime.restore import plan_checks
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.storage import Storage
 from tests.model.invariants.log import Checker
@@ -60,12 +61,14 @@ class CommandEnv:
     def applied(self) -> Iterator[None]:
         threading, pool = simulated_threading(self.job.scheduler), partial(Pool, self.job.scheduler)
         opening = {"open_root": self._root, "open_storage": self.storage}
+        location = {"open_location": self._location}
         replacements: list[tuple[Any, dict[str, Any]]] = [
             (savepoints, {**opening, "open_existing": self._job}),
-            (savepoint_disposal, opening),
+            (savepoint_disposal, {**opening, **location}),
             (restores, {"open_existing": self._job}),
-            (forks, {**opening, "probe_storage": lambda *_: None}),
-            (catalog, {"open_storage": self.storage}),
+            (forks, {"open_root": self._root, **location, "probe_storage": lambda *_: None}),
+            (catalog, location),
+            (plan_checks, location),
             (create, {"ThreadPoolExecutor": InlinePool}),
             (collector, {"ThreadPoolExecutor": InlinePool}),
             (request_poller, {"threading": threading}),
@@ -88,6 +91,9 @@ class CommandEnv:
             if uri.startswith(f"{root}/"):
                 return SavepointStorage(job.storage, uri.removeprefix(f"{root}/"))
         raise ConfigError("no such location", uri=uri)
+
+    def _location(self, uri: str, own: str = "") -> Storage:
+        return self.storage(uri)
 
     def _root(self, uri: str) -> JobRoot:
         job = self.jobs[uri]
