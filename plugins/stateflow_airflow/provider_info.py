@@ -2,6 +2,39 @@
 
 from __future__ import annotations
 
+_OPTIONS: dict[str, dict[str, object]] = {
+    "run_folder": {
+        "description": (
+            "Folder for logs, results and process records of launched jobs. Default: `stateflow-runs` in AIRFLOW_HOME."
+        ),
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "/var/lib/stateflow/runs",
+        "default": None,
+    },
+    "passed_environment": {
+        "description": (
+            "Names and patterns, separated by spaces or commas, of environment variables of the worker "
+            "that drivers get, in addition to those that Java, Python, Spark and storage clients use."
+        ),
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "VAULT_ADDR, MY_JOB_*",
+        "default": None,
+    },
+    "allowed_locations": {
+        "description": (
+            "Paths and URIs outside of job roots, separated by spaces, below which savepoints and "
+            "forks of any job may be. A job may name further ones in its DAG file."
+        ),
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "s3://backup/savepoints file:///mnt/savepoints",
+        "default": None,
+    },
+}
+"""Airflow's settings in the section ``[stateflow]``."""
+
 
 def get_provider_info() -> dict[str, object]:
     """Returns the metadata, in the format of Airflow's `provider_info.schema.json`."""
@@ -23,41 +56,5 @@ def get_provider_info() -> dict[str, object]:
             }
         ],
         "hooks": [{"integration-name": "stateflow", "python-modules": ["stateflow_airflow.hooks"]}],
-        "config": {
-            "stateflow": {
-                "description": "Options of stateflow's operators.",
-                "options": {
-                    "run_folder": {
-                        "description": (
-                            "Folder for logs, results and process records of launched jobs. Default: "
-                            "`stateflow-runs` in AIRFLOW_HOME."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "string",
-                        "example": "/var/lib/stateflow/runs",
-                        "default": None,
-                    },
-                    "passed_environment": {
-                        "description": (
-                            "Names and patterns, separated by spaces or commas, of environment variables of the worker "
-                            "that drivers get, in addition to those that Java, Python, Spark and storage clients use."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "string",
-                        "example": "VAULT_ADDR, MY_JOB_*",
-                        "default": None,
-                    },
-                    "allowed_locations": {
-                        "description": (
-                            "Paths and URIs outside of job roots, separated by spaces, below which savepoints and "
-                            "forks of any job may be. A job may name further ones in its DAG file."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "string",
-                        "example": "s3://backup/savepoints file:///mnt/savepoints",
-                        "default": None,
-                    },
-                },
-            }
-        },
+        "config": {"stateflow": {"description": "Options of stateflow's operators.", "options": _OPTIONS}},
     }

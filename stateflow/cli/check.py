@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from stateflow.cli.common import JOB, JSON, NO_SPARK, SETTINGS_OPTIONS, print_json, settings_layers, with_options
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import print_text
 from stateflow.launch import prepare
 from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, problem_of
 from stateflow.runtime.planning.explain import to_lines

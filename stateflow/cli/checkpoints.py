@@ -13,8 +13,7 @@ import msgspec
 from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, COMPLETED, CheckpointRecord
 from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, current_user, print_json, with_options
-from stateflow.cli.formatting import align_columns, count_of, human_bytes, in_utc, offset_text, to_seconds
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import align_columns, count_of, human_bytes, in_utc, offset_text, print_text, to_seconds
 from stateflow.operations import CheckpointRequest
 
 _NEWEST = 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import print_text
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError
 

@@ -11,8 +11,7 @@ import click
 from stateflow import operations
 from stateflow.checkpoint.gc.collector import FileStatus
 from stateflow.cli.common import JSON, ROOT, print_json, refuse
-from stateflow.cli.formatting import count_of, human_bytes, to_seconds
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import count_of, human_bytes, print_text, to_seconds
 from stateflow.operations import GarbageReport
 
 _IS_NEEDED = 6

@@ -10,8 +10,7 @@ import click
 
 from stateflow import operations
 from stateflow.cli.common import JSON, ROOT, print_json
-from stateflow.cli.formatting import count_of, human_bytes
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import count_of, human_bytes, print_text
 from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.operations import Verified

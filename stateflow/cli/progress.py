@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stateflow.cli.common import print_error
-from stateflow.cli.formatting import human_bytes
-from stateflow.cli.terminal import visible
+from stateflow.cli.formatting import human_bytes, visible
 from stateflow.errors import StateflowError
 from stateflow.observability.logging import ContextFilter, log_event
 from stateflow.runtime.driver.job_run import JobRun

@@ -27,8 +27,7 @@ from stateflow.cli.common import (
     settings_layers,
     with_options,
 )
-from stateflow.cli.formatting import human_bytes, in_utc, short_offset
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offset
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
 from stateflow.private_files import open_private

@@ -12,9 +12,8 @@ from pathlib import Path
 import click
 
 from stateflow.cli.common import JOB, ROOT, as_stateflow_error, settings_layers
-from stateflow.cli.formatting import count_of
+from stateflow.cli.formatting import count_of, print_text
 from stateflow.cli.progress import make_progress
-from stateflow.cli.terminal import print_text
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.launch import RunRequest, RunResult, run_job
 from stateflow.observability.logging import set_log_context

@@ -28,8 +28,7 @@ from stateflow.cli.common import (
     settings_layers,
     with_options,
 )
-from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, to_seconds
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, print_text, to_seconds
 from stateflow.config.sources import parse_duration
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, SavepointReport, SavepointRequest

@@ -6,7 +6,7 @@ import click
 
 from stateflow import operations
 from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, current_user, print_json, with_options
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import print_text
 
 
 @click.group()

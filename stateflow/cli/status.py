@@ -14,8 +14,7 @@ from rich.table import Table
 from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
-from stateflow.cli.formatting import human_bytes, in_utc, short_offset, to_seconds
-from stateflow.cli.terminal import print_text
+from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offset, to_seconds
 from stateflow.cli.timeline import draw_timeline
 from stateflow.operations import JobCode
 

@@ -145,7 +145,7 @@ def _hdfs_storage(uri: str, _: Credentials) -> Storage:
             scheme=parts.scheme,
         )
     _require_package("requests", "hdfs", uri)
-    from stateflow.storage.hdfs import HdfsStorage
+    from stateflow.storage.hdfs.storage import HdfsStorage
 
     return HdfsStorage(parts.scheme, parts.netloc, f"/{folder}")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.cli.terminal import visible
+from stateflow.cli.formatting import visible
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 

@@ -16,9 +16,9 @@ from urllib3 import Retry
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, StateflowError, StorageError
 from stateflow.storage import open_storage
-from stateflow.storage.hdfs import HdfsStorage
-from stateflow.storage.hdfs_answers import BadAnswer
-from stateflow.storage.webhdfs import WebHdfs
+from stateflow.storage.hdfs.answers import BadAnswer
+from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.hdfs.webhdfs import WebHdfs
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY
 from tests.support.errors import raises

@@ -77,18 +77,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             **code,
             **RETRIES,
         )
-        approve = StateflowApprovalOperator(
-            task_id="approve",
-            job_root=job.root,
-            plan=plan.output,
-            self_approval=job.self_approval,
-            subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
-            body=APPROVAL_BODY,
-            response_timeout=timedelta(days=1),
-            params={"note": optional_text("Note", "Stored in the job's log.")},
-            assigned_users=[{"id": user, "name": user} for user in job.approvers] or None,
-            **RETRIES,
-        )
+        approve = _approval(job, plan)
         restore = StateflowRestoreOperator(
             task_id="restore",
             plan=plan.output,
@@ -103,6 +92,21 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
         run = run_task(job, application, pre_execute=skip_unless("run", True))
         plan >> approve >> restore >> verify >> run
     return dag
+
+
+def _approval(job: StateflowJob, plan: StateflowRestorePlanOperator) -> StateflowApprovalOperator:
+    return StateflowApprovalOperator(
+        task_id="approve",
+        job_root=job.root,
+        plan=plan.output,
+        self_approval=job.self_approval,
+        subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
+        body=APPROVAL_BODY,
+        response_timeout=timedelta(days=1),
+        params={"note": optional_text("Note", "Stored in the job's log.")},
+        assigned_users=[{"id": user, "name": user} for user in job.approvers] or None,
+        **RETRIES,
+    )
 
 
 def _params(targets: Sequence[str]) -> dict[str, Param]:

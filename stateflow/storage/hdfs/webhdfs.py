@@ -24,8 +24,8 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, StorageError
-from stateflow.storage.hdfs_answers import BadAnswer, HdfsRefusal, decoded, final, pieces, successful
-from stateflow.storage.hdfs_session import HdfsSession, HdfsUsers
+from stateflow.storage.hdfs.answers import BadAnswer, HdfsRefusal, decoded, final, pieces, successful
+from stateflow.storage.hdfs.session import HdfsSession, HdfsUsers
 
 RETRIES = Retry(
     total=8,

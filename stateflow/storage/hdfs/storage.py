@@ -29,8 +29,8 @@ from stateflow.storage.base import (
     missing_object,
     write_chunks,
 )
-from stateflow.storage.hdfs_answers import BadAnswer, HdfsRefusal
-from stateflow.storage.webhdfs import FAILURES, RETRIES, WebHdfs, reason_of, translated_errors
+from stateflow.storage.hdfs.answers import BadAnswer, HdfsRefusal
+from stateflow.storage.hdfs.webhdfs import FAILURES, RETRIES, WebHdfs, reason_of, translated_errors
 
 log = logging.getLogger(__name__)
 
