@@ -25,8 +25,12 @@ def make_folders(folder: Path) -> None:
             path.mkdir(mode=0o700)
 
 
-def make_own_folder(folder: Path) -> None:
+def make_own_folder(folder: Path, setting: str = "local_dir") -> None:
     """Creates a folder unless it exists, and checks that no other user can have put files into it.
+
+    Args:
+        folder: the folder.
+        setting: the setting that names it, or a folder above it; for errors.
 
     Raises:
         ConfigError: the folder is a symbolic link, belongs to another user, or others may write to it.
@@ -36,19 +40,29 @@ def make_own_folder(folder: Path) -> None:
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise ConfigError(
-            "the folder for scratch files is a symbolic link",
-            hint="remove the link, or set local_dir to the folder that it leads to",
+            "a folder for files of this user alone is a symbolic link",
+            hint=f"remove the link, or set {setting} to the folder that it leads to",
             path=str(folder),
             owner=found.st_uid,
         )
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
         raise ConfigError(
-            "the folder for scratch files does not belong to this user, or others may write to it",
-            hint="remove write permission with chmod go-w, or set local_dir to another folder",
+            "a folder for files of this user alone belongs to another user, or others may write to it",
+            hint=f"remove write permission with chmod go-w, or set {setting} to another folder",
             path=str(folder),
             owner=found.st_uid,
             mode=oct(found.st_mode & 0o777),
         )
+
+
+def make_own_folders(root: Path, folder: Path, setting: str) -> None:
+    """Creates and checks `folder` and every folder above it up to `root`, as `make_own_folder` does.
+
+    The owner of one of them could replace those below it.
+    """
+    for path in [*reversed(folder.parents), folder]:
+        if path.is_relative_to(root):
+            make_own_folder(path, setting)
 
 
 def open_private(path: Path) -> BinaryIO:

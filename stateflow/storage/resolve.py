@@ -78,9 +78,12 @@ def split_address(uri: str) -> SplitResult | None:
     if "://" not in uri and not uri.startswith("file:"):
         return None
     try:
-        return urlsplit(uri)
+        parts = urlsplit(uri)
     except ValueError as e:
         raise _malformed(uri) from e
+    if "\0" in unquote(parts.path):
+        raise _malformed(uri)
+    return parts
 
 
 def _is_unicode(text: str) -> bool:

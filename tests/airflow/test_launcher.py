@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from stateflow.errors import ConfigError
 from stateflow_airflow.launches import processes
 from stateflow_airflow.launches.launch import Launch
 from stateflow_airflow.launches.launcher import LAUNCH_VARIABLE, Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
 from tests.airflow.fakes import DEADLINE
+from tests.support.errors import raises
 from tests.support.processes import wait_for
 
 PAUSE = "import signal; signal.pause()"
@@ -244,6 +246,22 @@ def test_folders_of_old_dag_runs_are_removed_unless_a_launch_begins_or_may_be_li
         os.utime(task / "begins" / "lock", (4, 4))
         remove_old_runs(task, keep=1)
     assert sorted(path.name for path in task.iterdir()) == ["begins", "elsewhere", "live", "new"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to another user")
+@pytest.mark.parametrize("planted", ["", "dag", "dag/task/run"])
+def test_a_run_folder_of_another_user_is_refused(tmp_path: Path, planted: str) -> None:
+    """Its owner could replace a launch's settings, before the driver reads them, and its result."""
+    runs = tmp_path / "runs"
+    launches = runs / "dag" / "task" / "run"
+    (runs / planted).mkdir(mode=0o700, parents=True)
+    for path in (runs / planted, *runs.rglob("*")):
+        path.chmod(0o700)
+    os.chown(runs / planted, 65534, 65534)
+    locked = Launcher(launches, root=runs).locked()
+    with raises(ConfigError, path=str(runs / planted), owner=65534):
+        locked.__enter__()
+    assert not list(launches.glob("*"))
 
 
 # -- logs -------------------------------------------------------------------------------------------------------------

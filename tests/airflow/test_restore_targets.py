@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,46 @@ def test_no_suggestions_are_read_from_other_storage(root: str) -> None:
     assert suggested_targets(root) == ["latest"]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff", b'{"retained": 1}', b"x" * (1 << 19)])
+HOSTILE_ENTRIES = {
+    "missing": None,
+    "empty": b"",
+    "no-entry": b"{}",
+    "list": b"[]",
+    "bytes": b"\xff",
+    "number": b'{"retained": 1}',
+    "large": b"x" * (1 << 19),
+    "nested": b"[" * (1 << 17),
+    "infinite": b'{"retained": [{"id": 1e400}], "kind": "commit", "seq": 1}',
+    "digits": b'{"retained": [], "kind": "commit", "seq": ' + b"9" * 4000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE_ENTRIES.values(), ids=HOSTILE_ENTRIES)
 def test_a_job_root_that_cannot_be_read_has_no_suggestions_but_latest(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "log").mkdir()
         (tmp_path / "log" / f"{7:020}").write_bytes(content)
     (tmp_path / "savepoints").write_text("not a folder")
     assert suggested_targets(str(tmp_path)) == ["latest"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_an_entry_that_is_no_file_does_not_stop_the_parsing_of_dags(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "log").mkdir()
+    entry = tmp_path / "log" / f"{7:020}"
+    if kind == "fifo":
+        os.mkfifo(entry)
+    else:
+        entry.symlink_to("/dev/zero")
+    assert suggested_targets(str(tmp_path)) == ["latest"]
+
+
+def test_a_name_that_no_savepoint_has_is_not_suggested(tmp_path: Path) -> None:
+    for name in (b"x\xff-00000000", b"{{ 7 * 7 }}", b"a\nb", b"fine-00000000"):
+        folder = os.path.join(os.fsencode(tmp_path), b"savepoints", name)
+        os.makedirs(folder)
+        Path(os.fsdecode(folder), "_savepoint").write_bytes(b"x" * 500)
+    assert suggested_targets(str(tmp_path)) == ["latest", "fine-00000000"]
 
 
 def test_a_savepoint_that_is_not_complete_is_not_suggested(tmp_path: Path) -> None:

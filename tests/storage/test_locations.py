@@ -57,7 +57,7 @@ def test_any_other_location_is_not_allowed(uri: str) -> None:
     assert refused.value.facts["allowed"] == ALLOWED and "password" not in str(refused.value)
 
 
-@pytest.mark.parametrize("uri", ["s3://[", "http://[::1", "a\0b", "/" + "a" * 5000, "file://[x"])
+@pytest.mark.parametrize("uri", ["s3://[", "http://[::1", "a\0b", "/" + "a" * 5000, "file://[x", "file:///a%00b"])
 def test_an_address_that_cannot_be_parsed_is_not_allowed(uri: str) -> None:
     with raises(ConfigError):
         check_location(uri, ALLOWED)

@@ -67,11 +67,14 @@ class Launcher:
     Args:
         folder: folder of the launches.
         turn: see `Launch`.
+        root: `folder` or a folder above it: this folder and those below it must belong to the user of this process, and
+            others must not be able to write to them.
     """
 
-    def __init__(self, folder: Path, turn: int | None = None) -> None:
+    def __init__(self, folder: Path, turn: int | None = None, root: Path | None = None) -> None:
         self.folder = folder
         self.turn = turn
+        self._root = root or folder
 
     def active(self) -> Launch | None:
         """Returns the launch that is active on this host, whichever worker and turn launched it."""
@@ -88,10 +91,14 @@ class Launcher:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevents other workers on this file system from launching the same task concurrently."""
-        from stateflow.private_files import make_folders, open_private
+        """Prevents other workers on this file system from launching the same task concurrently.
 
-        make_folders(self.folder)
+        Raises:
+            ConfigError: another user can write to the folder of the launches.
+        """
+        from stateflow.private_files import make_own_folders, open_private
+
+        make_own_folders(self._root, self.folder, "run_folder")
         with open_private(self.folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

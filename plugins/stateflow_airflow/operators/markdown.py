@@ -8,11 +8,12 @@ _SPECIAL = re.compile(
     r"[\\`*\[\]|~]"
     # An underscore within a word is no emphasis.
     r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
-    # Addresses would become links.
-    r"|:(?=//)|(?<=www)\.|@"
     # Headings, lists and quotations.
-    r"|^[#>+-]|(?<=^[0-9])[.)]|(?<=^[0-9][0-9])[.)]"
+    r"|^[#>+=-]|" + "|".join(rf"(?<=^[0-9]{{{digits}}})[.)]" for digits in range(1, 10))
 )
+_ADDRESS = re.compile(r"(?<=http:)/|(?<=https:)/|(?<=www)\.|@", re.IGNORECASE)
+"""The first character at which GitHub's Markdown recognizes an address, even if it is escaped."""
+_ZERO_WIDTH_SPACE = "\u200b"
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
 _LONGEST = 4000
 
@@ -21,7 +22,8 @@ def escaped(text: object) -> str:
     """Returns a text as one line that Markdown shows as it is: no format, no link, no HTML, no control characters."""
     line = " ".join(_CONTROLS.sub(" ", str(text)).split())
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
-    return _SPECIAL.sub(r"\\\g<0>", line.replace("&", "&amp;").replace("<", "&lt;"))
+    line = _SPECIAL.sub(r"\\\g<0>", line.replace("&", "&amp;").replace("<", "&lt;"))
+    return _ADDRESS.sub(rf"{_ZERO_WIDTH_SPACE}\g<0>", line)
 
 
 def quoted(text: object) -> str:

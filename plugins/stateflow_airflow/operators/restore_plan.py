@@ -28,6 +28,7 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
     parts = [
         f"**{escaped(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escaped(plan.label)}**, "
         f"taken at {escaped(plan.target_at[:19].replace('T', ' '))} UTC.",
+        _savepoint(plan),
         _job_file(plan),
         _table(("state of", "action", "size now", "size at target", "parallelism"), map(_state, plan.states)),
         _table(("source", "now", "at target", "files read since", "still available"), map(_source, plan.sources)),
@@ -36,6 +37,11 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
         _list([*_warnings(plan), *notes]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _savepoint(plan: RestorePlan) -> str:
+    # Its name does not identify it: a user who may write to a job root can add another one with this name.
+    return f"**Savepoint**: {escaped(plan.savepoint)}" if plan.savepoint else ""
 
 
 def _job_file(plan: RestorePlan) -> str:

@@ -137,7 +137,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         """Runs the job, or waits for the program that an earlier try launched."""
         # Airflow raises max_tries when a task is cleared, even while it runs, and only then.
         max_tries = context["ti"].max_tries
-        self._launcher = Launcher(_run_folder(self._root_folder(), context), max_tries)
+        runs = self._root_folder()
+        self._launcher = Launcher(_run_folder(runs, context), max_tries, runs)
         try:
             returned = cast("dict[str, Any]", self.execute_resumable(context))
         except StateflowTaskFailed:
@@ -150,7 +151,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def submit_job(self, context: Context) -> JsonValue:
         """Launches the program, unless the one of an earlier try is still active."""
         launcher = self._task_launcher()
-        with launcher.locked():
+        with translate_errors(), launcher.locked():
             # An earlier worker may have died before Airflow stored the return value of this method.
             active = launcher.active()
             if active and launcher.is_of_this_turn(active):
