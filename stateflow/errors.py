@@ -12,6 +12,7 @@
     │   └── TooLarge                   a document would exceed the size limit of readers; nothing was stored
     ├── UserCodeError                  a user function raised: fix the job
     ├── StateError                     a user function used state incorrectly
+    │   └── EntryTooLarge              a key or value exceeds a setting: filter such rows, or raise the setting
     ├── DataError                      stored data or a sink's table is not as recorded: an operator must decide
     │   ├── CorruptFile                content differs from the recorded hash, or does not decode
     │   │   └── DamagedCopy            damaged copy on a host; deleted, and fetched again by the next attempt
@@ -38,6 +39,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+LONGEST_TEXT = 10_000
+"""Characters of a message and of each fact. They may contain keys and rows, and go to logs, reports and the history."""
+
+
+def cut(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Returns a text of at most `longest` characters, at least 40; a longer text is cut, and ends with its length."""
+    if len(text) <= longest:
+        return text
+    end = f"… ({len(text)} characters)"
+    return text[: longest - len(end)] + end
+
 
 class StateflowError(Exception):
     """Base class of all errors that stateflow raises.
@@ -53,25 +65,30 @@ class StateflowError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = cut(message)
+        super().__init__(self.message)
         self.hint = hint
-        self.facts = facts
+        self.facts = _bounded(facts)
 
     def __reduce__(self) -> tuple[Callable[..., StateflowError], tuple[object, ...]]:
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
     def add_facts(self, **facts: object) -> None:
         """Adds facts that were unknown where the error was raised; does not replace existing ones."""
-        self.facts = {**self.facts, **{name: v for name, v in facts.items() if name not in self.facts}}
+        self.facts = {**self.facts, **{name: v for name, v in _bounded(facts).items() if name not in self.facts}}
 
     @property
     def sentence(self) -> str:
         """The message with its facts, without the hint."""
-        return self.message + "".join(f" {key}={value!r}" for key, value in self.facts.items())
+        facts = {name: cut(repr(value), 2 * LONGEST_TEXT) for name, value in self.facts.items()}
+        return self.message + "".join(f" {name}={text}" for name, text in facts.items())
 
     def __str__(self) -> str:
         return self.sentence + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+def _bounded(facts: dict[str, object]) -> dict[str, object]:
+    return {name: cut(value) if isinstance(value, str) else value for name, value in facts.items()}
 
 
 def _rebuild(cls: type[StateflowError], message: str, hint: str, facts: dict[str, object]) -> StateflowError:
@@ -133,6 +150,12 @@ class StateError(StateflowError):
 
     code = "state"
     exit_code = 4
+
+
+class EntryTooLarge(StateError):
+    """A key, a key of a map or a value is larger than a setting allows."""
+
+    code = "entry-too-large"
 
 
 class DataError(StateflowError):

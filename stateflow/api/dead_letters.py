@@ -9,16 +9,24 @@ import msgspec
 from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import JobDefinitionError
 
+LONGEST_KEY = 10_000
+"""Characters of the key in a dead letter."""
+LONGEST_ROW = 1_000_000
+"""Characters of the row in a dead letter: a sink gets as many letters as the budget permits."""
+
 
 class DeadLetter(msgspec.Struct, frozen=True):
     """A row for which a function raised, and the error.
 
+    A text that is too long is cut, and ends with ``… (N characters)``, where N is its whole length.
+
     Attributes:
         operator: uid of the operator; for a row function on an unkeyed stream, the function's name.
-        key: the key columns as JSON; empty for an unkeyed stream.
-        row: the row as JSON, so that it can be corrected and processed again; its `repr` if it cannot be encoded.
-        error: the exception's type and text.
-        where: file and line that raised it.
+        key: the key columns as JSON, up to 10,000 characters; empty for an unkeyed stream.
+        row: the row as JSON, so that it can be corrected and processed again, up to 1,000,000 characters; its `repr` if
+            it cannot be encoded.
+        error: the exception's type and text, up to 10,000 characters.
+        where: file and line that raised it; empty for a row whose key is larger than ``state.max_key_bytes``.
         batch: epoch of the batch: its number along the job's state, over all runs and restores.
     """
 

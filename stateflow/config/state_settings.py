@@ -14,6 +14,25 @@ LARGEST_SORT = 1 << 31
 LARGEST_MEMORY_STATE = 24 << 20
 """A manifest has at most 64 MiB; state in it is base64-encoded, and it has other contents as well."""
 _INLINE_TOTAL = 16 << 20
+LARGEST_KEY = 1 << 20
+LARGEST_VALUE = 32 << 20
+"""Upper bounds of the limits for entries. They bound the blocks of data files, and so the memory in which stores from
+elsewhere are checked."""
+
+
+@dataclass(frozen=True)
+class EntryLimits:
+    """The largest entries that functions may write; stored entries may be larger.
+
+    Attributes:
+        key_bytes: size of an encoded key.
+        map_key_bytes: size of an encoded key of a map.
+        value_bytes: size of one encoded value: a value, an element of a list, a value of a map, or an accumulator.
+    """
+
+    key_bytes: int = 64 << 10
+    map_key_bytes: int = 64 << 10
+    value_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,12 @@ class StateSettings:
         cache_limit_bytes: maximum size of the files that a host caches for closed stores, over all jobs. The limit is
             enforced when a store is opened, least recently used files first. Hard links to files of an open store or of
             a job root on the same file system do not count.
+        max_key_bytes: maximum size of a key, encoded: a text takes its UTF-8 bytes, two more, and one for each NUL. A
+            row with a larger key fails, or becomes a dead letter. At most 1 MiB. See [limits of keys and
+            values](#limits-of-keys-and-values).
+        max_map_key_bytes: the same for a key of a map state. At most 1 MiB.
+        max_value_bytes: maximum size of one encoded value: a value, an element of a list, a value of a map, or an
+            accumulator. At most 32 MiB.
     """
 
     backend: Choice = "rocksdb"
@@ -44,12 +69,24 @@ class StateSettings:
     inline_below_bytes: int = 20 << 10
     ttl_cleanup_entries: int = 1000
     cache_limit_bytes: int = 20 << 30
+    max_key_bytes: int = EntryLimits.key_bytes
+    max_map_key_bytes: int = EntryLimits.map_key_bytes
+    max_value_bytes: int = EntryLimits.value_bytes
 
     def __post_init__(self) -> None:
         check_one_of("state.backend", self.backend, BACKENDS, "state backend")
         why = "state in a manifest is written and read in one piece"
         check_at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE, why)
         check_at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE, why)
+        why = "larger entries could not be checked in bounded memory when they are restored"
+        check_at_most("state.max_key_bytes", self.max_key_bytes, LARGEST_KEY, why)
+        check_at_most("state.max_map_key_bytes", self.max_map_key_bytes, LARGEST_KEY, why)
+        check_at_most("state.max_value_bytes", self.max_value_bytes, LARGEST_VALUE, why)
+
+    @property
+    def limits(self) -> EntryLimits:
+        """The largest entries that functions may write."""
+        return EntryLimits(self.max_key_bytes, self.max_map_key_bytes, self.max_value_bytes)
 
     @property
     def snapshots_are_full(self) -> bool:

@@ -10,9 +10,9 @@ from traceback import extract_tb
 
 from stateflow.api.functions.process import Context
 from stateflow.api.functions.returned import InvalidReturnValue
-from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError
+from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError, cut
 
-_ROW_CHARACTERS = 500
+_KEY_CHARACTERS = _ROW_CHARACTERS = 500
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -33,7 +33,7 @@ def naming_position(operator: str, columns: Sequence[str], context: Context) -> 
     except (StateError, JobDefinitionError) as e:
         e.add_facts(operator=operator)
         if context.key_values:
-            e.add_facts(key=repr(dict(zip(columns, context.key_values, strict=True))))
+            e.add_facts(key=cut(repr(dict(zip(columns, context.key_values, strict=True))), _KEY_CHARACTERS))
         if context.row is not None:
             e.add_facts(row=repr(context.row)[:_ROW_CHARACTERS])
         raise

@@ -49,7 +49,7 @@ def test_codes_exit_codes_and_retries_are_those_of_the_runbook() -> None:
     """Codes are what people search for and what Airflow's retry policy uses: they never change."""
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| (yes|no) \|", (ROOT / "docs/runbook.md").read_text(), re.M)
     found = [(cls.code, str(cls.exit_code), "yes" if cls.retryable else "no") for cls in CLASSES]
-    assert sorted(found) == sorted(rows) and len(rows) == 26
+    assert sorted(found) == sorted(rows) and len(rows) == 27
     words = [re.findall("[A-Z][a-z]+", cls.__name__.removesuffix("Error")) for cls in CLASSES]
     assert ["-".join(each).lower() for each in words] == [cls.code for cls in CLASSES]
 
@@ -70,6 +70,15 @@ def test_an_error_keeps_sentence_facts_and_hint_when_copied_or_sent_by_a_task(cl
         assert (again.message, again.hint) == (error.message, error.hint)
         assert {name: str(fact) for name, fact in again.facts.items()} == {"name": "x y", "number": "3"}
     assert copy.copy(error).facts == pickle.loads(pickle.dumps(error)).facts == error.facts
+
+
+@pytest.mark.parametrize("huge", ["k" * 30_000_000, ["k" * 30_000_000]], ids=["text", "list"])
+def test_no_text_of_an_error_is_as_large_as_the_data_that_it_is_about(huge: object) -> None:
+    error = errors.StateError("x" * 30_000_000, key=huge)
+    error.add_facts(row=huge)
+    texts = [error.message, error.sentence, str(error), *Failure.of(error).facts.values(), Failure.of(error).message]
+    assert max(map(len, texts)) < 6 * errors.LONGEST_TEXT
+    assert all("30000000 characters" in text or "30000004 characters" in text for text in texts)
 
 
 def test_errors_can_be_caught_as_builtin_ones() -> None:

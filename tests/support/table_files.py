@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import xxhash
 
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.table_file import data_blocks, decompressed, entries_of
+from stateflow.state.backends.rocksdb.table_blocks import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53
 TRAILER_BYTES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from stateflow import errors
-from stateflow.errors import StateflowError, UserCodeError
+from stateflow.errors import StateflowError, UserCodeError, cut
 from stateflow.state.handles import Committable, Document, OperatorPart, StateSchema, SubtaskState
 
 
@@ -20,7 +20,7 @@ class Failure(Document, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: StateflowError) -> Failure:
         """Returns the failure that describes `error`."""
-        facts = {key: value if isinstance(value, str) else repr(value) for key, value in error.facts.items()}
+        facts = {key: value if isinstance(value, str) else cut(repr(value)) for key, value in error.facts.items()}
         return cls(kind=type(error).__name__, message=error.message, hint=error.hint, facts=facts)
 
     def to_error(self) -> StateflowError:

@@ -159,9 +159,10 @@ def open_runner(
         parts: operator state of the base.
         is_time_advanced: whether the timers of this batch have fired already.
     """
+    limits = task.batch.settings.state.limits
     if isinstance(task.chain.function, VectorizedKeyedFunction):
-        return VectorRunner(VectorOperator(task.chain, task.info, store.open()), outputs)
-    initial = InitialState(store.open(), parts, task.batch.id.checkpoint_id, store.timer_index)
+        return VectorRunner(VectorOperator(task.chain, task.info, store.open(), limits), outputs)
+    initial = InitialState(store.open(), parts, task.batch.id.checkpoint_id, store.timer_index, limits)
     operator = KeyedOperator(task.chain, task.info, initial)
     if is_time_advanced:
         operator.advance()

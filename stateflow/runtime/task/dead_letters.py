@@ -8,13 +8,14 @@ from typing import NoReturn
 
 import msgspec
 
-from stateflow.api.dead_letters import DeadLetter, DeadLetters
+from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW, DeadLetter, DeadLetters
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.checkpoint.barrier.task_report import Failure, TaskReport
-from stateflow.errors import UserCodeError
+from stateflow.errors import LONGEST_TEXT, UserCodeError, cut
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.user_code import innermost
 
+_FACT_CHARACTERS = 500
 _HINT = "nothing of this batch was committed; fix the function or its input, or raise the budget"
 
 
@@ -48,9 +49,15 @@ class DeadLetterCollector:
         """
         self.count += 1
         what = str(error) if isinstance(error, InvalidReturnValue) else f"{type(error).__name__}: {error}"
-        letter = DeadLetter(self._operator, _json(key) if key else "", _json(row), what, innermost(error), self._batch)
-        known = {"error": what, "where": letter.where, "key": repr(key), "row": repr(row)[:500]}
-        self.last = Failure(kind="UserCodeError", message=what, hint="", facts=known)
+        texts = cut(_json(key), LONGEST_KEY) if key else "", cut(_json(row), LONGEST_ROW), cut(what, LONGEST_TEXT)
+        letter = DeadLetter(self._operator, *texts, innermost(error), self._batch)
+        known = {
+            "error": letter.error,
+            "where": letter.where,
+            "key": cut(repr(key), _FACT_CHARACTERS),
+            "row": cut(repr(row), _FACT_CHARACTERS),
+        }
+        self.last = Failure(kind="UserCodeError", message=letter.error, hint="", facts=known)
         if self.count > self._budget:
             _raise_budget_exceeded(self._operator, self.count, self._budget, self.last)
         return letter

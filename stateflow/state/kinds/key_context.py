@@ -14,6 +14,7 @@ from itertools import takewhile
 
 import xxhash
 
+from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.write_buffer import ABSENT, WriteBuffer
@@ -105,6 +106,7 @@ class KeyContext:
         backend: the store of the subtask.
         time: times of the batch.
         undoable: whether pending changes can be rolled back to a savepoint.
+        limits: the largest entries that may be written.
 
     Attributes:
         clock: the event time that TTLs are measured in.
@@ -114,9 +116,12 @@ class KeyContext:
         namespace: the encoded namespace of the current key.
     """
 
-    def __init__(self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False) -> None:
+    def __init__(
+        self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False, limits: EntryLimits | None = None
+    ) -> None:
         self.backend = backend
         self.time = time
+        self.limits = limits or EntryLimits()
         self.clock = EventClock(time.watermark)
         self.undo = WriteBuffer() if undoable else None
         self.pending: dict[bytes, bytes | None] = {} if self.undo is None else self.undo

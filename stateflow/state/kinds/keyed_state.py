@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from stateflow.config.state_settings import EntryLimits
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime, EventClock, KeyContext, encode_namespace
@@ -53,6 +54,7 @@ class KeyedState:
             the stored values is refused.
         time: epoch, processing time and watermark of the batch.
         undoable: whether `savepoint` may be called.
+        limits: the largest entries that may be written; by default those of the settings.
 
     Attributes:
         registry: the declared states.
@@ -64,8 +66,9 @@ class KeyedState:
         stored: Iterable[StateSchema] = (),
         time: BatchTime | None = None,
         undoable: bool = False,
+        limits: EntryLimits | None = None,
     ) -> None:
-        self._context = KeyContext(backend, time or BatchTime(), undoable)
+        self._context = KeyContext(backend, time or BatchTime(), undoable, limits)
         self._savepoint_namespace = VOID_NAMESPACE
         self.registry = StateRegistry(stored)
         self._states = self.registry.states

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.columnar.key_encoding import encode_keys
+from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext
 from stateflow.state.kinds.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
@@ -65,6 +66,7 @@ class KeyedStateBatch:
 
         Raises:
             SchemaMismatch: the column has another length, or is not of the state's type.
+            EntryTooLarge: an encoded value is larger than ``state.max_value_bytes``.
         """
         _check_kind(state, SingleValueState)
         values = _one_array(values)
@@ -75,7 +77,7 @@ class KeyedStateBatch:
             _check_length("where", len(selected), len(self))
             indices = np.flatnonzero(selected)
             stored, values = [stored[at] for at in indices.tolist()], values.take(pa.array(indices))
-        self._put(stored, state.columns.encode(values), state.ttl)
+        self._put(stored, self._encoded(state, values), state.ttl)
 
     def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array) -> pa.Array:
         """Returns a column of m map values; null for an entry that does not exist.
@@ -95,10 +97,11 @@ class KeyedStateBatch:
 
         Raises:
             SchemaMismatch: a column has another length or type.
+            EntryTooLarge: an encoded key or value is larger than its limit.
         """
-        stored, values = self._entry_keys(state, of, keys), _one_array(values)
+        stored, values = self._entry_keys(state, of, keys, is_write=True), _one_array(values)
         _check_length("values", len(values), len(stored))
-        self._put(stored, state.columns.encode(values), state.ttl)
+        self._put(stored, self._encoded(state, values), state.ttl)
 
     def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
         """Returns all map entries as columns (index of the key, user key, value), ordered by index and user key."""
@@ -123,7 +126,14 @@ class KeyedStateBatch:
             self._stored[state.id] = found
         return found
 
-    def _entry_keys(self, state: AnyMapState, of: Array, keys: pa.Array) -> list[bytes]:
+    def _encoded(self, state: AnySingleValueState | AnyMapState, values: pa.Array) -> list[bytes | None]:
+        encoded, limits = state.columns.encode(values), self._context.limits
+        # An encoded number or time has at most 40 bytes; no limit is meant for them.
+        if not pa.types.is_primitive(values.type) and (size := largest(encoded)) > limits.value_bytes:
+            raise value_too_large(state.schema.name, size, limits)
+        return encoded
+
+    def _entry_keys(self, state: AnyMapState, of: Array, keys: pa.Array, is_write: bool = False) -> list[bytes]:
         _check_kind(state, MapState)
         keys, wanted = _one_array(keys), state.key_columns.type
         _check_length("keys of a map", len(keys), len(of))
@@ -137,8 +147,10 @@ class KeyedStateBatch:
                 nulls=keys.null_count,
             )
         state.user_keys.check_column(keys)
-        prefixes = self._prefixes(state)
-        return [prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encode_keys([keys]), strict=True)]
+        prefixes, encoded, limits = self._prefixes(state), encode_keys([keys]), self._context.limits
+        if is_write and (size := largest(encoded)) > limits.map_key_bytes:
+            raise map_key_too_large(state.schema.name, size, limits)
+        return [prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encoded, strict=True)]
 
     def _fetch(self, stored: list[bytes], ttl: Ttl | None) -> list[bytes | None]:
         found = self._context.read_many(stored)

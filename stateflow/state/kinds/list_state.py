@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from stateflow.errors import StateError
+from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.key_context import KeyContext, state_id
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.schema.describe import state_schema
@@ -34,6 +35,7 @@ class ListState(Generic[T]):
         self.schema = state_schema(descriptor, "list", descriptor.element_type)
         self.ttl = ttl
         self._context = context
+        self._largest_value = context.limits.value_bytes
         self._epoch = struct.pack(">Q", context.time.epoch)
         self._added = 0
 
@@ -46,7 +48,8 @@ class ListState(Generic[T]):
         """Appends an element.
 
         Raises:
-            StateError: the value is None or cannot be stored.
+            StateError: the value is None or cannot be stored; EntryTooLarge if it is larger than
+                ``state.max_value_bytes``.
         """
         self._append([self._encoded(value)])
 
@@ -79,7 +82,10 @@ class ListState(Generic[T]):
     def _encoded(self, value: T) -> bytes:
         if value is None:
             raise StateError("a list's element cannot be None", hint="skip the element", state=self.schema.name)
-        return self.codec.encode(value)
+        data = self.codec.encode(value)
+        if len(data) > self._largest_value:
+            raise value_too_large(self.schema.name, len(data), self._context.limits)
+        return data
 
     def _append(self, elements: list[bytes]) -> None:
         prefix = self._context.stored_key(self.id) + self._epoch

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from stateflow.errors import StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
+from stateflow.state.entry_limits import map_key_too_large, value_too_large
 from stateflow.state.kinds.key_context import KeyContext, state_id
 from stateflow.state.kinds.map_access import MapAccess
 from stateflow.state.kinds.map_keys import MapKeys
@@ -30,6 +31,8 @@ class MapState(MapAccess[K, V]):
         self.schema = state_schema(descriptor, "map", descriptor.value_type, descriptor.key_type)
         self.ttl = ttl
         self._context = context
+        self._limits = context.limits
+        self._largest_key, self._largest_value = context.limits.map_key_bytes, context.limits.value_bytes
         self.user_keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
         self._key_type = descriptor.key_type
         self._changes: dict[bytes, V | None] = {}
@@ -61,10 +64,14 @@ class MapState(MapAccess[K, V]):
         Raises:
             StateError: the value is None (use `remove`), or the key is not of the declared type. Every method with a
                 key raises the latter.
+            EntryTooLarge: the encoded key is larger than ``state.max_map_key_bytes``.
         """
         if value is None:
             raise StateError("a map's value cannot be None", hint="use remove", state=self.schema.name)
-        self._changes[self._stored_key(key)] = value
+        encoded = self.user_keys.encode(key)
+        if len(encoded) > self._largest_key:
+            raise map_key_too_large(self.schema.name, len(encoded), self._limits)
+        self._changes[self._context.stored_key(self.id) + encoded] = value
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """Sets the values of many keys; raises as `put` does."""
@@ -132,6 +139,8 @@ class MapState(MapAccess[K, V]):
 
     def _write(self, stored: bytes, value: V | None, old: bytes | Absent | None) -> None:
         data = None if value is None else self.codec.encode(value)
+        if data is not None and len(data) > self._largest_value:
+            raise value_too_large(self.schema.name, len(data), self._limits)
         if self.ttl is None:
             self._context.pending[stored] = data
         elif data is None:

@@ -6,11 +6,14 @@ All of it is in memory while a task runs, and is written as a whole at a barrier
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
+from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
+from stateflow.state.entry_limits import map_key_too_large, value_too_large
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.map_access import MapAccess
 from stateflow.state.kinds.map_keys import MapKeys
@@ -47,12 +50,19 @@ class OperatorListState(Generic[T]):
         element_type: type of the elements.
         own: the encoded elements that this subtask stores.
         visible: the encoded elements that it reads, if these are more: in a union list, those of all subtasks.
+        limits: the largest elements that may be added.
     """
 
     def __init__(
-        self, schema: StateSchema, element_type: type[T] | object, own: list[bytes], visible: list[bytes] | None = None
+        self,
+        schema: StateSchema,
+        element_type: type[T] | object,
+        own: list[bytes],
+        visible: list[bytes] | None = None,
+        limits: EntryLimits | None = None,
     ) -> None:
         self.schema = schema
+        self._limits = limits or EntryLimits()
         self._serializer: ValueSerializer[T] = ValueSerializer(element_type, schema.name)
         self._own = own
         self._visible = own if visible is None else visible
@@ -111,7 +121,7 @@ class OperatorListState(Generic[T]):
     def _encoded(self, value: T) -> bytes:
         if value is None:
             raise StateError("a list's element cannot be None", state=self.schema.name)
-        return self._serializer.encode(value)
+        return _encoded_value(self._serializer, value, self.schema.name, self._limits)
 
 
 class BroadcastState(MapAccess[K, V]):
@@ -122,12 +132,19 @@ class BroadcastState(MapAccess[K, V]):
         descriptor: types of keys and values. Every method raises StateError for a key of another type.
         entries: the encoded entries.
         side: the input that the current row comes from.
+        limits: the largest entries that may be put.
     """
 
     def __init__(
-        self, schema: StateSchema, descriptor: MapStateDescriptor[K, V], entries: dict[bytes, bytes], side: InputSide
+        self,
+        schema: StateSchema,
+        descriptor: MapStateDescriptor[K, V],
+        entries: dict[bytes, bytes],
+        side: InputSide,
+        limits: EntryLimits | None = None,
     ) -> None:
         self.schema = schema
+        self._limits = limits or EntryLimits()
         self._keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
         self._serializer: ValueSerializer[V] = ValueSerializer(descriptor.value_type, schema.name)
         self._entries = entries
@@ -164,10 +181,14 @@ class BroadcastState(MapAccess[K, V]):
 
         Raises:
             StateError: the value is None, or the current row is not a broadcast row.
+            EntryTooLarge: the encoded key or value is larger than its limit.
         """
         if value is None:
             raise StateError("a map's value cannot be None", hint="use remove", state=self.schema.name)
-        self._set(self._keys.encode(key), self._serializer.encode(value))
+        encoded = self._keys.encode(key)
+        if len(encoded) > self._limits.map_key_bytes:
+            raise map_key_too_large(self.schema.name, len(encoded), self._limits)
+        self._set(encoded, _encoded_value(self._serializer, value, self.schema.name, self._limits))
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """Sets the values of many keys; raises as `put` does."""
@@ -237,6 +258,7 @@ class OperatorStateStore:
         own: the content that this subtask stores.
         unions: the encoded elements of all subtasks, by union list.
         broadcasts: the encoded entries, by broadcast state.
+        limits: the largest entries that may be written.
 
     Attributes:
         side: the input that the current row comes from.
@@ -248,7 +270,9 @@ class OperatorStateStore:
         own: OperatorContent | None = None,
         unions: Mapping[str, list[bytes]] | None = None,
         broadcasts: Mapping[str, dict[bytes, bytes]] | None = None,
+        limits: EntryLimits | None = None,
     ) -> None:
+        self._limits = limits or EntryLimits()
         self.side = InputSide()
         self._stored = {schema.name: schema for schema in stored}
         self._own = own or OperatorContent()
@@ -265,15 +289,15 @@ class OperatorStateStore:
             IncompatibleState: the stored values cannot be read as declared.
         """
         schema, own = _list_schema(descriptor, SPLIT), self._own.lists.get(descriptor.name, [])
-        return self._register(schema, lambda: OperatorListState[T](schema, descriptor.element_type, list(own)))
+        make = partial(OperatorListState[T], schema, descriptor.element_type, list(own), None, self._limits)
+        return self._register(schema, make)
 
     def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
         """Returns a list of which every subtask reads the elements of all; raises as `get_list_state` does."""
         schema = _list_schema(descriptor, UNION)
         own, visible = (of.get(descriptor.name, []) for of in (self._own.unions, self._unions))
-        return self._register(
-            schema, lambda: OperatorListState[T](schema, descriptor.element_type, list(own), list(visible))
-        )
+        make = partial(OperatorListState[T], schema, descriptor.element_type, list(own), list(visible), self._limits)
+        return self._register(schema, make)
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
         """Returns a map that is identical in all subtasks; raises as `get_list_state` does."""
@@ -284,9 +308,8 @@ class OperatorStateStore:
         _refuse_keyed_options(descriptor)
         schema = state_schema(descriptor, BROADCAST, descriptor.value_type, descriptor.key_type)
         entries = self._broadcasts.get(descriptor.name, {})
-        found: BroadcastState[K, V] = self._register(
-            schema, lambda: BroadcastState(schema, descriptor, dict(entries), self.side)
-        )
+        make = partial(BroadcastState[K, V], schema, descriptor, dict(entries), self.side, self._limits)
+        found = self._register(schema, make)
         self._broadcast_states[descriptor.name] = descriptor, found
         return found
 
@@ -350,6 +373,13 @@ class OperatorStateStore:
             )
         # The schema has the kind of state, so `make` returns this type of state.
         return cast(S, found)
+
+
+def _encoded_value(serializer: ValueSerializer[T], value: T, state: str, limits: EntryLimits) -> bytes:
+    data = serializer.encode(value)
+    if len(data) > limits.value_bytes:
+        raise value_too_large(state, len(data), limits)
+    return data
 
 
 def _list_schema(descriptor: ListStateDescriptor[T], kind: str) -> StateSchema:

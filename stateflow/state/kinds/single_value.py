@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from stateflow.errors import StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
+from stateflow.state.entry_limits import value_too_large
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext, state_id
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
@@ -42,6 +43,7 @@ class SingleValueState(Generic[T]):
         self.schema = schema
         self.ttl = ttl
         self._context = context
+        self._largest_value = context.limits.value_bytes
         self.codec = codec
         self._encode, self._decode = codec.encode, codec.decode
         self._default = None if default is None else self._encode(default)
@@ -85,6 +87,8 @@ class SingleValueState(Generic[T]):
             return
         if self._changed:
             key, data = self._stored_key, self._encode(self._value)
+            if len(data) > self._largest_value:
+                raise value_too_large(self.schema.name, len(data), self._context.limits)
             if self.ttl is None:
                 self._context.pending[key] = data
             else:

@@ -26,12 +26,13 @@ from rocksdict import (
     WriteBatch,
 )
 
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE, RocksDBSettings
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.table_file import check_table_file
 from tests.support.table_files import ATTACKS, ForgedTable
 
 ENTRIES = {struct.pack(">HQ", n, n) + bytes(n % 20): bytes(n * 7 % 300) for n in range(100)}
+LARGEST_MEMORY_KB = 100 << 10
 SPECIAL = (0, 1, 8, 127, 128, 255)
 """Bytes at the limits of numbers in RocksDB's files."""
 
@@ -180,3 +181,26 @@ def test_no_accepted_file_crashes_or_blocks_rocksdb(plain: Path, tmp_path: Path,
         for folder in folders:
             shutil.rmtree(folder)
     assert inputs // 10 < accepted < inputs // 2
+
+
+@pytest.mark.parametrize(
+    "value", [bytes(LARGEST_VALUE), random.Random(1).randbytes(LARGEST_VALUE)], ids=["compressed", "not compressed"]
+)
+def test_the_largest_entry_that_settings_permit_is_accepted_in_100_mb(value: bytes, tmp_path: Path) -> None:
+    key = b"\0\1" + b"k" * 2 * LARGEST_KEY
+    _write(tmp_path / "store", {key: value}, DBCompressionType.lz4())
+    path = _tables(tmp_path / "store")[0]
+    program = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from stateflow.state.backends.rocksdb.table_file import check_table_file, key_bounds\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "before, path = peak(), Path(sys.argv[1])\n"
+        "check_table_file(path)\n"
+        "print(peak() - before, key_bounds(path)[1][:-8] == b'\\0\\1' + b'k' * int(sys.argv[2]), peak() - before)"
+    )
+    command = [sys.executable, "-c", program, str(path), str(2 * LARGEST_KEY)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    checked_kb, is_right, all_kb = ended.stdout.split()
+    assert is_right == "True" and int(checked_kb) <= int(all_kb) < LARGEST_MEMORY_KB

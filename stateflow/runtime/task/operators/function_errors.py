@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from stateflow.api.functions.adapters import row_callable
 from stateflow.api.functions.process import Context, KeyedFunction
 from stateflow.api.functions.returned import invalid_if_not_iterable, message_and_hint
-from stateflow.errors import StateflowError, UserCodeError
+from stateflow.errors import EntryTooLarge, StateflowError, UserCodeError, cut
 from stateflow.runtime.task.operators.input_reader import Key
 from stateflow.runtime.user_code import innermost, naming_position
 
-_ROW_CHARACTERS = 500
+_KEY_CHARACTERS = _ROW_CHARACTERS = 500
 
 
 class FunctionErrors:
@@ -35,6 +35,12 @@ class FunctionErrors:
     def adding_position(self, context: Context) -> AbstractContextManager[None]:
         """Returns a context manager that adds operator, key and row to errors of declarations and state."""
         return naming_position(self._operator, self._key_columns, context)
+
+    def add_position(self, error: EntryTooLarge, key: Key, row: object) -> EntryTooLarge:
+        """Returns an error with the facts of a row that the function was not called with."""
+        described = cut(repr(self.describe_key(key)), _KEY_CHARACTERS)
+        error.add_facts(operator=self._operator, key=described, row=cut(repr(row), _ROW_CHARACTERS))
+        return error
 
     def call(self, name: str, call: Callable[[], object]) -> None:
         """Calls a method of the function that is not about a key.
@@ -65,7 +71,7 @@ class FunctionErrors:
             message,
             hint=f"{hint}; nothing of this batch was committed",
             operator=self._operator,
-            key=repr(self.describe_key(key)),
+            key=cut(repr(self.describe_key(key)), _KEY_CHARACTERS),
             row=repr(row)[:_ROW_CHARACTERS],
             where=innermost(error),
         )

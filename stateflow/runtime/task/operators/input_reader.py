@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ Key = tuple[object, ...]
 """The values of the key columns."""
 EncodedKey = tuple[bytes, bytes, Key]
 """Key group (2 bytes) and key as they are stored, and the values of the key columns."""
+_ENCODED = itemgetter(1)
 TimeOf = Callable[[object], int | None]
 """Returns the event time of a row in milliseconds since 1970; None without one."""
 
@@ -66,6 +68,10 @@ class KeyedRows:
         """Yields each key with the slice of its rows."""
         ends = pairwise([*self.starts, len(self.rows)])
         return ((key, slice(start, end)) for key, (start, end) in zip(self.keys, ends, strict=True))
+
+    def has_larger_key(self, limit: int) -> bool:
+        """Returns whether an encoded key has more than `limit` bytes."""
+        return max(map(len, map(_ENCODED, self.keys)), default=0) > limit
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from stateflow.runtime.task.operators.function_lifecycle import FunctionLifecycl
 from stateflow.runtime.task.operators.input_reader import KeyedInputs, KeyedRows
 from stateflow.runtime.task.operators.key_time import KeyTime
 from stateflow.runtime.task.operators.key_tracker import KeyTracker
+from stateflow.runtime.task.operators.large_keys import InputRows
 from stateflow.runtime.task.operators.operator_runtime import InitialState, OperatorRuntime
 from stateflow.runtime.task.operators.row_caller import RowMethod, row_caller
 from stateflow.runtime.task.operators.timer_caller import TimerCaller
@@ -40,6 +41,7 @@ class KeyedOperator:
         self._runtime = runtime = OperatorRuntime(spec, info, initial)
         self._state = runtime.state
         self._context = runtime.context
+        self._limits = initial.limits
         self._methods = _row_methods(runtime.function)
         self._rows = row_caller(runtime)
         self._timers = TimerCaller(runtime)
@@ -60,30 +62,39 @@ class KeyedOperator:
             inputs: the number of each row's input; None if all rows are of the first.
             origins: the number of each row's source; None if it is not known.
         """
-        runtime, emitters, methods = self._runtime, self._runtime.emitters, self._methods
-        with runtime.errors.adding_position(self._context):
+        with self._runtime.errors.adding_position(self._context):
+            given = InputRows(order, columns, inputs, origins)
             read = self._inputs.read(order, columns, inputs)
-            numbers = inputs.tolist() if inputs is not None and len(methods) > 1 else None
-            emitted: list[object] = []
-            self._state.begin_key_batch([(group, key) for group, key, _ in read.keys])
-            self._context.set_time_of(self._inputs[0].time_of)
-            key_time = runtime.key_time if origins is not None else None
-            if key_time is not None and origins is not None:
-                key_time.read(read, self._inputs.event_times(columns, inputs), origins)
-            emitters.begin()
-            for number, (key, own) in enumerate(read.by_key()):
-                self._keys.enter(key, emitted)
-                emitters.add(len(emitted), key[2])
-                if key_time is not None:
-                    key_time.begin_rows(number)
-                    self._process_in_time(key_time, read, own, numbers, emitted)
-                    key_time.end_rows()
-                elif numbers is None:
-                    self._rows.call(methods[0], read.rows[own], emitted)
-                else:
-                    self._process_inputs(read.rows[own], numbers[own], emitted)
-            self._state.end_key_batch()
-            return emitted
+            if read.has_larger_key(self._limits.key_bytes):
+                given = given.without_large_keys(read, self._limits, self._rows)
+                if not len(given.order):
+                    return []
+                read = self._inputs.read(given.order, given.columns, given.inputs)
+            return self._process(given, read)
+
+    def _process(self, given: InputRows, read: KeyedRows) -> list[object]:
+        runtime, emitters, methods, inputs = self._runtime, self._runtime.emitters, self._methods, given.inputs
+        numbers = inputs.tolist() if inputs is not None and len(methods) > 1 else None
+        emitted: list[object] = []
+        self._state.begin_key_batch([(group, key) for group, key, _ in read.keys])
+        self._context.set_time_of(self._inputs[0].time_of)
+        key_time = runtime.key_time if given.origins is not None else None
+        if key_time is not None and given.origins is not None:
+            key_time.read(read, self._inputs.event_times(given.columns, inputs), given.origins)
+        emitters.begin()
+        for number, (key, own) in enumerate(read.by_key()):
+            self._keys.enter(key, emitted)
+            emitters.add(len(emitted), key[2])
+            if key_time is not None:
+                key_time.begin_rows(number)
+                self._process_in_time(key_time, read, own, numbers, emitted)
+                key_time.end_rows()
+            elif numbers is None:
+                self._rows.call(methods[0], read.rows[own], emitted)
+            else:
+                self._process_inputs(read.rows[own], numbers[own], emitted)
+        self._state.end_key_batch()
+        return emitted
 
     def broadcast(self, columns: Sequence[pa.Array]) -> list[object]:
         """Processes broadcast rows, which have no key; returns what the function emitted to its main output."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
 from stateflow.api.functions.process import Context, KeyedFunction, OnTimerContext, TaskInfo, has_timers
 from stateflow.api.functions.timers import TimerService
 from stateflow.api.side_outputs import SideOutputs
 from stateflow.checkpoint.restore.redistribution import AssignedState
+from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.operators.emitters import Emitters
 from stateflow.runtime.task.operators.function_errors import FunctionErrors
@@ -33,12 +34,14 @@ class InitialState:
         checkpoint_id: the newest committed checkpoint; 0 without one.
         timer_index: index of the timers in the backend; None for an operator without timers, whose time does not
             advance.
+        limits: the largest keys and entries.
     """
 
     backend: KeyedStateBackend
     parts: OperatorParts | None = None
     checkpoint_id: int = 0
     timer_index: TimerIndex | None = None
+    limits: EntryLimits = field(default_factory=EntryLimits)
 
     @property
     def is_restored(self) -> bool:
@@ -68,11 +71,15 @@ class OperatorRuntime:
         self.errors = FunctionErrors(spec.uid, spec.keying.columns, self.function)
         self.emitters = Emitters()
         self.state = KeyedState(
-            initial.backend, spec.known_states, batch_time(info), undoable=spec.on_error is not None
+            initial.backend,
+            spec.known_states,
+            batch_time(info),
+            undoable=spec.on_error is not None,
+            limits=initial.limits,
         )
         self.clock = self.state.clock
         self.assigned = initial.parts.assigned() if initial.parts else AssignedState()
-        self.operator_state = _operator_state_store(initial.parts, self.assigned)
+        self.operator_state = _operator_state_store(initial, self.assigned)
         self.timer_index = initial.timer_index or TimerIndex()
         self.timers = self.state.timers(self.groups, self.timer_index)
         self.now = epoch_milliseconds(info.processing_time)
@@ -87,9 +94,10 @@ class OperatorRuntime:
         self.clock.row_time = self.context.timestamp
 
 
-def _operator_state_store(parts: OperatorParts | None, assigned: AssignedState) -> OperatorStateStore:
+def _operator_state_store(initial: InitialState, assigned: AssignedState) -> OperatorStateStore:
+    parts = initial.parts
     known = parts.base.states if parts and parts.base else ()
-    return OperatorStateStore(known, assigned.own, assigned.unions, assigned.broadcasts)
+    return OperatorStateStore(known, assigned.own, assigned.unions, assigned.broadcasts, initial.limits)
 
 
 def batch_time(info: TaskInfo) -> BatchTime:

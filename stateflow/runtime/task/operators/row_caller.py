@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from stateflow.api.dead_letters import DEAD_LETTERS
 from stateflow.api.functions.process import Context
 from stateflow.checkpoint.barrier.task_report import Failure
-from stateflow.errors import StateflowError
+from stateflow.errors import EntryTooLarge, StateflowError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
+from stateflow.runtime.task.operators.input_reader import Key
 from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
 from stateflow.runtime.user_code import is_user_error
 
@@ -42,6 +43,17 @@ class RowCaller:
         except Exception as e:
             cause = self._errors.cause(method.__name__, e, returned)
             raise self._errors.user_error(method.__name__, cause, context.key_values, row) from e
+
+    def refuse(self, key: Key, rows: Sequence[object], error: EntryTooLarge) -> None:
+        """Reports rows that the function cannot be called with.
+
+        Args:
+            key: the key of the rows; it does not become the current key.
+
+        Raises:
+            EntryTooLarge: `error`, with operator, key and row; only without dead letters.
+        """
+        raise self._errors.add_position(error, key, rows[0])
 
     @property
     def dead_letters(self) -> tuple[int, Failure | None]:
@@ -82,6 +94,11 @@ class DeadLetterRowCaller(RowCaller):
                 cause = self._errors.cause(method.__name__, e, returned)
                 letter = self._collector.collect(self._errors.describe_key(context.key_values), row, cause)
                 context.output(DEAD_LETTERS, letter)
+
+    def refuse(self, key: Key, rows: Sequence[object], error: EntryTooLarge) -> None:
+        for row in rows:
+            letter = self._collector.collect(self._errors.describe_key(key), row, error)
+            self._context.output(DEAD_LETTERS, letter)
 
     @property
     def dead_letters(self) -> tuple[int, Failure | None]:

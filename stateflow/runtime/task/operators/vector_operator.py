@@ -14,7 +14,8 @@ from stateflow.api.functions.process import RuntimeContext, TaskInfo
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
-from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.config.state_settings import EntryLimits
+from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError, cut
 from stateflow.runtime.task.operators.input_reader import KeyedInputs, check_nulls
 from stateflow.runtime.task.operators.operator_runtime import batch_time
 from stateflow.runtime.task.row_conversion import event_times, group_starts
@@ -22,6 +23,7 @@ from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, Ch
 from stateflow.runtime.user_code import innermost
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_encoding import comparable, encode_keys
+from stateflow.state.entry_limits import key_too_large, largest
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.timers import NO_WATERMARK
@@ -29,6 +31,8 @@ from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
 
 T = TypeVar("T")
+
+_KEY_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,12 @@ class VectorOperator:
         spec: the operator chain; `emits` is set.
         info: the subtask.
         backend: the backend with the base restored.
+        limits: the largest keys and entries; by default those of the settings.
     """
 
-    def __init__(self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend) -> None:
+    def __init__(
+        self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits | None = None
+    ) -> None:
         assert isinstance(spec.function, VectorizedKeyedFunction)
         assert spec.keying is not None and spec.emits is not None
         self._spec = spec
@@ -79,7 +86,8 @@ class VectorOperator:
         self._input = KeyedInputs(spec)[0]
         self._keys = self._input.keys
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
-        self._state = KeyedState(backend, spec.known_states, batch_time(info))
+        self._limits = limits or EntryLimits()
+        self._state = KeyedState(backend, spec.known_states, batch_time(info), limits=self._limits)
         self._held: list[_Rows] = []
         self._latest: int | None = None
         """The latest event time of the rows that the function processes, in milliseconds since 1970."""
@@ -175,7 +183,7 @@ class VectorOperator:
 
     def _encode(self, keys: pa.RecordBatch) -> list[bytes]:
         try:
-            return encode_keys(keys.columns)
+            encoded = encode_keys(keys.columns)
         except (StateflowError, ValueError, OverflowError, pa.ArrowException) as e:
             raise StateError(
                 "a key cannot be read",
@@ -184,6 +192,12 @@ class VectorOperator:
                 columns=list(self._names),
                 reason=str(e)[:300],
             ) from e
+        if (size := largest(encoded)) > self._limits.key_bytes:
+            error = key_too_large(size, self._limits)
+            (row,) = keys.slice([len(key) for key in encoded].index(size), 1).to_pylist()
+            error.add_facts(operator=self._spec.uid, key=cut(repr(row), _KEY_CHARACTERS))
+            raise error
+        return encoded
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
         try:

@@ -18,10 +18,11 @@ from stateflow import failpoints
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.rocksdb.bounds import BoundsShortener
 from stateflow.state.backends.rocksdb.check import fingerprint
 from stateflow.state.backends.rocksdb.compaction import Compactor
 from stateflow.state.backends.rocksdb.errors import damaged_file, to_stateflow_error, with_object_key
-from stateflow.state.backends.rocksdb.manifest import ManifestFollower, compose
+from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreManifest, compose
 from stateflow.state.backends.rocksdb.store import StoreOpener, hide_key_groups, live_files
 from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import Base, StateFile
@@ -82,6 +83,7 @@ class RocksDBBackend(KeyedStateBackend):
         self._db, self._files = opened.db, opened.files
         self._compactor = Compactor(self._db, self._folder, settings, base.subtask)
         self._manifest = ManifestFollower(self._folder)
+        self._bounds = BoundsShortener(self._folder)
         self._store_manifest = base.own.store_manifest if base.own else b""
         hide_key_groups(self._db, opened.excess)
 
@@ -206,11 +208,19 @@ class RocksDBBackend(KeyedStateBackend):
         manifest = self._manifest.read()
         if sorted(f.name for f in manifest.files) != names:
             raise InternalError("RocksDB's manifest does not name the files that RocksDB has", files=names[:5])
+        shortened = self._shortened(manifest)
         kept = {name: self._files[name] for name in names if self._is_stored(name) and incremental}
         new = [self._folder / name for name in names if name not in kept]
         stored = self._cache.store(new, prefix, self._files) if new else []
         self._files = kept | {file.local_name: file for file in stored}
-        self._store_manifest = compose(manifest)
+        self._store_manifest = compose(shortened)
+
+    def _shortened(self, manifest: StoreManifest) -> StoreManifest:
+        try:
+            return self._bounds.shorten(manifest)
+        except ValueError as e:
+            found = CorruptFile("a file of a RocksDB store is damaged", store=str(self._folder), reason=str(e))
+            raise self._diagnose(found, str(e)) from e
 
     def _is_stored(self, name: str) -> bool:
         known = self._files.get(name)

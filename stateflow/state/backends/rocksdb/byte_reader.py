@@ -40,6 +40,12 @@ class ByteReader:
         """Reads a field that follows its size."""
         return self.take(self.varint())
 
+    def skip(self, size: int) -> None:
+        """Skips a number of bytes."""
+        if size > len(self._data) - self._at:
+            raise ValueError("a field is cut off")
+        self._at += size
+
     def take(self, size: int) -> bytes:
         """Reads a number of bytes."""
         found = self._data[self._at : self._at + size]

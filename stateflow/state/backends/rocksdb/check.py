@@ -8,6 +8,7 @@ and a child process opens the store first.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import rocksdict
 
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_folders
-from stateflow.state.backends.rocksdb.manifest import StoreManifest, compose, write_manifest
+from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
+from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, write_manifest
 from stateflow.state.backends.rocksdb.table_file import check_table_file
 from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, remove_tree
 from stateflow.state.handles import StateFile
@@ -67,19 +69,46 @@ def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: 
     scratch.mkdir(mode=0o700)
     try:
         cache.link_all({scratch / name: file for name, file in used.items()})
-        write_manifest(scratch, manifest)
-        _check(scratch, cache, used)
+        _check_structure(scratch, cache, used)
+        complete_store(scratch, cache, manifest, used)
+        _check_in_child(scratch, cache, used)
     finally:
         remove_tree(scratch)
     cache.remember_checked(known)
 
 
-def _check(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
+def complete_store(folder: Path, cache: HostCache, manifest: StoreManifest, files: Mapping[str, StateFile]) -> None:
+    """Writes the manifest of a store with the exact bounds of its data files, so that it can be opened.
+
+    Args:
+        folder: contains the data files.
+        cache: the host's cache of stored files.
+        manifest: a manifest whose bounds may be prefixes.
+        files: the stored files by local name; those without prefixes need none.
+
+    Raises:
+        CorruptFile: the keys of a data file do not fit the stored bounds.
+        DamagedCopy: a cached copy is damaged; it was dropped.
+    """
+
+    def exact(file: StoreFile) -> StoreFile:
+        try:
+            return with_exact_bounds(file, folder / file.name)
+        except ValueError as e:
+            raise _unsafe(cache, folder / file.name, files[file.name], str(e)) from e
+
+    write_manifest(folder, dataclasses.replace(manifest, files=tuple(map(exact, manifest.files))))
+
+
+def _check_structure(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
     for name, file in files.items():
         try:
             check_table_file(folder / name)
         except ValueError as e:
             raise _unsafe(cache, folder / name, file, str(e)) from e
+
+
+def _check_in_child(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
     reason = probe(folder, sum(file.size for file in files.values()))
     if reason:
         damaged = [name for name, file in files.items() if not has_content(folder / name, file)]

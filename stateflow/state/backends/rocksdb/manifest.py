@@ -4,6 +4,9 @@ rocksdict has no function to import another store's files with their levels and 
 that, in a format that RocksDB must stay able to read: a log of records with checksums, each of them an edit; see
 https://github.com/facebook/rocksdb/wiki/MANIFEST and `db/version_edit.h`. Unknown content of an edit is refused, never
 skipped, unless RocksDB marks it as safe to ignore.
+
+In stored manifests, long bounds are prefixes; see `bounds`. A field of our own marks them, which neither RocksDB nor a
+version without prefixes ignores.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ _NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY
 
 _END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
 _NOT_SAFE_TO_IGNORE = 1 << 6
+_PREFIX_BOUNDS = _NOT_SAFE_TO_IGNORE | 0x3D
+"""Our field of a file whose bounds are prefixes: one byte, 1 for the smallest and 2 for the largest key."""
 _BYTEWISE = b"leveldb.BytewiseComparator"
 _TRAILER = 8
 _LEVELS = 7
@@ -45,6 +50,7 @@ class StoreFile:
         sequences: its smallest and largest sequence number.
         epoch: order of the files in level 0; the largest is the newest.
         details: other fields of the manifest as (tag, bytes) pairs.
+        prefixes: which of `smallest` and `largest` are prefixes of the keys, followed by the trailers of the keys.
     """
 
     number: int
@@ -55,6 +61,7 @@ class StoreFile:
     sequences: tuple[int, int]
     epoch: int
     details: tuple[tuple[int, bytes], ...] = ()
+    prefixes: tuple[bool, bool] = (False, False)
 
     @property
     def name(self) -> str:
@@ -154,7 +161,10 @@ def compose(manifest: StoreManifest) -> bytes:
 
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
-    """Writes a manifest that makes the data files in `folder` a store."""
+    """Writes a manifest that makes the data files in `folder` a store; its bounds must be exact."""
+    prefixes = [file.name for file in manifest.files if any(file.prefixes)]
+    if prefixes:
+        raise InternalError("a store cannot be opened with prefixes as bounds", files=prefixes[:5])
     (folder / _NAME).write_bytes(compose(manifest))
     (folder / "CURRENT").write_text(_NAME + "\n")
 
@@ -198,34 +208,52 @@ class _Edit:
 def _decode_file(reader: ByteReader) -> StoreFile:
     level, number, size = reader.varint(), reader.varint(), reader.varint()
     smallest, largest = reader.sized(), reader.sized()
-    if min(len(smallest), len(largest)) < _TRAILER:
-        raise ValueError("a key has no trailer")
     sequences = (reader.varint(), reader.varint())
     details: list[tuple[int, bytes]] = []
-    epoch = None
+    epoch, prefixes = None, (False, False)
     while (tag := reader.varint()) != _END_OF_DETAILS:
         value = reader.sized()
-        if tag & _NOT_SAFE_TO_IGNORE:
+        if tag == _PREFIX_BOUNDS:
+            prefixes = _decode_prefixes(value)
+        elif tag & _NOT_SAFE_TO_IGNORE:
             raise _unknown("file", tag)
-        if tag == _EPOCH:
+        elif tag == _EPOCH:
             epoch = ByteReader(value).varint()
         elif tag != _MIN_LOG_OF_STORE:
             # The skipped tag is not a property of the file, and RocksDB would crash in a store with lower numbers.
             details.append((tag, value))
     if epoch is None:
         raise ValueError("a file has no epoch")
+    _check_numbers((level, number, size), (smallest, largest), sequences, epoch)
+    return StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details), prefixes)
+
+
+def _check_numbers(
+    numbers: tuple[int, int, int], bounds: tuple[bytes, bytes], sequences: tuple[int, int], epoch: int
+) -> None:
+    level, number, size = numbers
+    smallest, largest = bounds
+    if min(len(smallest), len(largest)) < _TRAILER:
+        raise ValueError("a key has no trailer")
     if level >= _LEVELS or not 0 < number < _LARGEST_NUMBER or not 0 < size < _LARGEST_NUMBER:
         raise ValueError(f"a file has the level {level}, the number {number} and the size {size}")
     if smallest[:-_TRAILER] > largest[:-_TRAILER] or epoch >= _LARGEST_NUMBER:
         raise ValueError(f"the bounds of file {number} are not in order, or its epoch is {epoch}")
     if not sequences[0] <= sequences[1] <= _LARGEST_SEQUENCE:
         raise ValueError(f"file {number} has the sequence numbers {sequences}")
-    return StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details))
+
+
+def _decode_prefixes(value: bytes) -> tuple[bool, bool]:
+    if value not in (b"\1", b"\2", b"\3"):
+        raise ValueError(f"which bounds are prefixes is {value[:8]!r}")
+    return bool(value[0] & 1), bool(value[0] & 2)
 
 
 def _encode_file(file: StoreFile) -> bytes:
     numbers = (_NEW_FILE, file.level, file.number, file.size)
     parts = [*map(_varint, numbers), _sized(file.smallest), _sized(file.largest), *map(_varint, file.sequences)]
+    if any(file.prefixes):
+        parts += [_varint(_PREFIX_BOUNDS), _sized(_varint(file.prefixes[0] + 2 * file.prefixes[1]))]
     for tag, value in (*file.details, (_EPOCH, _varint(file.epoch))):
         parts += [_varint(tag), _sized(value)]
     return b"".join([*parts, _varint(_END_OF_DETAILS)])

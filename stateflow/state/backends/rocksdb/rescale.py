@@ -18,8 +18,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.state.backends.rocksdb.check import check_once
-from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, parse, write_manifest
+from stateflow.state.backends.rocksdb.check import check_once, complete_store
+from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, parse
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
@@ -90,7 +90,7 @@ def assemble(folder: Path, cache: HostCache, base: Base, cut_out: CutOut) -> Ass
     finally:
         for scratch in scratch_folders:
             remove_tree(scratch)
-    write_manifest(folder, merged)
+    complete_store(folder, cache, merged, files)
     return AssembledStore(files, list(excess(merged.files, base.owned)))
 
 
@@ -169,7 +169,7 @@ class _Part:
     def _cut(self, manifest: StoreManifest, foreign: list[KeyGroupRange], cut_out: CutOut) -> StoreManifest:
         self._scratch.mkdir(mode=0o700)
         self._cache.link_all({self._scratch / f.name: self._stored[f.name] for f in manifest.files})
-        write_manifest(self._scratch, manifest)
+        complete_store(self._scratch, self._cache, manifest, self._stored)
         cut_out(self._scratch, foreign)
         current = (self._scratch / "CURRENT").read_text().strip()
         left = self._needed(parse((self._scratch / current).read_bytes(), current))

@@ -14,9 +14,8 @@ from rocksdict import BottommostLevelCompaction, CompactOptions, Rdict, WriteBat
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_folders
-from stateflow.state.backends.rocksdb.check import check_once
+from stateflow.state.backends.rocksdb.check import check_once, complete_store
 from stateflow.state.backends.rocksdb.errors import is_corruption, to_stateflow_error, with_object_key
-from stateflow.state.backends.rocksdb.manifest import write_manifest
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.rescale import assemble, read_store_manifest
 from stateflow.state.files.host_cache import HostCache, remove_tree
@@ -103,7 +102,7 @@ class StoreOpener:
         manifest = read_store_manifest(self._cache, state)
         check_once(self._folder.with_name(f"{self._folder.name}.check"), self._cache, manifest, files)
         self._cache.link_all({self._folder / f.name: files[f.name] for f in manifest.files})
-        write_manifest(self._folder, manifest)
+        complete_store(self._folder, self._cache, manifest, files)
         return files
 
     def _cut_out(self, folder: Path, ranges: Sequence[KeyGroupRange]) -> None:
