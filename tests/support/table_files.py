@@ -123,6 +123,13 @@ def unknown_compression(table: ForgedTable) -> None:
     table.change(block, block.size, b"\7")
 
 
+def wide_columns(table: ForgedTable) -> None:
+    """An entry of another kind: RocksDB ends the process when it is looked up."""
+    block = table.block("data")
+    key_size = table.data[block.offset + 1]
+    table.change(block, 3 + key_size - 8, b"\x16")
+
+
 def bomb(table: ForgedTable) -> None:
     """4 GB after decompression."""
     block = table.block("data")
@@ -151,6 +158,7 @@ ATTACKS = [
     value_outside,
     block_outside,
     unknown_compression,
+    wide_columns,
     bomb,
     other_index,
     other_version,

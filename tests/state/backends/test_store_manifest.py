@@ -18,7 +18,7 @@ from stateflow.state.backends.rocksdb.record_log import fragments_of
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 
-NUMBERS = st.integers(1, (1 << 56) - 1)
+NUMBERS = st.integers(1, 1 << 55)
 KEYS = st.binary(min_size=10, max_size=40)
 DETAILS = st.lists(st.tuples(st.sampled_from([5, 6, 7, 12, 15]), st.binary(max_size=20)))
 
@@ -77,7 +77,7 @@ def test_files_are_those_that_rocksdb_reports(tmp_path: Path) -> None:
         {"size": 1 << 63},
         {"epoch": 1 << 63},
         {"sequences": (2, 1)},
-        {"sequences": (0, 1 << 56)},
+        {"sequences": (0, (1 << 55) + 1)},
         {"smallest": struct.pack(">HQ", 2, 1)},
         {"largest": b"short"},
     ],
@@ -91,7 +91,7 @@ def test_numbers_that_no_store_has_are_a_corrupt_file(forged: dict[str, Any]) ->
 
 def test_a_last_sequence_number_that_no_store_has_is_a_corrupt_file() -> None:
     with raises(CorruptFile, file="m"):
-        parse(compose(StoreManifest((FILE,), 1 << 56)), "m")
+        parse(compose(StoreManifest((FILE,), (1 << 55) + 1)), "m")
 
 
 @given(st.data())

@@ -28,6 +28,7 @@ from rocksdict import (
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE, RocksDBSettings
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.table_blocks import check_blocks
 from stateflow.state.backends.rocksdb.table_file import check_table_file
 from tests.support.table_files import ATTACKS, ForgedTable
 
@@ -93,6 +94,20 @@ def test_a_forged_file_is_refused(plain: Path, tmp_path: Path, attack: Callable[
     (tmp_path / "forged").write_bytes(table.sealed())
     with pytest.raises(ValueError):
         check_table_file(tmp_path / "forged")
+
+
+@pytest.mark.parametrize(("kind", "is_accepted"), [(0, True), (1, True), (2, False), (15, False), (22, False)])
+def test_the_kind_of_an_entry_is_checked_where_it_shares_it_with_the_key_before(kind: int, is_accepted: bool) -> None:
+    """The second key is ``x``; its kind is the second byte of the first key."""
+    sequence = bytes(7)
+    first = bytes([0, 10, 0]) + b"x" + bytes([kind, 1]) + sequence
+    second = bytes([2, 7, 0]) + sequence
+    block = first + second + struct.pack("<II", 0, 1)
+    if is_accepted:
+        check_blocks([block])
+    else:
+        with pytest.raises(ValueError):
+            check_blocks([block])
 
 
 def test_the_forging_helper_does_not_change_an_intact_file(plain: Path) -> None:

@@ -35,7 +35,8 @@ _TRAILER = 8
 _LEVELS = 7
 _LARGEST_NUMBER = 1 << 62
 """Bound of file numbers, sizes, epochs and sequence numbers: RocksDB adds to them without a check."""
-_LARGEST_SEQUENCE = (1 << 56) - 1
+_LARGEST_SEQUENCE = 1 << 55
+"""Half of what RocksDB can count: a store that continues from a larger one would lose its next changes silently."""
 _EXCLUSIVE = struct.pack("<Q", ((1 << 56) - 1) << 8 | 0x0F)
 """Trailer of the largest key of a file that ends with a deleted range, whose end is exclusive."""
 

@@ -7,6 +7,7 @@ are not decoded. See `table_file`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,10 @@ TRAILER = 5
 _PLAIN, _LZ4 = 0, 4
 _LZ4_CODEC = pa.Codec("lz4_raw")
 INTERNAL = 8
-"""Bytes after each key: its sequence number and the kind of the entry."""
+"""Bytes after each key: the kind of the entry, and its sequence number."""
+DELETED_RANGE = 15
+"""The kind of the entries of a block of deleted ranges."""
+_DELETION, _VALUE = 0, 1
 _LARGEST_RATIO = 256
 """LZ4 makes at most 255 bytes of one."""
 _LONGEST_VARINT = 5
@@ -111,21 +115,24 @@ def data_blocks(index: bytes, shortest_key: int) -> list[int]:
     return found
 
 
-def check_blocks(blocks: list[bytes], shortest_key: int = INTERNAL) -> None:
+def check_blocks(blocks: list[bytes], kinds: Sequence[int] = (_DELETION, _VALUE)) -> None:
     """Follows the entries of blocks, one entry of each block at a time.
 
     A block consists of entries, offsets of some entries (the restarts), and their number. An entry consists of three
     lengths, the bytes of the key that differ from the key before, and the value; at a restart the key is complete.
 
     Args:
-        shortest_key: least size of a key in bytes.
+        kinds: the kinds of entries that the blocks may have. RocksDB ends the process for an unexpected kind. Empty for
+            blocks whose keys have no kind.
 
     Raises:
-        ValueError: an entry or a restart is not where it must be.
+        ValueError: an entry or a restart is not where it must be, or an entry has another kind.
     """
     buffer = np.frombuffer(blocks[0] if len(blocks) == 1 else b"".join(blocks), np.uint8)
     entries = _Entries(blocks, _LARGEST_START)
     starts, ends, restarts = entries.starts, entries.ends, entries.restarts
+    is_allowed = np.isin(np.arange(256), kinds)
+    has_shared_kinds = False
     # The next restart of each block, and where the restarts of the following block begin.
     restart, last_restart = entries.first_restarts, entries.first_restarts + entries.counts
     at, key_size = starts, np.zeros(len(blocks), np.int64)
@@ -133,13 +140,20 @@ def check_blocks(blocks: list[bytes], shortest_key: int = INTERNAL) -> None:
         is_restart = (restart < last_restart) & (at == restarts[np.minimum(restart, len(restarts) - 1)])
         restart = restart + is_restart
         require(bool((at - starts < _LARGEST_START).all()), "a block has more entries than a block may have")
-        at, key_size = _next_entries(buffer, at, np.where(is_restart, 0, key_size))
-        require(bool((key_size >= shortest_key).all()), "a key is too short")
+        key_at, own, key_size, at = _next_entries(buffer, at, np.where(is_restart, 0, key_size))
         require(bool((at <= ends).all()), "an entry is cut off")
+        if kinds:
+            require(bool((key_size >= INTERNAL).all()), "a key is too short")
+            kind = buffer[np.minimum(key_at + own - INTERNAL, len(buffer) - 1)]
+            has_shared_kinds |= bool((own < INTERNAL).any())
+            require(bool((is_allowed[kind] | (own < INTERNAL)).all()), "an entry has an unknown kind")
         left = at < ends
         require(bool((left | (restart == last_restart)).all()), "a restart is not at an entry")
         at, key_size, starts, ends = at[left], key_size[left], starts[left], ends[left]
         restart, last_restart = restart[left], last_restart[left]
+    if has_shared_kinds:
+        for block in blocks:
+            require(all(key[-INTERNAL] in kinds for key in _keys(block)), "an entry has an unknown kind")
 
 
 class _Entries:
@@ -179,8 +193,8 @@ class _Entries:
         )
 
 
-def _next_entries(buffer: Bytes, at: Numbers, key_size: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns where entries end, and the sizes of their keys.
+def _next_entries(buffer: Bytes, at: Numbers, key_size: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Returns where the own bytes of keys are, how many there are, the sizes of the keys, and where the entries end.
 
     Args:
         at: where the entries start.
@@ -190,12 +204,12 @@ def _next_entries(buffer: Bytes, at: Numbers, key_size: Numbers) -> tuple[Number
     own, at = _varints(buffer, at)
     value, at = _varints(buffer, at)
     require(bool((shared <= key_size).all()), "an entry shares more than the key before it has")
-    return at + own + value, shared + own
+    return at, own, shared + own, at + own + value
 
 
 def entries_of(block: bytes) -> list[tuple[bytes, bytes]]:
-    """Returns the entries of a block with few of them; raises as `check_blocks`."""
-    check_blocks([block], shortest_key=0)
+    """Returns the entries of a block without kinds and with few entries; raises as `check_blocks`."""
+    check_blocks([block], kinds=())
     reader = ByteReader(block[: int(_Entries([block]).ends[0])])
     entries: list[tuple[bytes, bytes]] = []
     key = b""
@@ -206,18 +220,31 @@ def entries_of(block: bytes) -> list[tuple[bytes, bytes]]:
     return entries
 
 
-def keys_of(block: bytes) -> list[bytes]:
-    """Returns the keys of a block with few entries, whose values may be large; raises as `check_blocks`."""
+def first_key(block: bytes) -> bytes:
+    """Returns the first key of a block; raises as `check_blocks`."""
     check_blocks([block])
+    return bytes(next(_keys(block)))
+
+
+def last_key(block: bytes) -> bytes:
+    """Returns the last key of a block; raises as `check_blocks`."""
+    check_blocks([block])
+    key = bytearray()
+    for key in _keys(block):  # noqa: B007
+        pass
+    return bytes(key)
+
+
+def _keys(block: bytes) -> Iterator[bytearray]:
+    """Yields each key of a checked block, as one object that changes."""
     reader, end = ByteReader(block), int(_Entries([block]).ends[0])
-    keys: list[bytes] = []
-    key = b""
+    key = bytearray()
     while reader.position < end:
         shared, own, size = reader.varint(), reader.varint(), reader.varint()
-        key = key[:shared] + reader.take(own)
-        keys.append(key)
+        del key[shared:]
+        key += reader.take(own)
+        yield key
         reader.skip(size)
-    return keys
 
 
 def _varints(buffer: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.table_blocks import (
+    DELETED_RANGE,
     INTERNAL,
     LARGEST_BLOCK,
     TRAILER,
@@ -25,7 +26,8 @@ from stateflow.state.backends.rocksdb.table_blocks import (
     data_blocks,
     decompressed,
     entries_of,
-    keys_of,
+    first_key,
+    last_key,
     require,
 )
 
@@ -101,7 +103,7 @@ class _TableFile:
         blocks = self._meta_blocks()
         sizes = self._data_sizes(blocks)
         if _RANGE_DELETIONS in blocks:
-            check_blocks([self._read(blocks.pop(_RANGE_DELETIONS))])
+            check_blocks([self._read(blocks.pop(_RANGE_DELETIONS))], kinds=[DELETED_RANGE])
         if blocks.keys() - {_FILTER}:
             raise ValueError(f"unknown blocks {sorted(blocks)[:3]}")
         for handle in blocks.values():
@@ -114,8 +116,8 @@ class _TableFile:
         if not sizes:
             return None
         last = _Handle(sum(sizes[:-1]) + TRAILER * (len(sizes) - 1), sizes[-1])
-        smallest = keys_of(self._read(_Handle(0, sizes[0]), LARGEST_BLOCK))[0]
-        return smallest, keys_of(self._read(last, LARGEST_BLOCK))[-1]
+        smallest = first_key(self._read(_Handle(0, sizes[0]), LARGEST_BLOCK))
+        return smallest, last_key(self._read(last, LARGEST_BLOCK))
 
     def _data_sizes(self, blocks: dict[bytes, _Handle]) -> list[int]:
         """Returns the sizes of the data blocks; removes the blocks that it reads from `blocks`."""
