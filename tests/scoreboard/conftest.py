@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrises a row over its seeds, and its planted bug."""
+    """Parametrises a row over its seeds, and its planted bugs."""
     row = row_of(metafunc.definition)
     if row is None:
         return
@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     params = [pytest.param(n, id=f"seed-{n}") for n in seeds]
     if seed is None:
         slow = [pytest.mark.slow] if row.is_slow or row.on_spark else []
-        params.append(pytest.param(None, id=row.mutant, marks=slow))
+        params += [pytest.param(mutant, id=mutant, marks=slow) for mutant in row.mutants]
     metafunc.parametrize("rounds", params, indirect=True)
 
 
@@ -71,7 +71,8 @@ def rounds(
     # Runs that lose log it, and there are thousands.
     caplog.set_level(logging.CRITICAL, logger="stateflow")
     fault, holds = (" ".join(text.split()) for text in request.function.__doc__.split("\n\n"))
-    facts = {"number": row.number, "on_spark": row.on_spark, "bug": MUTANTS[row.mutant].what}
+    bug, *more = [MUTANTS[mutant].what for mutant in row.mutants]
+    facts = {"number": row.number, "on_spark": row.on_spark, "bug": bug, "more_bugs": dict.fromkeys(more, "")}
     record_property("row", (row.name, {**facts, "fault": fault, "holds": holds}))
     return Rounds(row, tmp_path, request.param, record_property)
 

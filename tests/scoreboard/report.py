@@ -19,6 +19,7 @@ class Score(msgspec.Struct, kw_only=True):
         holds: what must hold.
         bug: the planted bug in words.
         found: the violation that showed the planted bug; empty if it was missed.
+        more_bugs: further planted bugs in words, each with the violation that showed it.
         at, commit, machine: when, of what and where.
     """
 
@@ -35,7 +36,13 @@ class Score(msgspec.Struct, kw_only=True):
     rounds: int = 0
     violations: list[str] = []
     found: str = ""
+    more_bugs: dict[str, str] = {}
     seconds: float = 0.0
+
+    @property
+    def bugs(self) -> dict[str, str]:
+        """All planted bugs in words, each with the violation that showed it; empty if it was missed."""
+        return {self.bug: self.found, **self.more_bugs}
 
     def add(self, results: Mapping[str, Any], seconds: float) -> None:
         """Adds what one test of the row recorded."""
@@ -43,7 +50,11 @@ class Score(msgspec.Struct, kw_only=True):
         self.injected += results.get("injected", 0)
         self.rounds += "injected" in results or "violation" in results
         self.violations += [_brief(results["violation"])] if "violation" in results else []
-        self.found = _brief(results["found"]) if "found" in results else self.found
+        for bug, text in results.get("found", {}).items():
+            if bug == self.bug:
+                self.found = _brief(text)
+            else:
+                self.more_bugs[bug] = _brief(text)
 
 
 Scores = Mapping[str, Score]
@@ -74,7 +85,7 @@ def headline(scores: Scores) -> str:
     kills = sum(score.injected for score in scores.values() if score.number in (2, 3, 4, 5))
     histories = sum(score.injected for score in scores.values() if score.number == 1)
     violations = sum(len(score.violations) for score in scores.values())
-    missed = sum(not score.found for score in scores.values())
+    missed = sum(not found for score in scores.values() for found in score.bugs.values())
     return (
         f"{sum(score.injected for score in scores.values()):,} faults injected, {kills:,} of them SIGKILLs of real "
         f"processes and {histories:,} simulated histories: {violations} violations. To check the "
@@ -123,8 +134,9 @@ def page(scores: Scores) -> str:
 def _line(name: str, score: Score) -> str:
     on_spark = f"{score.injected:,}" if score.on_spark else "0"
     seeds = f"0 to {score.rounds - 1}" if score.rounds > 1 else "0"
-    bug = f"{score.bug.removesuffix('.')}: {'found' if score.found else '**missed**'}"
-    cells = [name, score.fault.removesuffix("."), f"{score.injected:,}", on_spark, len(score.violations), seeds, bug]
+    found = [f"{bug.removesuffix('.')}: {'found' if text else '**missed**'}" for bug, text in score.bugs.items()]
+    fault, injected = score.fault.removesuffix("."), f"{score.injected:,}"
+    cells = [name, fault, injected, on_spark, len(score.violations), seeds, "; ".join(found)]
     return f"| {' | '.join(map(str, cells))} |"
 
 

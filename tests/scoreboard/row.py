@@ -43,7 +43,8 @@ class Row:
         number: of the row in ``docs/scoreboard.md``; rows of one number are variants of a fault.
         plays: how many rounds each of the `TIERS` plays.
         mutant: the planted bug that must be found.
-        within: the number of rounds in which it must be found.
+        within: the number of rounds in which it must be found, as each of the others.
+        more_mutants: further planted bugs that must be found.
         is_slow: whether that takes more than a few seconds.
         on_spark: whether the rounds run jobs on Spark.
     """
@@ -55,6 +56,12 @@ class Row:
     within: int = 10
     is_slow: bool = False
     on_spark: bool = False
+    more_mutants: tuple[str, ...] = ()
+
+    @property
+    def mutants(self) -> tuple[str, ...]:
+        """All planted bugs."""
+        return (self.mutant, *self.more_mutants)
 
     def __call__(self, play: Play) -> Callable[[Rounds], None]:
         """The test; ``conftest.py`` gives it its rounds."""
@@ -69,41 +76,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What a test of a row plays: one round, or rounds until one finds the planted bug.
+    """What a test of a row plays: one round, or rounds until one finds a planted bug.
 
     Attributes:
-        seed: of the round; None for those with the planted bug.
+        played: the seed of the round, or the name of the planted bug.
         record: takes the results to the report, also from another process.
     """
 
     row: Row
     folder: Path
-    seed: int | None
+    played: int | str
     record: Callable[[str, object], None]
 
     def play(self, play: Play) -> None:
         """Plays. Raises what a round raises, and fails if no round finds the planted bug."""
-        if self.seed is None:
-            self._find_mutant(play)
+        seed = self.played
+        if isinstance(seed, str):
+            self._find_mutant(play, seed)
             return
         try:
-            injected = self._play_once(play, self.seed)
-            assert injected or self.seed, "the first round injected no fault"
+            injected = self._play_once(play, seed)
+            assert injected or seed, "the first round injected no fault"
         except Exception as e:
-            self.record("violation", _text_of(e, self.seed))
-            e.add_note(f"repeat with: make scoreboard ROWS={self.row.name} SEED={self.seed}")
+            self.record("violation", _text_of(e, seed))
+            e.add_note(f"repeat with: make scoreboard ROWS={self.row.name} SEED={seed}")
             raise
         self.record("injected", injected)
 
-    def _find_mutant(self, play: Play) -> None:
-        with planted(self.row.mutant):
+    def _find_mutant(self, play: Play, mutant: str) -> None:
+        with planted(mutant):
             for seed in range(self.row.within):
                 try:
                     self._play_once(play, seed)
                 except Exception as e:
-                    self.record("found", _text_of(e, seed))
+                    self.record("found", {MUTANTS[mutant].what: _text_of(e, seed)})
                     return
-        pytest.fail(f"{self.row.within} rounds did not find {self.row.mutant}: {MUTANTS[self.row.mutant].what}")
+        pytest.fail(f"{self.row.within} rounds did not find {mutant}: {MUTANTS[mutant].what}")
 
     def _play_once(self, play: Play, seed: int) -> int:
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder:

@@ -55,9 +55,10 @@ class Faults:
 
 
 @contextlib.contextmanager
-def fault_proxy(upstream: str, faults: Faults) -> Iterator[str]:
+def fault_proxy(upstream: str, faults: Faults, kind: type[ProxyHandler] | None = None) -> Iterator[str]:
     """Listens on loopback in front of ``http://host:port``; yields its own address."""
-    handler = type("Handler", (_Handler,), {"upstream": upstream.removeprefix("http://"), "faults": faults})
+    facts = {"upstream": upstream.removeprefix("http://"), "faults": faults}
+    handler = type("Handler", (kind or ProxyHandler,), facts)
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -80,14 +81,19 @@ class _Server(ThreadingHTTPServer):
 
 
 @dataclass(frozen=True)
-class _Answer:
+class ProxyAnswer:
+    """The answer of the server."""
+
     status: int
     headers: list[tuple[str, str]]
     body: bytes
 
 
-class _Handler(BaseHTTPRequestHandler):
+class ProxyHandler(BaseHTTPRequestHandler):
+    """Passes requests on, and injects faults."""
+
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     upstream: str
     faults: Faults
 
@@ -98,39 +104,40 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         kind = self.faults.draw()
         if kind in ANSWERS:
-            self._send(_Answer(int(kind), [], b"<Error><Code>SlowDown</Code></Error>"))
+            self.send(ProxyAnswer(int(kind), [], b"<Error><Code>SlowDown</Code></Error>"))
         elif kind in NOT_READY:
-            self._send(_Answer(403, [("content-type", "application/json")], _remote_exception(kind)))
+            self.send(ProxyAnswer(403, [("content-type", "application/json")], _remote_exception(kind)))
         elif kind in (LOST_REQUEST, LATE_REQUEST):
             if kind == LATE_REQUEST:
                 # A client's own network does so, too: the request arrives when the client has given it up.
                 delay = self.faults.rng.uniform(0, _LATEST_SECONDS)
-                timer = threading.Timer(delay, self._forward, (body,))
+                timer = threading.Timer(delay, self.forward, (body,))
                 self.faults.late.append(timer)
                 timer.start()
-            self._reset()
+            self.reset()
         else:
-            self._deliver(kind, self._forward(body))
+            self._deliver(kind, self.forward(body))
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
 
-    def _deliver(self, kind: str, answer: _Answer) -> None:
+    def _deliver(self, kind: str, answer: ProxyAnswer) -> None:
         if kind == LOST_ANSWER:
-            self._reset()
+            self.reset()
         elif kind == CUT_ANSWER and len(answer.body) > 1:
-            self._head(answer)
+            self.head(answer)
             self.wfile.write(answer.body[: len(answer.body) // 2])
-            self._reset()
+            self.reset()
         elif kind == SLOW_ANSWER:
-            self._head(answer)
+            self.head(answer)
             size = max(1, len(answer.body) // _PIECES)
             for start in range(0, len(answer.body), size):
                 self.wfile.write(answer.body[start : start + size])
                 time.sleep(0.005)
         else:
-            self._send(answer)
+            self.send(answer)
 
-    def _forward(self, body: bytes) -> _Answer:
+    def forward(self, body: bytes) -> ProxyAnswer:
+        """Returns the answer of the server."""
         with contextlib.closing(http.client.HTTPConnection(self.upstream, timeout=60)) as connection:
             # The signature covers the host that the client knows.
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -138,14 +145,16 @@ class _Handler(BaseHTTPRequestHandler):
                 connection.putheader(name, value)
             connection.endheaders(body or None)
             found = connection.getresponse()
-            return _Answer(found.status, found.getheaders(), found.read())
+            return ProxyAnswer(found.status, found.getheaders(), found.read())
 
-    def _send(self, answer: _Answer) -> None:
-        self._head(answer)
+    def send(self, answer: ProxyAnswer) -> None:
+        """Sends an answer as it is."""
+        self.head(answer)
         if self.command != "HEAD":
             self.wfile.write(answer.body)
 
-    def _head(self, answer: _Answer) -> None:
+    def head(self, answer: ProxyAnswer) -> None:
+        """Sends the head of an answer; its own headers replace the length of its body."""
         self.send_response_only(answer.status)
         headers = {"content-length": str(len(answer.body))} | {name.lower(): value for name, value in answer.headers}
         for name, value in headers.items():
@@ -153,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.end_headers()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Ends the connection by RST, as if the host had disappeared."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.close_connection = True

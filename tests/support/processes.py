@@ -239,8 +239,10 @@ def _command_line(launch: Launch) -> None:
     from stateflow.cli.main import main
     from tests.recovery.failing_disks import disk_from_environment
     from tests.recovery.wrong_clocks import skew_from_environment
+    from tests.servers.short_timeouts import shorten_from_environment
 
     plant_from_environment()
     skew_from_environment()
+    shorten_from_environment()
     with disk_from_environment():
         main()

@@ -26,7 +26,7 @@ def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
     names = {_state_id(s["name"]): s["name"] for s in operator["states"]}
     found: dict[tuple[Any, ...], Any] = {}
     for subtask in operator["subtasks"]:
-        for key, value in _stored(root, subtask):
+        for key, value in stored_entries(root, subtask):
             (group,) = struct.unpack(">H", key[:2])
             assert subtask["first_group"] <= group <= subtask["last_group"]
             parsed = (names[key[2:6]], *_parse_key(key[6:]))
@@ -39,7 +39,8 @@ def _state_id(name: str) -> bytes:
     return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
 
 
-def _stored(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
+def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
+    """The entries of a subtask: encoded keys and values. `root` is that of its files' keys."""
     if subtask["inline"] is not None:
         yield from _entries(base64.b64decode(subtask["inline"]))
     elif [f["local_name"] for f in subtask["files"]] == ["entries"]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import Options, Rdict
 
-from stateflow.errors import CorruptFile, InternalError
+from stateflow.errors import CorruptFile
 from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreFile, StoreManifest, compose, parse
 from stateflow.state.backends.rocksdb.record_log import fragments_of
 from stateflow.types.key_groups import KeyGroupRange
@@ -111,5 +111,5 @@ def test_any_flipped_bit_or_missing_end_is_a_corrupt_file(data: st.DataObject) -
     ids=["a second column family", "a blob file", "an edit of another column family"],
 )
 def test_an_unknown_edit_is_refused(edit: bytes, tag: int) -> None:
-    with raises(InternalError, tag=tag):
+    with raises(CorruptFile, tag=tag):
         parse(b"".join(fragments_of(edit)), "m")

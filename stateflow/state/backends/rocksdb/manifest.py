@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateflow.errors import CorruptFile, InternalError
+from stateflow.errors import CorruptFile
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
 from stateflow.types.key_groups import KeyGroupRange
@@ -100,8 +100,7 @@ def parse(data: bytes, name: str) -> StoreManifest:
         name: name of the file, for errors.
 
     Raises:
-        CorruptFile: the data is not a manifest.
-        InternalError: it has unknown fields, for example of a newer RocksDB version.
+        CorruptFile: the data is not a manifest, or has unknown fields, for example of a newer RocksDB version.
     """
     return _applied(StoreManifest((), 0), data, 0, name)
 
@@ -260,10 +259,12 @@ def _encode_file(file: StoreFile) -> bytes:
     return b"".join([*parts, _varint(_END_OF_DETAILS)])
 
 
-def _unknown(what: str, tag: int) -> InternalError:
-    return InternalError(
+def _unknown(what: str, tag: int) -> CorruptFile:
+    # Not an internal error, after which a run would restart: the file may come from a user.
+    return CorruptFile(
         f"RocksDB's manifest has an unknown field of a {what}",
-        hint="install the version of rocksdict in requirements.txt",
+        hint="restore an older checkpoint; if stateflow has written this one, install the version of rocksdict in its "
+        "requirements.txt",
         tag=tag,
     )
 

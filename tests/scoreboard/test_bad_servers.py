@@ -1,0 +1,179 @@
+"""Storage servers that misbehave, or are not the ones that they seem to be, at any request of a job and of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.scoreboard.jobs import accounts_job
+from tests.scoreboard.row import Round, Row
+from tests.servers import short_timeouts
+from tests.servers.faults import Faults
+from tests.servers.hostile import HostileServer, answer, hostile_server
+from tests.servers.misbehaving import KINDS, LIES, REDIRECTED, SECRET, misbehaving_proxy
+from tests.servers.running import CANARY, files_with, s3_server
+from tests.servers.webhdfs import webhdfs_server
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import Ended, Running, unless_ended
+from tests.support.restores import plan_file
+
+_TIMEOUT = "0.5"
+"""Seconds for a request."""
+_SECONDS = 60
+_TRIES = 5
+_MEMORY_MIB = 150
+"""More than what a command takes whose server behaves."""
+_DAMAGED = 4
+_ENDS = {0, 2, 5}
+_MISTAKES = {"internal", "fenced"}
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A storage server behind a proxy that misbehaves, and another server.
+
+    Attributes:
+        address: of the job root.
+        root: its files.
+        variables: of the environment of clients.
+        may_damage: whether answers may have other bytes than those that are stored.
+        is_redirected: whether requests may be sent to the other server.
+    """
+
+    address: str
+    root: Path
+    variables: dict[str, str]
+    faults: Faults
+    elsewhere: HostileServer
+    may_damage: bool
+    is_redirected: bool
+
+
+@Row(
+    26,
+    "bad-servers",
+    plays=(2, 12, 300),
+    mutant="token-to-anybody",
+    more_mutants=("redirected-anywhere", "echoed-answers", "endless-answers", "no-length-check"),
+    within=12,
+    is_slow=True,
+)
+def test_bad_servers_damage_nothing_and_learn_nothing(round_: Round) -> int:
+    """A WebHDFS or S3 server answers 401, 403, with redirections to other ports, hosts and schemes, too short or too
+    long, slowly, without end, with other bytes, or drops the connection, at any request of runs, savepoints, restores,
+    listings and verifications.
+
+    Every command succeeds or fails with one error in time, with bounded memory; credentials are sent to the configured
+    servers only, and no answer's text is in an error or a file; afterwards, tables and state are those of the oracle.
+    """
+    with _site(round_) as site:
+        job_root = {"root_folder": site.root, "address": site.address, "variables": site.variables}
+        with accounts_job(round_, **job_root) as job:
+            _play(round_, job, site)
+        _check_secrets(round_, site)
+    return site.faults.injected.total()
+
+
+@contextmanager
+def _site(round_: Round) -> Iterator[_Site]:
+    is_s3, has_lies = bool(round_.seed % 2), bool(round_.seed % 4 // 2)
+    # A client of S3 follows redirections, and takes what it gets for the object.
+    kinds = [kind for kind in (*KINDS, *(LIES if has_lies else ())) if has_lies or not (is_s3 and kind == REDIRECTED)]
+    faults = Faults(round_.rng, 0, kinds)
+    with ExitStack() as stack:
+        elsewhere = stack.enter_context(hostile_server(lambda _: answer(200, SECRET.encode(), ETag="x")))
+        variables = {short_timeouts.VARIABLE: _TIMEOUT}
+        if is_s3:
+            variables |= stack.enter_context(s3_server(round_.folder / "s3", "bucket"))
+            upstream, root = variables["AWS_ENDPOINT_URL"], round_.folder / "s3" / "data" / "bucket" / "job"
+        else:
+            root = round_.folder / "hdfs" / "job"
+            upstream = stack.enter_context(webhdfs_server(root.parent, CANARY))
+        proxy = stack.enter_context(misbehaving_proxy(upstream, faults, elsewhere.host))
+        if is_s3:
+            address = "s3://bucket/job"
+            variables["AWS_ENDPOINT_URL"] = proxy
+        else:
+            name_node = proxy.replace("http:", "webhdfs:")
+            address = f"{name_node}/job"
+            # In some rounds the other server has the port of a DataNode.
+            ports = str(elsewhere.port) if has_lies else "9864"
+            variables |= {"WEBHDFS_TOKEN": CANARY, "WEBHDFS_NAMENODES": name_node, "WEBHDFS_DATANODE_PORTS": ports}
+        yield _Site(address, root, variables, faults, elsewhere, has_lies, has_lies or is_s3)
+
+
+def _play(round_: Round, job: AccountsJob, site: _Site) -> None:
+    job.deliver(20)
+    usual = _Watch()
+    usual.wait(job.start()).check()
+    job.create_savepoint("early")
+    for number in range(_TRIES):
+        job.deliver_more(20)
+        site.faults.share = round_.rng.choice([0.03, 0.1, 0.3])
+        for running in _some_commands(round_, job, number):
+            watch = _Watch()
+            ended = watch.wait(running)
+            _check_end(ended, site)
+            assert watch.highest < usual.highest + _MEMORY_MIB, f"{watch.highest} MiB, usually {usual.highest}: {ended}"
+            if ended.code:
+                break
+    site.faults.share = 0
+    job.deliver_more(10)
+    job.finish()
+    job.check_results()
+
+
+def _some_commands(round_: Round, job: AccountsJob, number: int) -> Iterator[Running]:
+    """Commands of which each needs the one before."""
+    kind = round_.rng.choice(["run", "run", "savepoint", "list", "verify", "restore"])
+    if kind == "run":
+        yield job.start()
+    elif kind == "savepoint":
+        yield job.begin("savepoint", "create", "--name", f"later-{number}")
+    elif kind == "list":
+        yield job.begin("savepoint", "list", "--json")
+    elif kind == "verify":
+        yield job.begin("verify", "--deep")
+    else:
+        words = ("restore", job.job_file)
+        yield job.begin(*words, "--plan", "early", "--out", str(plan_file(job)), with_job=True)
+        yield job.begin(*words, "--execute", str(plan_file(job)), with_job=True)
+
+
+def _check_end(ended: Ended, site: _Site) -> None:
+    allowed = _ENDS | ({_DAMAGED} if site.may_damage else set())
+    assert ended.code in allowed, str(ended)
+    assert ended.code == 0 or ended.error.code not in _MISTAKES, str(ended)
+    assert SECRET not in ended.out + ended.err, str(ended)
+
+
+def _check_secrets(round_: Round, site: _Site) -> None:
+    for secret in (SECRET, CANARY):
+        assert files_with(secret, round_.folder) == []
+    asked = "\n".join(request.head for request in site.elsewhere.asked)
+    assert CANARY not in asked and "authorization" not in asked.lower() and "user.name" not in asked, asked
+    assert site.is_redirected or not asked, asked
+
+
+@dataclass
+class _Watch:
+    """The memory of a process.
+
+    Attributes:
+        highest: MiB that it had at most.
+    """
+
+    highest: float = 0.0
+
+    def wait(self, running: Running) -> Ended:
+        """Waits for the end of a command."""
+
+        def look() -> None:
+            found = unless_ended(lambda: psutil.Process(running.pid).memory_info().rss, 0)
+            self.highest = max(self.highest, found / (1 << 20))
+
+        return running.wait(look, _SECONDS)

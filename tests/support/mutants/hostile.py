@@ -1,0 +1,131 @@
+"""Bugs that an attacker could use: what is trusted of stored files and of servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from stateflow.clock import Clock
+from stateflow.errors import CorruptFile
+from stateflow.state.backends.rocksdb import check, manifest, rescale, store
+from stateflow.state.files.host_cache import HostCache, damaged_copy
+from stateflow.state.handles import StateFile
+from stateflow.storage import PosixStorage, folder_tree, no_follow, object_store, posix
+from stateflow.storage.hdfs import answers, webhdfs
+from stateflow.storage.hdfs.answers import HdfsRefusal
+from stateflow.storage.hdfs.session import HdfsSession
+from tests.support.mutants.registry import Mutant, Mutants
+
+MUTANTS = Mutants()
+
+# -- stored files -----------------------------------------------------------------------------------------------------
+
+
+@MUTANTS.plant("unchecked-stores", (store, "check_once"), (rescale, "check_once"))
+def _check_nothing(*_: object) -> None:
+    """RocksDB opens stores from elsewhere without a check."""
+
+
+MUTANTS.add(
+    Mutant(
+        "trusted-numbers",
+        "The numbers of a store's manifest are not checked, and no child process opens the store first.",
+        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65), (check, "probe", lambda *_: "")),
+    )
+)
+
+
+@MUTANTS.plant("retried-forgery", (check, "_unsafe"))
+def _as_damaged(cache: HostCache, path: Path, file: StateFile, reason: str) -> CorruptFile:
+    """A forged store counts as a damaged copy, which a retry fetches again."""
+    return damaged_copy(file, path, reason)
+
+
+MUTANTS.add(
+    Mutant(
+        "followed-links",
+        "Symbolic links in place of files are followed.",
+        ((no_follow, "_FILE", no_follow._FILE & ~os.O_NOFOLLOW),),
+    )
+)
+
+
+@MUTANTS.plant("followed-folders", (folder_tree, "open_folder"))
+def _open_folder_or_link(parent: int, name: str) -> int:
+    """Symbolic links in place of folders are followed."""
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent)
+
+
+@MUTANTS.plant("linked-strangers", (posix, "is_ours_alone"))
+def _is_anybodys(_: os.stat_result) -> bool:
+    """Files of another user are linked, not copied."""
+    return True
+
+
+@MUTANTS.plant("keys-to-anywhere", (PosixStorage, "_names"))
+def _any_names(_: Any, key: str) -> Sequence[str]:
+    """A recorded path may lead out of the savepoint."""
+    return key.strip("/").split("/")
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+
+@MUTANTS.plant("token-to-anybody", (HdfsSession, "to_data_node"))
+def _with_token(
+    self: HdfsSession, method: str, location: str, data: bytes | IO[bytes] | None = None
+) -> requests.Response:
+    """The delegation token is sent to where a NameNode redirects."""
+    self._check(location)
+    return self._session.request(
+        method, location, params=self._users.query, data=data, timeout=5, allow_redirects=False, stream=True
+    )
+
+
+@MUTANTS.plant("redirected-anywhere", (HdfsSession, "_check"))
+def _check_no_location(*_: object) -> None:
+    """Requests are redirected to any port."""
+
+
+def _successful_or_echoed(answer: requests.Response, _: Clock) -> requests.Response:
+    if answer.status_code < 300 or answer.is_redirect:
+        return answer
+    text = answer.raw.read(1000).decode(errors="replace")
+    known = re.search('"exception": "([A-Za-z]+)"', text)
+    raise HdfsRefusal(answer.status_code, known[1] if known else text)
+
+
+MUTANTS.add(
+    Mutant(
+        "echoed-answers",
+        "Errors contain what a server has answered.",
+        (
+            (answers, "successful", _successful_or_echoed),
+            (webhdfs, "successful", _successful_or_echoed),
+            (object_store, "_reason", str),
+        ),
+    )
+)
+
+
+@MUTANTS.plant("endless-answers", (answers, "pieces"), (webhdfs, "pieces"))
+def _all_pieces(answer: requests.Response, _: Clock, __: int) -> Iterator[bytes]:
+    """An answer has no limit of size and duration."""
+    yield from answer.raw.stream(1 << 20)
+
+
+_pieces = answers.pieces
+
+
+@MUTANTS.plant("no-length-check", (answers, "pieces"), (webhdfs, "pieces"))
+def _pieces_so_far(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
+    """An answer that ends too early counts as complete."""
+    with contextlib.suppress(HTTPError):
+        yield from _pieces(answer, clock, limit)
