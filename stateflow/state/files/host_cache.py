@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
@@ -178,16 +178,24 @@ class HostCache:
         with ThreadPoolExecutor(FETCHERS) as pool:
             return sum(pool.map(lambda copy: _drop_if_damaged(*copy), copies))
 
-    def link_all(self, wanted: Mapping[Path, StateFile]) -> None:
-        """Links many files by target, with threads if they are large; raises as `link` does."""
+    def link_all(self, wanted: Mapping[Path, StateFile], on_linked: Callable[[Path], object] = lambda _: None) -> None:
+        """Links many files, with threads if they are large; raises as `link` does.
+
+        Args:
+            wanted: the files by their new local paths.
+            on_linked: called in this thread with each path, while other files are being linked.
+        """
         # Storage calls and hashing release the GIL.
         if len(wanted) < 2 or sum(file.size for file in wanted.values()) < _WORTH_THREADS:
             for target, file in wanted.items():
                 self.link(file, target)
+                on_linked(target)
             return
         with ThreadPoolExecutor(FETCHERS) as pool:
-            for done in [pool.submit(self.link, file, target) for target, file in wanted.items()]:
+            linked = {pool.submit(self.link, file, target): target for target, file in wanted.items()}
+            for done in as_completed(linked):
                 done.result()
+                on_linked(linked[done])
 
     def read(self, file: StateFile) -> bytes:
         """Returns the content of a small file; raises as `link` does."""

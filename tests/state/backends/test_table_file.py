@@ -28,7 +28,7 @@ from rocksdict import (
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE, RocksDBSettings
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.table_blocks import check_blocks
+from stateflow.state.backends.rocksdb.table_blocks import Blocks, check_blocks
 from stateflow.state.backends.rocksdb.table_file import check_table_file
 from tests.support.table_files import ATTACKS, ForgedTable
 
@@ -104,10 +104,10 @@ def test_the_kind_of_an_entry_is_checked_where_it_shares_it_with_the_key_before(
     second = bytes([2, 7, 0]) + sequence
     block = first + second + struct.pack("<II", 0, 1)
     if is_accepted:
-        check_blocks([block])
+        check_blocks(Blocks.joined([block]))
     else:
         with pytest.raises(ValueError):
-            check_blocks([block])
+            check_blocks(Blocks.joined([block]))
 
 
 def test_the_forging_helper_does_not_change_an_intact_file(plain: Path) -> None:

@@ -68,8 +68,9 @@ def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: 
     make_folders(scratch.parent)
     scratch.mkdir(mode=0o700)
     try:
-        cache.link_all({scratch / name: file for name, file in used.items()})
-        _check_structure(scratch, cache, used)
+        targets = {scratch / name: file for name, file in used.items()}
+        # A file is checked while others are fetched, which is most of the time of a restore.
+        cache.link_all(targets, lambda path: _check_structure(cache, path, targets[path]))
         complete_store(scratch, cache, manifest, used)
         _check_in_child(scratch, cache, used)
     finally:
@@ -100,12 +101,11 @@ def complete_store(folder: Path, cache: HostCache, manifest: StoreManifest, file
     write_manifest(folder, dataclasses.replace(manifest, files=tuple(map(exact, manifest.files))))
 
 
-def _check_structure(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
-    for name, file in files.items():
-        try:
-            check_table_file(folder / name)
-        except ValueError as e:
-            raise _unsafe(cache, folder / name, file, str(e)) from e
+def _check_structure(cache: HostCache, path: Path, file: StateFile) -> None:
+    try:
+        check_table_file(path)
+    except ValueError as e:
+        raise _unsafe(cache, path, file, str(e)) from e
 
 
 def _check_in_child(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:

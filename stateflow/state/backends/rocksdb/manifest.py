@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateflow.errors import CorruptFile
+from stateflow.errors import CorruptFile, InternalError
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
 from stateflow.types.key_groups import KeyGroupRange

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,8 @@ _WITHOUT_ENTRIES = struct.pack("<II", 0, 1)
 """The index of a file that has only deleted ranges."""
 _LARGEST_START = 16 << 10
 """Bound of the position of an entry in its block: RocksDB ends a block with the entry that makes it 4 KiB."""
-_NUMBER = struct.Struct("<I")
+_NUMBER = 4
+"""Bytes of a number at the end of a block."""
 _LOW = 0xFFFFFFFF
 _LAST_BYTE_FACTOR = 0x6B9083D9
 LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + (64 << 10)
@@ -59,7 +61,7 @@ def checksum(stored: bytes, offset: int, context: int) -> int:
     return found + modifier & _LOW
 
 
-def decompressed(stored: bytes, largest: int = LARGEST_BLOCK) -> bytes:
+def decompressed(stored: bytes | memoryview, largest: int = LARGEST_BLOCK) -> bytes:
     """Returns the content of a block.
 
     Args:
@@ -69,24 +71,52 @@ def decompressed(stored: bytes, largest: int = LARGEST_BLOCK) -> bytes:
     Raises:
         ValueError: the block is compressed in another way, or not as it says.
     """
-    kind, stored_size = stored[-TRAILER], len(stored) - TRAILER
+    # A view: a copy of a large block would double the memory that a hostile file can take.
+    kind, data = stored[-TRAILER], memoryview(stored)[:-TRAILER]
     if kind == _PLAIN:
-        return stored[:stored_size]
+        return bytes(data)
     if kind != _LZ4:
         raise ValueError(f"unknown compression {kind} of a block")
-    reader = ByteReader(stored[: min(_LONGEST_VARINT, stored_size)])
+    reader = ByteReader(bytes(data[:_LONGEST_VARINT]))
     size = reader.varint()
-    if size > min(largest, _LARGEST_RATIO * stored_size):
-        raise ValueError(f"a block of {stored_size} bytes would have {size} bytes")
-    # A view: a copy of a large block would double the memory that a hostile file can take.
-    data = memoryview(stored)[reader.position : stored_size]
+    if size > min(largest, _LARGEST_RATIO * len(data)):
+        raise ValueError(f"a block of {len(data)} bytes would have {size} bytes")
     try:
-        found: bytes = _LZ4_CODEC.decompress(data, size, asbytes=True)
+        found: bytes = _LZ4_CODEC.decompress(data[reader.position :], size, asbytes=True)
     except (pa.ArrowException, OSError) as e:
         raise ValueError("a block cannot be decompressed") from e
     if len(found) != size:
         raise ValueError("a block has another size after decompression")
     return found
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Several blocks in one buffer, decompressed.
+
+    Attributes:
+        buffer: contains the blocks.
+        starts, sizes: where each block is.
+    """
+
+    buffer: Bytes
+    starts: Numbers
+    sizes: Numbers
+
+    @classmethod
+    def joined(cls, blocks: list[bytes]) -> Blocks:
+        """Returns blocks in a buffer of their own; a single one is not copied."""
+        sizes = np.array([len(block) for block in blocks])
+        buffer = np.frombuffer(blocks[0] if len(blocks) == 1 else b"".join(blocks), np.uint8)
+        return cls(buffer, np.cumsum(sizes) - sizes, sizes)
+
+    @property
+    def words(self) -> Numbers:
+        """The eight bytes from each position of the buffer as a number, the first byte the lowest.
+
+        There is none at the last seven positions, where no entry begins: its block ends with two numbers of four bytes.
+        """
+        return np.ndarray((len(self.buffer) - 7,), np.dtype("<i8"), self.buffer.data, strides=(1,))
 
 
 def data_blocks(index: bytes, shortest_key: int) -> list[int]:
@@ -101,7 +131,8 @@ def data_blocks(index: bytes, shortest_key: int) -> list[int]:
     """
     if index == _WITHOUT_ENTRIES:
         return []
-    buffer, entries = np.frombuffer(index, np.uint8), _Entries([index])
+    blocks = Blocks.joined([index])
+    buffer, entries = blocks.buffer, _Entries(blocks)
     shared, at = _varints(buffer, entries.restarts)
     key_size, at = _varints(buffer, at)
     require(not shared.any() and bool((key_size >= shortest_key).all()), "an index entry has no whole key")
@@ -115,7 +146,7 @@ def data_blocks(index: bytes, shortest_key: int) -> list[int]:
     return found
 
 
-def check_blocks(blocks: list[bytes], kinds: Sequence[int] = (_DELETION, _VALUE)) -> None:
+def check_blocks(blocks: Blocks, kinds: Sequence[int] = (_DELETION, _VALUE)) -> None:
     """Follows the entries of blocks, one entry of each block at a time.
 
     A block consists of entries, offsets of some entries (the restarts), and their number. An entry consists of three
@@ -128,89 +159,124 @@ def check_blocks(blocks: list[bytes], kinds: Sequence[int] = (_DELETION, _VALUE)
     Raises:
         ValueError: an entry or a restart is not where it must be, or an entry has another kind.
     """
-    buffer = np.frombuffer(blocks[0] if len(blocks) == 1 else b"".join(blocks), np.uint8)
-    entries = _Entries(blocks, _LARGEST_START)
-    starts, ends, restarts = entries.starts, entries.ends, entries.restarts
-    is_allowed = np.isin(np.arange(256), kinds)
-    has_shared_kinds = False
+    entries, entry_kinds = _Entries(blocks, _LARGEST_START), _Kinds(blocks, kinds)
+    starts, ends, restarts = blocks.starts, entries.ends, np.append(entries.restarts, -1)
     # The next restart of each block, and where the restarts of the following block begin.
     restart, last_restart = entries.first_restarts, entries.first_restarts + entries.counts
-    at, key_size = starts, np.zeros(len(blocks), np.int64)
+    at, key_size = starts, np.zeros(len(starts), np.int64)
     while len(at):
-        is_restart = (restart < last_restart) & (at == restarts[np.minimum(restart, len(restarts) - 1)])
+        is_restart = (restart < last_restart) & (at == restarts[restart])
         restart = restart + is_restart
-        require(bool((at - starts < _LARGEST_START).all()), "a block has more entries than a block may have")
-        key_at, own, key_size, at = _next_entries(buffer, at, np.where(is_restart, 0, key_size))
+        key_size[is_restart] = 0
+        require(bool((at - starts).max() < _LARGEST_START), "a block has more entries than a block may have")
+        key_at, own, key_size, at = _next_entries(blocks, at, key_size)
         require(bool((at <= ends).all()), "an entry is cut off")
-        if kinds:
-            require(bool((key_size >= INTERNAL).all()), "a key is too short")
-            kind = buffer[np.minimum(key_at + own - INTERNAL, len(buffer) - 1)]
-            has_shared_kinds |= bool((own < INTERNAL).any())
-            require(bool((is_allowed[kind] | (own < INTERNAL)).all()), "an entry has an unknown kind")
+        entry_kinds.check(key_at, own, key_size)
         left = at < ends
+        if left.all():
+            continue
         require(bool((left | (restart == last_restart)).all()), "a restart is not at an entry")
         at, key_size, starts, ends = at[left], key_size[left], starts[left], ends[left]
         restart, last_restart = restart[left], last_restart[left]
-    if has_shared_kinds:
-        for block in blocks:
-            require(all(key[-INTERNAL] in kinds for key in _keys(block)), "an entry has an unknown kind")
+    entry_kinds.check_shared()
+
+
+class _Kinds:
+    """The check of the kinds of entries.
+
+    Args:
+        blocks: the blocks of the entries.
+        kinds: the kinds that they may have; empty for blocks whose keys have no kind.
+    """
+
+    def __init__(self, blocks: Blocks, kinds: Sequence[int]) -> None:
+        self._blocks = blocks
+        self._kinds = kinds
+        self._is_allowed = np.isin(np.arange(256), kinds)
+        self._has_shared = False
+
+    def check(self, at: Numbers, own: Numbers, key_size: Numbers) -> None:
+        """Checks entries whose kinds are among their own bytes.
+
+        Args:
+            at: where the own bytes of the keys are.
+            own: how many there are.
+            key_size: the sizes of the keys.
+        """
+        if not self._kinds:
+            return
+        require(bool(key_size.min() >= INTERNAL), "a key is too short")
+        is_allowed = self._is_allowed[self._blocks.buffer[at + own - INTERNAL]]
+        if not is_allowed.all():
+            # Another byte stands here if the kind is shared with the key before.
+            require(bool((is_allowed | (own < INTERNAL)).all()), "an entry has an unknown kind")
+        self._has_shared |= int(own.min()) < INTERNAL
+
+    def check_shared(self) -> None:
+        """Checks all entries if an entry shares its kind with the key before, which happens by chance only."""
+        if not (self._kinds and self._has_shared):
+            return
+        for start, size in zip(self._blocks.starts.tolist(), self._blocks.sizes.tolist(), strict=True):
+            block = self._blocks.buffer[start : start + size].tobytes()
+            require(all(key[-INTERNAL] in self._kinds for key in _keys(block)), "an entry has an unknown kind")
 
 
 class _Entries:
-    """Where the entries of blocks are that are concatenated.
+    """Where the entries of blocks are.
 
     Args:
         most_restarts: number of restarts that a block may have; None for any number.
 
     Attributes:
-        starts, ends: of the entries of each block.
+        ends: of the entries of each block.
         counts, first_restarts: how many restarts each block has, and the index of the first.
         restarts: the positions of all restarts.
     """
 
-    def __init__(self, blocks: list[bytes], most_restarts: int | None = None) -> None:
-        sizes = np.array([len(block) for block in blocks])
+    def __init__(self, blocks: Blocks, most_restarts: int | None = None) -> None:
+        starts, sizes = blocks.starts, blocks.sizes
         require(bool((sizes >= _SMALLEST_BLOCK).all()), "a block is too short")
-        self.starts = np.cumsum(sizes) - sizes
-        self.counts = np.array([_NUMBER.unpack_from(block, len(block) - 4)[0] for block in blocks])
+        words = blocks.words
+        self.counts = words[starts + sizes - 2 * _NUMBER] >> 32 & _LOW
         if most_restarts is not None:
             require(bool((self.counts <= most_restarts).all()), "a block has too many restarts")
-        self.ends = self.starts + sizes - 4 * (self.counts + 1)
-        require(bool(((self.counts > 0) & (self.ends > self.starts)).all()), "a block has too many restarts")
+        self.ends = starts + sizes - _NUMBER * (self.counts + 1)
+        require(bool(((self.counts > 0) & (self.ends > starts)).all()), "a block has too many restarts")
         self.first_restarts = np.cumsum(self.counts) - self.counts
-        offsets = np.concatenate(
-            [
-                np.frombuffer(block, "<u4", count, len(block) - 4 * (count + 1))
-                for block, count in zip(blocks, self.counts.tolist(), strict=True)
-            ]
-        )
-        self.restarts = offsets + np.repeat(self.starts, self.counts)
-        is_first = np.zeros(len(offsets), np.bool_)
-        is_first[self.first_restarts] = True
-        is_in_order = np.append(True, np.diff(self.restarts) > 0) & (is_first <= (offsets == 0))
+        within = np.arange(int(self.counts.sum())) - np.repeat(self.first_restarts, self.counts)
+        offsets = words[np.repeat(self.ends, self.counts) + _NUMBER * within] & _LOW
+        self.restarts = offsets + np.repeat(starts, self.counts)
+        is_in_order = np.append(True, np.diff(self.restarts) > 0) & ((within > 0) | (offsets == 0))
         require(
             bool((is_in_order & (self.restarts < np.repeat(self.ends, self.counts))).all()), "restarts are not in order"
         )
 
 
-def _next_entries(buffer: Bytes, at: Numbers, key_size: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def _next_entries(blocks: Blocks, at: Numbers, key_size: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Returns where the own bytes of keys are, how many there are, the sizes of the keys, and where the entries end.
 
     Args:
         at: where the entries start.
         key_size: the sizes of the keys before them.
     """
-    shared, at = _varints(buffer, at)
-    own, at = _varints(buffer, at)
-    value, at = _varints(buffer, at)
+    # Almost all entries have two lengths of one byte, and a third one of one or two.
+    word = blocks.words[at]
+    has_more = word >> 23 & 1
+    shared, own, value = word & 0x7F, word >> 8 & 0x7F, (word >> 16 & 0x7F) | (word >> 17 & 0x3F80) * has_more
+    key_at = at + 3 + has_more
+    longer = np.flatnonzero((word & 0x8080) | (word >> 8 & word & 0x800000))
+    if len(longer):
+        shared[longer], start = _varints(blocks.buffer, at[longer])
+        own[longer], start = _varints(blocks.buffer, start)
+        value[longer], key_at[longer] = _varints(blocks.buffer, start)
     require(bool((shared <= key_size).all()), "an entry shares more than the key before it has")
-    return at, own, shared + own, at + own + value
+    return key_at, own, shared + own, key_at + own + value
 
 
 def entries_of(block: bytes) -> list[tuple[bytes, bytes]]:
     """Returns the entries of a block without kinds and with few entries; raises as `check_blocks`."""
-    check_blocks([block], kinds=())
-    reader = ByteReader(block[: int(_Entries([block]).ends[0])])
+    check_blocks(Blocks.joined([block]), kinds=())
+    reader = ByteReader(block[: _end_of_entries(block)])
     entries: list[tuple[bytes, bytes]] = []
     key = b""
     while reader:
@@ -222,13 +288,13 @@ def entries_of(block: bytes) -> list[tuple[bytes, bytes]]:
 
 def first_key(block: bytes) -> bytes:
     """Returns the first key of a block; raises as `check_blocks`."""
-    check_blocks([block])
+    check_blocks(Blocks.joined([block]))
     return bytes(next(_keys(block)))
 
 
 def last_key(block: bytes) -> bytes:
     """Returns the last key of a block; raises as `check_blocks`."""
-    check_blocks([block])
+    check_blocks(Blocks.joined([block]))
     key = bytearray()
     for key in _keys(block):  # noqa: B007
         pass
@@ -237,7 +303,7 @@ def last_key(block: bytes) -> bytes:
 
 def _keys(block: bytes) -> Iterator[bytearray]:
     """Yields each key of a checked block, as one object that changes."""
-    reader, end = ByteReader(block), int(_Entries([block]).ends[0])
+    reader, end = ByteReader(block), _end_of_entries(block)
     key = bytearray()
     while reader.position < end:
         shared, own, size = reader.varint(), reader.varint(), reader.varint()
@@ -245,6 +311,10 @@ def _keys(block: bytes) -> Iterator[bytearray]:
         key += reader.take(own)
         yield key
         reader.skip(size)
+
+
+def _end_of_entries(block: bytes) -> int:
+    return int(_Entries(Blocks.joined([block])).ends[0])
 
 
 def _varints(buffer: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:

@@ -10,10 +10,13 @@ see https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
+
+import numpy as np
 
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.table_blocks import (
@@ -21,6 +24,8 @@ from stateflow.state.backends.rocksdb.table_blocks import (
     INTERNAL,
     LARGEST_BLOCK,
     TRAILER,
+    Blocks,
+    Numbers,
     check_blocks,
     checksum,
     data_blocks,
@@ -31,6 +36,7 @@ from stateflow.state.backends.rocksdb.table_blocks import (
     require,
 )
 
+T = TypeVar("T")
 FORMAT_VERSION = 6
 _FOOTER = struct.Struct("<B4s4xII24sIQ")
 _EXTENDED_MAGIC, _MAGIC = b"\x3e\x00\x7a\x00", 0x88E241B785F4CFF7
@@ -94,8 +100,9 @@ def key_bounds(path: Path) -> tuple[bytes, bytes] | None:
 
 
 class _TableFile:
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BufferedReader, size: int) -> None:
         self._file = file
+        self._buffer = np.empty(0, np.uint8)
         self._end = size - _FOOTER.size
         self._checksum_context = 0
 
@@ -103,12 +110,12 @@ class _TableFile:
         blocks = self._meta_blocks()
         sizes = self._data_sizes(blocks)
         if _RANGE_DELETIONS in blocks:
-            check_blocks([self._read(blocks.pop(_RANGE_DELETIONS))], kinds=[DELETED_RANGE])
+            check_blocks(Blocks.joined([self._read(blocks.pop(_RANGE_DELETIONS))]), kinds=[DELETED_RANGE])
         if blocks.keys() - {_FILTER}:
             raise ValueError(f"unknown blocks {sorted(blocks)[:3]}")
         for handle in blocks.values():
             self._bounded(handle)
-        for batch in _batches(self._data_blocks(sizes)):
+        for batch in self._data_blocks(sizes):
             check_blocks(batch)
 
     def key_bounds(self) -> tuple[bytes, bytes] | None:
@@ -142,13 +149,33 @@ class _TableFile:
             raise ValueError("the blocks of the file are not named as expected")
         return blocks
 
-    def _data_blocks(self, sizes: list[int]) -> Iterator[bytes]:
-        """Yields the data blocks, decompressed. They follow one another from the start of the file."""
+    def _data_blocks(self, sizes: list[int]) -> Iterator[Blocks]:
+        """Yields the data blocks, in batches. They follow one another from the start of the file."""
         self._bounded(_Handle(0, sum(sizes) + TRAILER * (len(sizes) - 1)))
+        require(max(sizes, default=0) <= LARGEST_BLOCK, "a data block is too large")
         self._file.seek(0)
-        for size in sizes:
-            require(size <= LARGEST_BLOCK, "a data block is too large")
-            yield decompressed(self._file.read(size + TRAILER), LARGEST_BLOCK)
+        for batch in _batches(sizes, int):
+            yield from self._next_blocks(np.array(batch))
+
+    def _next_blocks(self, sizes: Numbers) -> Iterator[Blocks]:
+        """Reads blocks from the current position of the file."""
+        length = int(sizes.sum()) + TRAILER * len(sizes)
+        if len(self._buffer) < length:
+            self._buffer = np.empty(length, np.uint8)
+        # The same memory again: new pages for each batch would take as long as all checks.
+        buffer = self._buffer[:length]
+        if self._file.readinto(buffer.data) != length:
+            raise ValueError("the file is shorter than before")
+        ends = np.cumsum(sizes + TRAILER) - TRAILER
+        starts = ends - sizes
+        if not buffer[ends].any():
+            # None of them is compressed.
+            yield Blocks(buffer, starts, sizes)
+            return
+        stored = zip(starts.tolist(), ends.tolist(), strict=True)
+        blocks = (decompressed(buffer[start : end + TRAILER].data, LARGEST_BLOCK) for start, end in stored)
+        # The memory is bounded by their size now: LZ4 makes up to 255 bytes of one.
+        yield from map(Blocks.joined, _batches(blocks, len))
 
     def _bounded(self, handle: _Handle) -> None:
         if handle.offset < 0 or handle.offset + handle.size + TRAILER > self._end:
@@ -178,19 +205,16 @@ def _check_properties(properties: dict[bytes, bytes]) -> None:
         raise ValueError("the file was made to be imported")
 
 
-def _batches(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for block in blocks:
-        if batch and len(block) >= _BATCH_BYTES:
-            # A large block is checked alone, without a copy.
+def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields items in batches of about 4 MiB."""
+    batch: list[T] = []
+    left = _BATCH_BYTES
+    for item in items:
+        batch.append(item)
+        left -= size_of(item)
+        if left <= 0:
             yield batch
-            batch, size = [], 0
-        batch.append(block)
-        size += len(block)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
+            batch, left = [], _BATCH_BYTES
     if batch:
         yield batch
 
