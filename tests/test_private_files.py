@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from stateflow.private_files import make_folders, make_own_folder, open_private
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 from tests.support.errors import raises
+
+_STRANGER = 65534
 
 
 @pytest.fixture(params=[0o000, 0o022], ids=oct)
@@ -76,3 +80,39 @@ def test_scratch_space_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(folder, 65534, 65534)
     with raises(ConfigError, path=str(folder), owner=65534):
         make_own_folder(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("trap", ["folder", "link"])
+def test_a_run_uses_no_scratch_space_that_another_user_has_made(tmp_path: Path, trap: str) -> None:
+    """In a folder such as /tmp, where everybody may write, another user is there first."""
+    job = CliFixture(tmp_path)
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Path(folder)
+        shared.chmod(0o1777)
+        scratch, theirs = shared / "scratch", shared / "theirs"
+
+        def prepare() -> None:
+            os.umask(0)
+            theirs.mkdir()
+            scratch.symlink_to(theirs) if trap == "link" else scratch.mkdir()
+
+        _as_another_user(prepare)
+        job.settings["local_dir"] = str(scratch)
+        with raises(ConfigError, path=str(scratch), owner=str(_STRANGER)):
+            job.run()
+        assert list(theirs.iterdir()) == list(scratch.iterdir()) == []
+
+
+def _as_another_user(act: Callable[[], object]) -> None:
+    """Calls it in a child process that has become another user."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            os.setresgid(_STRANGER, _STRANGER, _STRANGER)
+            os.setresuid(_STRANGER, _STRANGER, _STRANGER)
+            act()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

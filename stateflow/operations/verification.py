@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
@@ -17,7 +18,7 @@ from stateflow.query.state import check_entry, stored_entries
 from stateflow.runtime.task.operator_state import check_part
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.state_registry import state_names
-from stateflow.storage import open_storage
+from stateflow.storage import Storage, open_storage
 
 _OWNER = "verify"
 
@@ -140,9 +141,14 @@ class Verification:
 
 
 def verify_savepoint(stored: StoredSavepoint) -> Verification:
-    """Reads all files of a savepoint, and compares sizes and hashes. Raises MissingFile or CorruptFile."""
+    """Reads all files of a savepoint, compares sizes and hashes, and opens the stores of its keyed state.
+
+    Raises MissingFile or CorruptFile; also for a store that is not safe to open although its hashes match.
+    """
     stored.verify()
     document = stored.document
+    keys = {file.key: f"{stored.folder}{file.key}" for file in files_of(document.manifest)}
+    _open_stores(replace_keys(document.manifest, keys), stored.storage)
     return Verification(
         document.job,
         stored.label,
@@ -153,11 +159,19 @@ def verify_savepoint(stored: StoredSavepoint) -> Verification:
     )
 
 
+def _open_stores(manifest: Manifest, storage: Storage) -> None:
+    """Opens each store, and so checks that it is safe to open; reads one entry."""
+    for operator in manifest.operators:
+        for _, entries in stored_entries(operator, storage, SystemClock()):
+            with closing(entries):
+                next(entries, None)
+
+
 def verify_head(job_root: str) -> Verification:
-    """Reads all files of the checkpoint that the next run starts from, and compares sizes and hashes.
+    """Reads all files of the checkpoint that the next run starts from, compares sizes and hashes, and opens its stores.
 
     Raises:
-        MissingFile, CorruptFile: a file is missing or damaged.
+        MissingFile, CorruptFile: a file is missing or damaged, or a store is not safe to open.
         DataError: the job has no checkpoint, or a restore is not completed.
     """
     root = open_root(job_root)
@@ -173,6 +187,7 @@ def verify_head(job_root: str) -> Verification:
         )
     files = {f.key: f for f in files_of(manifest)}
     check_hashes(root.storage, files.values())
+    _open_stores(manifest, root.storage)
     return Verification(
         root.job.job,
         head.checkpoint_label,

@@ -6,7 +6,7 @@ The reader pins the checkpoint in the job's log, copies its files to a scratch f
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +108,11 @@ def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Itera
 
 def stored_entries(
     operator: OperatorState, storage: Storage, clock: Clock
-) -> Iterator[tuple[SubtaskState, Iterator[Entry]]]:
+) -> Iterator[tuple[SubtaskState, Generator[Entry, None, None]]]:
     """Yields each subtask with an iterator over its stored entries.
 
-    Read the entries of a subtask before you advance to the next subtask. The caller must prevent the deletion of the
-    files, for example with a pin.
+    Read the entries of a subtask, or close them, before you advance to the next subtask. The caller must prevent the
+    deletion of the files, for example with a pin.
 
     Args:
         storage: the storage with the operator's files.

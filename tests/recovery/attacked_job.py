@@ -56,7 +56,7 @@ class AttackedJob:
         shutil.copytree(self._original, self.forged)
         self._of_others = forgery.act(ForgedSavepoint(self.forged, self.outside, self._rng)) or ()
         others = self._others()
-        self._look()
+        self._look(forgery)
         use = self._rng.choice([self._restore, self._fork, self._begin_new_root])
         is_restored = use(forgery.outcome)
         assert not (is_restored and forgery.outcome is Outcome.REFUSED), f"{forgery.name} was restored"
@@ -72,11 +72,13 @@ class AttackedJob:
     def _others(self) -> dict[str, str]:
         return root_files.digests(self.outside, self._original)
 
-    def _look(self) -> None:
+    def _look(self, forgery: Forgery) -> None:
         """What users do first; none of it changes anything."""
         before = everything(self.job)
-        for command in ("verify", "show"):
-            self._end(self.job.begin("savepoint", command, str(self.forged)))
+        verified = self._end(self.job.begin("savepoint", "verify", str(self.forged)))
+        is_forged = forgery.needs == "rocksdb" and forgery.outcome is Outcome.REFUSED
+        assert not (is_forged and verified.code == 0), f"{forgery.name} was verified"
+        self._end(self.job.begin("savepoint", "show", str(self.forged)))
         listed = self._end(self.job.begin("savepoint", "list", "--json"))
         assert [savepoint["name"] for savepoint in listed.check().document] == ["whole"]
         assert everything(self.job) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 from stateflow.errors import StateflowError
 from stateflow.storage import PutResult
 from stateflow.storage.object_store import ObjectStorage
-from tests.servers.hostile import Answer, Asked, answer, hostile_server
+from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -35,15 +36,20 @@ ANSWERS: dict[str, Callable[[Asked], Answer]] = {
 }
 
 
+def _configure(server: HostileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"ENDPOINT_URL": f"http://{server.host}", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+    more = {"REGION": "us-east-1", "ALLOW_HTTP": "true", "SESSION_TOKEN": "c"}
+    for variable, value in {**variables, **more}.items():
+        monkeypatch.setenv(f"AWS_{variable}", value)
+
+
 @pytest.mark.parametrize("act", ["get", "list", "put", "delete"])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_bad_answer_is_an_error_without_its_text(
     name: str, act: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hostile_server(ANSWERS[name]) as server:
-        variables = {"ENDPOINT_URL": f"http://{server.host}", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
-        for variable, value in {**variables, "REGION": "us-east-1", "ALLOW_HTTP": "true"}.items():
-            monkeypatch.setenv(f"AWS_{variable}", value)
+        _configure(server, monkeypatch)
         bucket = ObjectStorage("s3", "bucket", "p", _ONCE)
         acts: dict[str, Callable[[], object]] = {
             "get": lambda: bucket.size("x"),
@@ -60,3 +66,28 @@ def test_a_bad_answer_is_an_error_without_its_text(
             assert act != "list" and shown in ("None", "27", "1000", *map(str, PutResult)), shown
     assert _SECRET.decode() not in shown + caplog.text
     assert "\x1b" not in shown + caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_server_that_a_request_is_redirected_to_gets_no_signature_and_no_content(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hostile_server(lambda _: answer(200, _SECRET, ETag="x")) as other:
+        location = f"http://localhost:{other.port}/bucket/p/x"
+        with hostile_server(lambda _: answer(status, Location=location)) as server:
+            _configure(server, monkeypatch)
+            bucket = ObjectStorage("s3", "bucket", "p", _ONCE)
+            acts: list[Callable[[], object]] = [
+                lambda: bucket.get("x"),
+                lambda: bucket.size("x"),
+                lambda: bucket.list(""),
+                lambda: bucket.put_new("x", b"the content"),
+                lambda: bucket.delete(["x"]),
+            ]
+            for act in acts:
+                with contextlib.suppress(StateflowError):
+                    act()
+    assert server.asked
+    for asked in other.asked:
+        assert "authorization" not in asked.head.lower()
+        assert b"the content" not in asked.body

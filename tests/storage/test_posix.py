@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
@@ -24,6 +25,8 @@ from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 
 KEPT_OUT = 7
+_HERE, _EXCHANGE = -100, 2
+"""Arguments of renameat2."""
 
 
 class TestPosixStorage(SavepointCopies, StorageConformance):
@@ -275,6 +278,38 @@ def test_a_file_that_others_may_write_is_copied_not_linked(storage: PosixStorage
     storage.copy_from(theirs, "a/object", "copy")
     assert not original.samefile(storage.root / "copy")
     assert stat.S_IMODE(original.stat().st_mode) == 0o620
+
+
+def test_links_that_are_swapped_in_while_a_folder_is_used_lead_nowhere(storage: PosixStorage, tmp_path: Path) -> None:
+    """An attacker exchanges a folder and a link to one of the user's, as fast as a process can."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "object").write_bytes(b"secret")
+    storage.put_new("a/object", b"x")
+    (storage.root / "other").symlink_to(outside)
+
+    def swap() -> None:
+        exchange, names = ctypes.CDLL(None).renameat2, [os.fsencode(storage.root / name) for name in ("a", "other")]
+        while exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0:
+            pass
+
+    attacker = _fork(swap)
+    found: set[bytes] = set()
+    refused = 0
+    try:
+        while len(found) < 1 or refused < 100:
+            try:
+                found.add(storage.get("a/object"))
+                storage.list("a/")
+                storage.put_new("a/new", b"y")
+                storage.delete(["a/new"])
+            except ConfigError:
+                refused += 1
+    finally:
+        os.kill(attacker, signal.SIGKILL)
+        assert _exit_code(attacker) == -signal.SIGKILL
+    assert found == {b"x"}
+    assert _everything(outside) == ["object"] and (outside / "object").read_bytes() == b"secret"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -56,7 +56,7 @@ def open_backend(location: StoreLocation, base: Base, settings: StateSettings) -
     return DictBackend(entries)
 
 
-def read_entries(location: StoreLocation, base: Base) -> Iterator[Entry]:
+def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, None]:
     """Yields the entries of the key groups that `base` owns, in order of keys if it has one part.
 
     Raises as `open_backend` does.
