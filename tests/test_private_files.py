@@ -87,7 +87,8 @@ def test_scratch_space_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_a_run_uses_no_scratch_space_that_another_user_has_made(tmp_path: Path, trap: str) -> None:
     """In a folder such as /tmp, where everybody may write, another user is there first."""
     job = CliFixture(tmp_path)
-    with tempfile.TemporaryDirectory() as folder:
+    # The temporary folder of the tests may be closed to others.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         shared = Path(folder)
         shared.chmod(0o1777)
         scratch, theirs = shared / "scratch", shared / "theirs"

@@ -201,7 +201,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
 @OPTIONAL_ROOT
 @click.argument("name")
 def verify(job_root: str, name: str) -> None:
-    """Read every file of a savepoint, given by name or path, compare its size and hash, and open its state."""
+    """Read every file of a savepoint, given by name or path, and compare its size and hash."""
     _require_root_for_name(job_root, name)
     read = operations.verify_savepoint(operations.find(job_root, name))
     print_text(f"{read.what}: {count_of(read.files, 'file')}, {human_bytes(read.bytes)}, sizes and hashes match")
