@@ -25,6 +25,7 @@ from stateflow.checkpoint.log.records import (
 from stateflow.errors import DataError, StateflowError, TooLarge
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history_key
+from stateflow.types.bounded_json import TooMuchMemory, check_decoded_size, decode_json
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +87,18 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
 
 def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
     data = msgspec.json.encode(record)
-    if len(data) > LIMIT:
-        raise TooLarge(
-            "a history record is too large to be read again",
-            hint="use shorter names and reasons",
-            size=len(data),
-            limit=LIMIT,
-        )
-    return data
+    try:
+        check_decoded_size(type(record) if isinstance(record, ActionRecord) else list[CheckpointRecord], data)
+        if len(data) <= LIMIT:
+            return data
+    except TooMuchMemory:
+        log.debug("a history record of %d bytes takes too much memory", len(data))
+    raise TooLarge(
+        "a history record is too large to be read again",
+        hint="use shorter names and reasons",
+        size=len(data),
+        limit=LIMIT,
+    )
 
 
 def trim_history(storage: Storage, keep: int) -> None:
@@ -112,8 +117,14 @@ def background_failures(storage: Storage, generation: int) -> list[ActionRecord]
         for record in _read(storage, blob.key):
             if isinstance(record, ActionRecord):
                 name = record.facts.get("work", "")
-                found[name] = max(record, found.get(name, record), key=lambda r: int(r.facts["failures"]))
+                found[name] = max(record, found.get(name, record), key=_failures)
     return [found[name] for name in sorted(found)]
+
+
+def _failures(record: ActionRecord) -> int:
+    """Returns the number of failures that a record counts; 0 if it is not a number."""
+    text = record.facts.get("failures", "")
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
 def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
@@ -203,11 +214,11 @@ def _read(storage: Storage, key: str) -> Sequence[Record]:
     try:
         data = storage.get(key, LIMIT)
         if matched is None:
-            return [msgspec.json.decode(data, type=ActionRecord)]
+            return [decode_json(ActionRecord, data)]
         if matched[1] is None:
-            return [msgspec.json.decode(data, type=CheckpointRecord)]
-        return msgspec.json.decode(data, type=list[CheckpointRecord])
-    except (msgspec.DecodeError, UnicodeDecodeError, DataError):
+            return [decode_json(CheckpointRecord, data)]
+        return decode_json(list[CheckpointRecord], data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
         return []
 
 

@@ -33,7 +33,7 @@ from stateflow.operations import JobCode
 from stateflow.private_files import open_private
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
-from stateflow.types.decoders import json_decoder
+from stateflow.types.bounded_json import decode_json
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ def _count(rows: int | None) -> str:
 
 def _read_plan(path: Path) -> RestorePlan:
     try:
-        return json_decoder(RestorePlan).decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        return decode_json(RestorePlan, path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(
             "the file is not a restore plan",
             hint="write one with stateflow restore --plan TARGET --out FILE",

@@ -38,6 +38,10 @@ _UNITS = {
 _SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
 _DURATION = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*", re.IGNORECASE | re.ASCII)
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+_LARGEST_FILE = 64 << 10
+"""Size of the largest settings file, in bytes."""
+_MOST_DOTS = 500
+"""Dots of a line of a settings file: a list of packages for Spark may have some hundred."""
 _EXPECTED = {
     "int": "a whole number, at least 1",
     "Count": "a whole number, at least 0",
@@ -67,10 +71,13 @@ def read_toml(path: Path) -> SettingsLayer:
     """Reads a TOML file; tables become dotted names.
 
     Raises:
-        ConfigError: the file does not exist, cannot be read or is not TOML.
+        ConfigError: the file does not exist, cannot be read, is too large or is not TOML.
     """
     try:
-        return dict(_flatten(tomllib.loads(path.read_text()), ""))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_FILE + 1)
+        _check_size(text)
+        return dict(_flatten(tomllib.loads(text.decode()), ""))
     except FileNotFoundError as e:
         raise ConfigError("the settings file does not exist", hint="check --config", path=str(path)) from e
     except OSError as e:
@@ -81,6 +88,16 @@ def read_toml(path: Path) -> SettingsLayer:
         raise ConfigError(
             "the settings file is not valid TOML", hint="correct the named line", path=str(path), reason=str(e)
         ) from e
+
+
+def _check_size(text: bytes) -> None:
+    """Raises ValueError for a text that would take long to parse."""
+    if len(text) > _LARGEST_FILE:
+        raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
+    for number, line in enumerate(text.splitlines(), start=1):
+        # The time for a key grows with the square of the number of its parts.
+        if line.count(b".") > _MOST_DOTS:
+            raise ValueError(f"line {number} has more than {_MOST_DOTS} dots")
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:

@@ -33,7 +33,7 @@ def is_due(time: int | None, now: int | None) -> bool:
     return time is not None and now is not None and time <= now
 
 
-class FileHandle(Document, frozen=True, kw_only=True):
+class FileHandle(Document, frozen=True, kw_only=True, gc=False):
     """A reference to one immutable stored file."""
 
     key: str
@@ -41,7 +41,7 @@ class FileHandle(Document, frozen=True, kw_only=True):
     sha256: str
 
 
-class FilePart(Document, frozen=True, kw_only=True):
+class FilePart(Document, frozen=True, kw_only=True, gc=False):
     """The position of a file within a stored object that contains several."""
 
     offset: int
@@ -49,7 +49,7 @@ class FilePart(Document, frozen=True, kw_only=True):
     sha256: str
 
 
-class StateFile(Document, frozen=True, kw_only=True):
+class StateFile(Document, frozen=True, kw_only=True, gc=False):
     """A file of one subtask's state: its stored object and its name in the store."""
 
     handle: FileHandle

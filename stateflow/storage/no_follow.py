@@ -74,6 +74,28 @@ def open_file(folder: int, name: str) -> int:
     raise _not_regular(folder, name, found)
 
 
+def read_file(path: Path, limit: int) -> bytes:
+    """Returns the content of a regular file; never waits.
+
+    Args:
+        path: the file. The name may not be a link; the path of its folder may lead through links.
+        limit: largest size in bytes.
+
+    Raises:
+        NotRegular: the name refers to a link, a FIFO, a socket or a device.
+        OSError: there is no such file, or it is a folder, cannot be read, or is too large (EFBIG).
+    """
+    folder = open_root(path.parent)
+    try:
+        with os.fdopen(open_file(folder, path.name), "rb") as file:
+            data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
+    finally:
+        os.close(folder)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
 def is_ours_alone(found: os.stat_result) -> bool:
     """Returns whether a file belongs to this process's user, and no other user may write it.
 

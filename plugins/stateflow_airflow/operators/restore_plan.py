@@ -138,7 +138,7 @@ def parse_plan(plan: object) -> RestorePlan:
         if isinstance(document, Mapping) and "markdown" in document:
             document = document["plan"]
         return json_decoder(RestorePlan).decode(msgspec.json.encode(document))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise misconfigured(
             f"not the plan of a restore: {error}",
             "pass the output of StateflowRestorePlanOperator; its task may have been cleared since",

@@ -12,11 +12,13 @@ from typing import TypeVar
 import msgspec
 
 from stateflow.errors import CorruptFile, TooLarge
-from stateflow.types.decoders import json_decoder
+from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
 
 T = TypeVar("T")
-LIMIT = 64 << 20
-"""Size of the largest document that is written or read, in bytes."""
+LIMIT = 48 << 20
+"""Size of the largest document that is written or read, in bytes. Decoding it must not exceed `MEMORY_LIMIT` either."""
+_DIGEST_LINE = 66
+"""Bytes after the line of JSON: the hash between two line ends."""
 
 
 def seal(document: msgspec.Struct, limit: int = LIMIT) -> tuple[bytes, str]:
@@ -32,17 +34,24 @@ def seal(document: msgspec.Struct, limit: int = LIMIT) -> tuple[bytes, str]:
     """
     line = msgspec.json.encode(document)
     digest = hashlib.sha256(line).hexdigest()
-    data = line + b"\n" + digest.encode() + b"\n"
-    kind = type(document).__name__
+    data = b"%b\n%b\n" % (line, digest.encode())
     if len(data) > limit:
-        raise TooLarge(
-            "a document exceeds the size that can be read again, and was not stored",
-            hint=_HINTS.get(kind, _SHORTER),
-            document=kind,
-            size=len(data),
-            limit=limit,
-        )
+        raise _too_large(type(document), len(data), limit)
+    try:
+        check_decoded_size(type(document), data)
+    except TooMuchMemory as e:
+        raise _too_large(type(document), len(data), MEMORY_LIMIT) from e
     return data, digest
+
+
+def _too_large(kind: type, size: int, limit: int) -> TooLarge:
+    return TooLarge(
+        "a document exceeds the size that can be read again, and was not stored",
+        hint=_HINTS.get(kind.__name__, _SHORTER),
+        document=kind.__name__,
+        size=size,
+        limit=limit,
+    )
 
 
 _SHORTER = "use shorter names and texts"
@@ -67,9 +76,10 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
 
     Raises CorruptFile when the bytes are not exactly what `seal` returns for a document of this class.
     """
-    line, _, rest = data.partition(b"\n")
-    digest = hashlib.sha256(line).hexdigest()
-    if rest != digest.encode() + b"\n":
+    # No copy: the data may be large.
+    end = len(data) - _DIGEST_LINE
+    digest = hashlib.sha256(memoryview(data)[: max(end, 0)]).hexdigest()
+    if end < 0 or data.find(b"\n") != end or data[end:] != b"\n%b\n" % digest.encode():
         raise CorruptFile(
             "a stored document is damaged",
             hint="restore the file from a copy, or restore an older checkpoint",
@@ -77,7 +87,7 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
             size=len(data),
         )
     try:
-        return json_decoder(kind).decode(line), digest
+        return decode_json(kind, data, end), digest
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CorruptFile(
             "a stored document does not have the structure that this version expects", file=key, reason=str(e)

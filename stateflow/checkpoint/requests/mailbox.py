@@ -7,7 +7,9 @@ requester by withdrawing. `<id>.seen` only acknowledges that a run has seen the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Answer, Request
 from stateflow.checkpoint.log.sealed_json import seal, unseal
-from stateflow.errors import CorruptFile, MissingFile, StorageError
+from stateflow.errors import DataError, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import REQUESTS, request_done, request_key, request_seen
@@ -26,8 +28,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 DONE, FAILED, WITHDRAWN = "done", "failed", "withdrawn"
 KEEP = 1000
 """How many answered requests are kept."""
-LIMIT = 1 << 20
+LIMIT = 128 << 10
 """Size of the largest request or answer, in bytes."""
+_MOST_READ = 500
+"""How many open requests are read at once; the others are read after these were answered."""
 _TRIM_FRACTION = 10
 """Finding the oldest answers requires reading all, so a tenth of them is deleted at once."""
 _MAX_MESSAGE = 10_000
@@ -54,15 +58,20 @@ def post(storage: Storage, request: Request) -> Request:
 def open_requests(storage: Storage) -> list[Request]:
     """Returns the requests without an answer, oldest first. Damaged requests are logged and skipped."""
     keys = {blob.key for blob in storage.list(REQUESTS)}
-    ids = [k.removeprefix(REQUESTS) for k in keys if not k.endswith((".seen", ".done"))]
-    found = []
+    ids = [k.removeprefix(REQUESTS) for k in sorted(keys) if not k.endswith((".seen", ".done"))]
+    found = islice(_readable(storage, (i for i in ids if request_done(i) not in keys)), _MOST_READ)
+    return sorted(found, key=lambda r: (r.at, r.id))
+
+
+def _readable(storage: Storage, ids: Iterable[str]) -> Iterator[Request]:
     for request_id in ids:
-        if request_done(request_id) not in keys:
-            try:
-                found.append(_read(storage, request_key(request_id), Request))
-            except CorruptFile as e:
-                log.warning("skipped a damaged request: %s", e)
-    return sorted((r for r in found if r), key=lambda r: (r.at, r.id))
+        try:
+            found = _read(storage, request_key(request_id), Request)
+        except DataError as e:
+            log.warning("skipped a damaged request: %s", e)
+        else:
+            if found is not None:
+                yield found
 
 
 def acknowledge(storage: Storage, request_id: str, generation: int) -> None:
@@ -76,10 +85,13 @@ def clear_acknowledgement(storage: Storage, request_id: str) -> None:
 
 
 def is_expired(request: Request, now: datetime) -> bool:
-    """Returns whether the requester has stopped waiting."""
+    """Returns whether the requester has stopped waiting; True if its time is not valid."""
     if not request.until:
         return False
-    until = datetime.fromisoformat(request.until)
+    try:
+        until = datetime.fromisoformat(request.until)
+    except ValueError:
+        return True
     return now > (until if until.tzinfo else until.replace(tzinfo=UTC))
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.connectors.delta.log import Action, DeltaHead, Metadata, Protocol
+from stateflow.connectors.delta.log import Action, DeltaHead, Field, Protocol
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
 
 _DELTA_TYPES = {"bigint": "long"}
 
-_Field = dict[str, Any]
 """A column in Delta's schema, as decoded JSON."""
 
 # tests/connectors commits to a table with each of these and reads it through Spark. The last three require nothing of
@@ -91,7 +89,7 @@ def check_table(table: str, head: DeltaHead, schema: RowSchema) -> None:
             **first.facts,
             **also,
         )
-    declared, found = _differences(_fields(head.metadata), schema)
+    declared, found = _differences(head.metadata.fields(), schema)
     if declared:
         raise SchemaMismatch(
             "the sink's rows do not match the columns of the Delta table",
@@ -149,7 +147,7 @@ def _refusals(head: DeltaHead) -> Iterator[_Refusal]:
         reason = "the values of partition columns would be null"
         facts = {"property": "PARTITIONED BY", "column": column}
         yield _Refusal(facts, reason, f"rewrite the table without partitions, {_OTHER_TABLE}")
-    for field in _fields(head.metadata):
+    for field in head.metadata.fields():
         yield from _column_refusals(field)
 
 
@@ -179,13 +177,13 @@ def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator
         yield _Refusal({"property": _TRANSACTION_RETENTION}, reason, hint)
 
 
-def _column_refusals(field: _Field) -> Iterator[_Refusal]:
-    name = field["name"]
-    if not field.get("nullable", True):
+def _column_refusals(field: Field) -> Iterator[_Refusal]:
+    name = field.name
+    if not field.nullable:
         hint = f"ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
         facts = {"property": "NOT NULL", "column": name}
         yield _Refusal(facts, "nulls in the column would not be rejected", hint)
-    for key in sorted(field.get("metadata") or {}):
+    for key in sorted(field.metadata or {}):
         for prefix, reason in _COLUMN_PROPERTIES.items():
             if key.startswith(prefix):
                 facts = {"property": key, "column": name}
@@ -193,12 +191,12 @@ def _column_refusals(field: _Field) -> Iterator[_Refusal]:
                 break
 
 
-def _differences(fields: list[_Field], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:
+def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:
     """Returns the columns of rows that the table lacks, and what it has instead: types by name, None for no column.
 
     The table may have further columns, which are null, and its columns may be in any order.
     """
-    types = {f["name"]: f["type"] for f in fields}
+    types = {f.name: f.type for f in fields}
     names_in_lower_case = {name.lower(): name for name in types}
     declared: dict[str, str] = {}
     found: dict[str, str | None] = {}
@@ -211,11 +209,6 @@ def _differences(fields: list[_Field], schema: RowSchema) -> tuple[dict[str, str
             declared[column.name] = _delta_type(column)
             found[name] = kind.get("type") if isinstance(kind, dict) else kind
     return declared, found
-
-
-def _fields(metadata: Metadata) -> list[_Field]:
-    fields: list[_Field] = msgspec.json.decode(metadata.schema_string)["fields"]
-    return fields
 
 
 def _delta_type(column: Column) -> str:

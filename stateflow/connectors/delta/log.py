@@ -63,6 +63,27 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     partition_columns: list[str] = []
     configuration: Mapping[str, str | None] | None = None
 
+    def fields(self) -> list[Field]:
+        """Returns the columns. Raises CorruptFile."""
+        try:
+            return _schema.decode(self.schema_string).fields
+        except (msgspec.DecodeError, RecursionError) as e:
+            message = "the schema in the Delta table's log cannot be decoded"
+            raise CorruptFile(message, table_id=self.id, reason=str(e)) from e
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A column in a table's schema; the type is a name, or an object for a nested type."""
+
+    name: str
+    type: str | dict[str, Any]
+    nullable: bool = True
+    metadata: Mapping[str, Any] | None = None
+
+
+class _Schema(msgspec.Struct):
+    fields: list[Field]
+
 
 class _Transaction(msgspec.Struct, frozen=True, rename="camel"):
     app_id: str
@@ -77,7 +98,7 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
     txn: _Transaction | None = None
 
 
-_actions = json_decoder(_Action)
+_actions, _schema = json_decoder(_Action), json_decoder(_Schema)
 
 FileId = tuple[int, int, int, int]
 """Identifies a file, also when another one has the same name later: device, inode, size, and time in nanoseconds."""
@@ -357,7 +378,7 @@ def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[_Action]:
     try:
         for line in lines:
             yield _actions.decode(line)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 

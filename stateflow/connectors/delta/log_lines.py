@@ -17,8 +17,9 @@ from stateflow.connectors.delta.data_files import disk_error
 from stateflow.errors import CorruptFile
 from stateflow.storage.no_follow import NotRegular, open_file, open_root
 
-_LONGEST_LINE = 16 << 20
-"""Bytes of a line. That of a file with statistics has a few kilobytes, a schema of 10,000 columns about a megabyte."""
+_LONGEST_LINE = 3 << 20
+"""Bytes of a line. That of a file with statistics has a few kilobytes, a schema of 10,000 columns about a megabyte.
+Decoded, a line takes up to 30 times as many bytes."""
 _MOST_LINES = 500_000
 """Lines of a file: actions of one commit."""
 

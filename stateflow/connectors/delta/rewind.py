@@ -13,14 +13,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
-import msgspec
-
 from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
 from stateflow.connectors.delta.data_files import disk_error
 from stateflow.connectors.delta.log import Action, DeltaHead, Metadata
 from stateflow.connectors.delta.rewind_preview import Divergence, other_commit
 from stateflow.connectors.delta.versions import Content, DataFile, Entry, parent, read_content, read_entry
-from stateflow.errors import SinkDiverged, SinkRefused
+from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
 
 _HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -233,14 +231,14 @@ def _incompatibility(newest: Content, older: Content, change: FileChange) -> _In
 def _columns(metadata: Metadata) -> dict[str, object]:
     """Returns, by name, the properties that decide how a column is found in a file and read."""
     return {
-        f["name"]: (f["type"], [v for k, v in sorted(f.get("metadata", {}).items()) if k.startswith("delta.columnM")])
-        for f in msgspec.json.decode(metadata.schema_string)["fields"]
+        f.name: (f.type, [v for k, v in sorted((f.metadata or {}).items()) if k.startswith("delta.columnM")])
+        for f in metadata.fields()
     }
 
 
 def _missing(table: Path, file: DataFile) -> Iterator[str]:
     """Yields the names of files that are needed to read a data file and do not exist."""
-    if _size(table, file.path) != file.action["size"]:
+    if _size(table, file.path) != file.size:
         yield file.path
     vector = _vector_path(file.vector) if file.vector else None
     if vector is not None and _size(table, vector) is None:
@@ -249,8 +247,11 @@ def _missing(table: Path, file: DataFile) -> Iterator[str]:
 
 def _size(table: Path, path: str) -> int | None:
     """Returns the size of a file of the log; None when it does not exist, or is not on a file system of this host."""
-    parts = urlsplit(path)
-    if parts.scheme not in ("", "file"):
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return None
+    if parts.scheme not in ("", "file") or "\0" in unquote(parts.path):
         return None
     location = table / unquote(parts.path)
     try:
@@ -262,12 +263,15 @@ def _size(table: Path, path: str) -> int | None:
 
 
 def _vector_path(vector: Action) -> str | None:
-    """Returns the path of a deletion vector; None when it is in the log itself."""
+    """Returns the path of a deletion vector; None when it is in the log itself. Raises CorruptFile."""
     kind, text = vector["storageType"], str(vector["pathOrInlineDv"])
     if kind != "u":
         return text if kind == "p" else None
     folder, name = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
     # Z85 is the encoding of Python's base85 with other characters for the digits.
-    number = base64.b85decode(name.encode().translate(bytes.maketrans(_Z85, _B85)))
-    file = f"deletion_vector_{UUID(bytes=number)}.bin"
+    try:
+        number = UUID(bytes=base64.b85decode(name.encode().translate(bytes.maketrans(_Z85, _B85))))
+    except ValueError as e:
+        raise CorruptFile("a deletion vector of the Delta table has no valid name", name=text[:200]) from e
+    file = f"deletion_vector_{number}.bin"
     return f"{folder}/{file}" if folder else file

@@ -326,8 +326,8 @@ class DeltaSinkTable(SinkTable):
             "operationMetrics": {
                 "numRestoredFiles": str(len(change.restored)),
                 "numRemovedFiles": str(len(change.removed)),
-                "restoredFilesSize": str(sum(f.action["size"] for f in change.restored)),
-                "removedFilesSize": str(sum(f.action["size"] for f in change.removed)),
+                "restoredFilesSize": str(sum(f.size for f in change.restored)),
+                "removedFilesSize": str(sum(f.size for f in change.removed)),
             },
             "readVersion": self.version,
             "isBlindAppend": False,

@@ -28,6 +28,30 @@ Key = tuple[str, str]
 """Identifies the content of a file in a version: its path, and its deletion vector."""
 
 
+class _DeletionVector(msgspec.Struct):
+    storageType: str
+    pathOrInlineDv: str
+    offset: int | None = None
+    cardinality: int = 0
+
+
+class _LoggedFile(msgspec.Struct):
+    """What is used of an ``add`` or ``remove``."""
+
+    path: str
+    size: int = 0
+    stats: str | None = None
+    deletionVector: _DeletionVector | None = None
+
+
+class _Statistics(msgspec.Struct):
+    numRecords: int | None = None
+
+
+_statistics = json_decoder(_Statistics)
+json_decoder(_LoggedFile)  # so that `convert` may be called in several threads
+
+
 @dataclass(frozen=True)
 class DataFile:
     """A file of an action of the log.
@@ -35,17 +59,20 @@ class DataFile:
     Attributes:
         action: the ``add`` or ``remove``.
         rows: number of rows without deleted ones; None when there are no statistics.
+        size: size in bytes; 0 in a ``remove`` that does not have it.
     """
 
     action: Action
     rows: int | None
+    size: int
 
     @classmethod
     def of(cls, action: Action) -> DataFile:
-        """Returns the file of an ``add`` or ``remove``."""
-        found = msgspec.json.decode(action.get("stats") or "{}").get("numRecords")
-        deleted = (action.get("deletionVector") or {}).get("cardinality", 0)
-        return cls(action, None if found is None else found - deleted)
+        """Returns the file of an ``add`` or ``remove``. Raises msgspec.MsgspecError if it is not well-formed."""
+        file = msgspec.convert(action, _LoggedFile)
+        found = _statistics.decode(file.stats or "{}").numRecords
+        deleted = file.deletionVector.cardinality if file.deletionVector else 0
+        return cls(action, None if found is None else found - deleted, file.size)
 
     @property
     def path(self) -> str:
@@ -121,24 +148,25 @@ def read_entry(table: Path, version: int) -> Entry | None:
             return _entry(version, (_action.decode(line) for line in log_lines(file, path)))
     except FileNotFoundError:
         return None
-    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError) as e:
         message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
 
 def _entry(version: int, actions: Iterable[Action]) -> Entry:
-    kinds: dict[str, list[Action]] = {}
+    info: Action = {}
+    tokens: dict[str, int] = {}
+    files: dict[str, list[DataFile]] = {"add": [], "remove": []}
     for action in actions:
         for kind, value in action.items():
-            kinds.setdefault(kind, []).append(value)
-    added, removed = kinds.get("add", []), kinds.get("remove", [])
-    return Entry(
-        version=version,
-        info=kinds.get("commitInfo", [{}])[0],
-        tokens={t["appId"]: t["version"] for t in kinds.get("txn", [])},
-        added=tuple(DataFile.of(a) for a in added if a["dataChange"]),
-        removed=tuple(DataFile.of(r) for r in removed if r["dataChange"]),
-    )
+            if kind == "commitInfo":
+                info = info or value
+            elif kind == "txn":
+                tokens[value["appId"]] = value["version"]
+            # Files that were only rewritten, often many, are not kept.
+            elif kind in files and value["dataChange"]:
+                files[kind].append(DataFile.of(value))
+    return Entry(version, info, tokens, tuple(files["add"]), tuple(files["remove"]))
 
 
 def read_content(table: Path, version: int, application: str) -> Content | None:

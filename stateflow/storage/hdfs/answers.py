@@ -12,6 +12,7 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from stateflow.clock import Clock
+from stateflow.types.bounded_json import decode_json
 
 _CHUNK = 1 << 20
 _ANSWER_LIMIT = 32 << 20
@@ -62,7 +63,7 @@ def successful(answer: requests.Response, clock: Clock) -> requests.Response:
     with answer:
         try:
             name = msgspec.json.decode(_content(answer, _REFUSAL_LIMIT, clock), type=_Refusal).RemoteException.exception
-        except (msgspec.MsgspecError, UnicodeDecodeError, BadAnswer, HTTPError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, BadAnswer, HTTPError):
             name = ""
         raise HdfsRefusal(answer.status_code, name if _EXCEPTION.fullmatch(name) else "")
 
@@ -78,8 +79,8 @@ def final(answer: requests.Response, clock: Clock) -> requests.Response:
 def decoded(answer: requests.Response, kind: type[T], clock: Clock) -> T:
     """Returns the document in an answer. Raises BadAnswer if it is too long, too slow, or of another form."""
     try:
-        return msgspec.json.decode(_content(answer, _ANSWER_LIMIT, clock), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return decode_json(kind, _content(answer, _ANSWER_LIMIT, clock))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BadAnswer(f"the answer has no {kind.__name__.strip('_')}") from None
 
 

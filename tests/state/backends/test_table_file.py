@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocksdict import (
-    BottommostLevelCompaction,
-    CompactOptions,
-    DBCompressionType,
-    Options,
-    Rdict,
-    ReadOptions,
-    WriteBatch,
-)
+from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE, RocksDBSettings
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
@@ -34,8 +23,6 @@ from tests.support.table_files import ATTACKS, ForgedTable
 
 ENTRIES = {struct.pack(">HQ", n, n) + bytes(n % 20): bytes(n * 7 % 300) for n in range(100)}
 LARGEST_MEMORY_KB = 100 << 10
-SPECIAL = (0, 1, 8, 127, 128, 255)
-"""Bytes at the limits of numbers in RocksDB's files."""
 
 
 def _options(compression: DBCompressionType) -> Options:
@@ -113,89 +100,6 @@ def test_the_kind_of_an_entry_is_checked_where_it_shares_it_with_the_key_before(
 def test_the_forging_helper_does_not_change_an_intact_file(plain: Path) -> None:
     for path in _tables(plain):
         assert ForgedTable(path.read_bytes()).sealed() == path.read_bytes()
-
-
-# -- random changes ---------------------------------------------------------------------------------------------------
-
-
-def _randomly_changed(rng: random.Random, intact: bytes) -> bytes:
-    table = ForgedTable(intact)
-    for _ in range(rng.choice([1, 1, 1, 2, 4])):
-        block = rng.choice(table.blocks)
-        near_end = rng.random() < 0.4
-        at = max(0, block.size - rng.randrange(40)) if near_end else rng.randrange(block.size + 1)
-        table.change(block, at, bytes([rng.choice([*SPECIAL, rng.randrange(256)])]))
-    return table.sealed()
-
-
-def _is_accepted(path: Path) -> bool:
-    started = time.process_time()
-    try:
-        check_table_file(path)
-    except ValueError:
-        return False
-    finally:
-        assert time.process_time() - started < 2
-    return True
-
-
-def _use_all(folders: list[Path]) -> None:
-    """Reads and compacts stores in a child process, as a task would; fails when that crashes or hangs."""
-    program = "from tests.state.backends.test_table_file import use_stores; use_stores()"
-    names = "\n".join(map(str, folders))
-    ended = subprocess.run(
-        [sys.executable, "-c", program], input=names, text=True, capture_output=True, timeout=120, check=False
-    )
-    used = len(ended.stdout.split())
-    assert (ended.returncode, used) == (0, len(folders)), folders[used]
-
-
-def use_stores() -> None:
-    """Looks up, iterates and compacts each store whose folder is in the input; errors of RocksDB are expected."""
-    for folder in sys.stdin.read().split():
-        with contextlib.suppress(Exception):
-            _use(Rdict(folder, options=_options(DBCompressionType.none())))
-        print(folder, flush=True)
-
-
-def _use(store: Rdict) -> None:
-    for key in ENTRIES:
-        with contextlib.suppress(Exception):
-            store.get(key)
-            found = store.iter(ReadOptions())
-            found.seek(key + b"x")
-            if found.valid():
-                found.next()
-    with contextlib.suppress(Exception):
-        list(store.items())
-    everything = CompactOptions()
-    everything.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
-    with contextlib.suppress(Exception):
-        store.compact_range(None, None, everything)
-    store.close()
-
-
-@pytest.mark.parametrize("inputs", [300, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_no_accepted_file_crashes_or_blocks_rocksdb(plain: Path, tmp_path: Path, inputs: int) -> None:
-    rng = random.Random(inputs)
-    names = [path.name for path in _tables(plain)]
-    accepted = 0
-    for first in range(0, inputs, 500):
-        folders = []
-        for number in range(first, min(first + 500, inputs)):
-            folder = tmp_path / str(number)
-            shutil.copytree(plain, folder)
-            path = folder / rng.choice(names)
-            path.write_bytes(_randomly_changed(rng, path.read_bytes()))
-            if _is_accepted(path):
-                folders.append(folder)
-            else:
-                shutil.rmtree(folder)
-        _use_all(folders)
-        accepted += len(folders)
-        for folder in folders:
-            shutil.rmtree(folder)
-    assert inputs // 10 < accepted < inputs // 2
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import subprocess
-import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -20,6 +18,7 @@ import rocksdict
 
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_folders
+from stateflow.process_limits import ChildLimits, failure_of
 from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, write_manifest
 from stateflow.state.backends.rocksdb.table_file import check_table_file
@@ -30,7 +29,6 @@ _PROGRAM = "probe_program.py"
 _MEMORY_BYTES = 100 << 20
 _CPU_SECONDS = 2
 _STORED_BYTES_PER_CPU_SECOND = 100 << 20
-_WALL_SECONDS_PER_CPU_SECOND = 30
 _LONGEST_REASON = 300
 
 
@@ -133,20 +131,4 @@ def probe(folder: Path, stored_bytes: int) -> str:
     program = resources.files(__package__).joinpath(_PROGRAM).read_text()
     packages = Path(rocksdict.__file__).parents[1]
     cpu_seconds = _CPU_SECONDS + stored_bytes // _STORED_BYTES_PER_CPU_SECOND
-    arguments = map(str, (folder, packages, _MEMORY_BYTES, cpu_seconds))
-    timeout = cpu_seconds * _WALL_SECONDS_PER_CPU_SECOND
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={},
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"a process that opened it did not end within {timeout} s"
-    if ended.returncode == 0:
-        return ""
-    return ended.stdout.decode(errors="replace") or f"a process that opened it ended with {ended.returncode}"
+    return failure_of(program, (folder, packages), ChildLimits(_MEMORY_BYTES, cpu_seconds))

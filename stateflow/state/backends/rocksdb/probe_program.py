@@ -3,27 +3,20 @@
 It has limits for memory and CPU time, and its end is all that matters to the caller. It imports nothing from stateflow:
 it is started for each store that comes from elsewhere, and the caller passes its text to the interpreter.
 
-Arguments: the folder of the store, the folder of the package rocksdict, bytes of memory, seconds of CPU time. It exits
+Arguments: bytes of memory, seconds of CPU time, the folder of the store, the folder of the package rocksdict. It exits
 with 0 if RocksDB could read the samples. After an error of RocksDB it prints the error and exits with 1. Any other end
 means that the store is not safe to read.
 """
 
-import resource
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # The text of this function precedes the program.
+    from stateflow.process_limits import limit
 
 _LONGEST_ERROR = 2000
 _KEY_GROUPS = 1 << 15
 _BLOCK_CACHE_BYTES = 8 << 20
-
-
-def limit(memory: int, cpu_seconds: int) -> None:
-    """Sets the limits of this process: bytes in addition to its present memory, and seconds."""
-    with open("/proc/self/statm", "rb") as file:
-        data_pages = int(file.read().split()[5])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    memory += data_pages * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def read_samples(folder: str) -> None:
@@ -52,7 +45,7 @@ def read_samples(folder: str) -> None:
     found.status()
 
 
-def main(folder: str, packages: str, memory: str, cpu_seconds: str) -> int:
+def main(memory: str, cpu_seconds: str, folder: str, packages: str) -> int:
     """Returns the exit code."""
     sys.path.append(packages)
     limit(int(memory), int(cpu_seconds))

@@ -1,0 +1,48 @@
+"""Real files for the fuzz targets to change: a job root with checkpoints and savepoints, a Delta table, a store."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from rocksdict import DBCompressionType, Rdict, WriteBatch
+
+from stateflow.config.state_settings import RocksDBSettings
+from stateflow.connectors import DeltaSink
+from stateflow.operations import SavepointRequest, create_savepoint
+from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
+from tests.support.cli_fixture import CliFixture
+from tests.support.delta_tables import context, pairs, put
+
+KEYS = [struct.pack(">HQ", n, n) + bytes(n % 20) for n in range(100)]
+
+
+def make_corpus(folder: Path) -> None:
+    """Fills the folder with ``root``, ``delta``, and ``store`` for stores without compression, ``lz4`` with it."""
+    job = CliFixture(folder)
+    job.run()
+    create_savepoint(job.root, SavepointRequest(name="sp", from_head=True))
+    sink, about = DeltaSink(folder / "delta"), context()
+    sink.prepare(about)
+    for number in range(1, 4):
+        put(sink, about, number, pairs(number * 3, number * 3 + 3))
+    make_store(folder / "store", DBCompressionType.none())
+    make_store(folder / "lz4", DBCompressionType.lz4())
+
+
+def make_store(folder: Path, compression: DBCompressionType) -> None:
+    """Writes a store with entries in one file, and a deleted range in another."""
+    options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
+    options.set_compression_type(compression)
+    store = Rdict(str(folder), options=options)
+    store.set_write_options(without_wal())
+    batch = WriteBatch(raw_mode=True)
+    for number, key in enumerate(KEYS):
+        batch.put(key, bytes(number * 7 % 300))
+    store.write(batch)
+    store.flush()
+    store.delete_range(b"\0\5", b"\0\6")
+    store.flush()
+    store.close()
+    for path in folder.glob("LOG*"):
+        path.unlink()

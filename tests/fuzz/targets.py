@@ -1,0 +1,367 @@
+"""The fuzz targets: each parser of input that others may have written, with real input to change."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from urllib3 import Retry
+
+from stateflow.checkpoint.history import (
+    background_failures,
+    external_savepoints,
+    read_history,
+    read_origin,
+    read_pending_records,
+    read_records,
+    run_failure,
+)
+from stateflow.checkpoint.log.documents import Answer, Origin, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import files_of, state_bytes
+from stateflow.checkpoint.requests.mailbox import is_expired, open_requests, post, post_answer, read_answer
+from stateflow.checkpoint.restore.targets import resolve_target
+from stateflow.checkpoint.savepoints.catalog import list_savepoints, open_savepoint
+from stateflow.clock import SystemClock
+from stateflow.config.sources import parse_assignments, read_toml, resolve
+from stateflow.connectors.delta.checks import _refusals
+from stateflow.connectors.delta.log import entry_path, read_head
+from stateflow.connectors.delta.rewind import _columns, _missing
+from stateflow.connectors.delta.versions import read_entry, restored
+from stateflow.errors import CorruptFile
+from stateflow.operations.savepoints import describe_savepoint
+from stateflow.state.backends.rocksdb.manifest import compose, parse
+from stateflow.state.backends.rocksdb.record_log import fragments_of
+from stateflow.state.backends.rocksdb.record_log import read_records as read_log_records
+from stateflow.state.backends.rocksdb.table_file import check_table_file
+from stateflow.storage import MemoryStorage
+from stateflow.storage.hdfs.storage import HdfsStorage
+from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text
+from tests.fuzz.table_use import use_all
+from tests.servers.hostile import answer, hostile_server
+from tests.support.table_files import ForgedTable
+
+Mutate = Callable[[random.Random], Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser.
+
+    Attributes:
+        mutate: returns a changed input.
+        parse: reads an input; it returns, or raises StateflowError.
+        after_batch: called after each 500 inputs, and after the last one.
+    """
+
+    mutate: Mutate
+    parse: Callable[[Any], object]
+    after_batch: Callable[[], object] = lambda: None
+
+
+def _job_root(folder: Path) -> MemoryStorage:
+    """The job root of the corpus, in memory."""
+    storage = MemoryStorage()
+    root = folder / "root"
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            storage.put_new(str(path.relative_to(root)), path.read_bytes())
+    return storage
+
+
+def _put(storage: MemoryStorage, key: str, data: bytes) -> None:
+    storage.delete([key])
+    storage.put_new(key, data)
+
+
+def _named(storage: MemoryStorage, part: str) -> list[str]:
+    return [blob.key for blob in storage.list("") if part in blob.key]
+
+
+# -- documents of a job root ------------------------------------------------------------------------------------------
+
+
+def _opened(storage: MemoryStorage) -> JobRoot:
+    return JobRoot.open(storage, SystemClock(), "fuzz")
+
+
+@contextmanager
+def log_entry(folder: Path) -> Iterator[Target]:
+    storage = _job_root(folder)
+    keys = _named(storage, "log/")
+    intact = [storage.get(key) for key in keys]
+
+    def read(data: bytes) -> None:
+        _put(storage, keys[-1], data)
+        root = _opened(storage)
+        head = root.head()
+        root.checkpoints.restorable(head)
+        root.checkpoints.kept(head)
+        root.checkpoints.oldest_restorable(head)
+        read_pending_records(root, head)
+
+    yield Target(lambda rng: changed_document(rng, rng.choice(intact), intact), read)
+
+
+@contextmanager
+def savepoint(folder: Path) -> Iterator[Target]:
+    storage = _job_root(folder)
+    (key,) = _named(storage, "/_savepoint")
+    manifests = [storage.get(k) for k in _named(storage, "manifest.json")]
+    intact = storage.get(key)
+
+    def read(data: bytes) -> None:
+        _put(storage, key, data)
+        list_savepoints(storage)
+        stored = open_savepoint(storage, key.removesuffix("_savepoint"))
+        describe_savepoint(stored)
+        list(stored.files())
+        state_bytes(stored.document.manifest.operators)
+        files_of(stored.document.manifest)
+        stored.document.manifest.pending_records(1)
+
+    yield Target(lambda rng: changed_document(rng, intact, [intact, *manifests]), read)
+
+
+@contextmanager
+def history(folder: Path) -> Iterator[Target]:
+    storage = _job_root(folder)
+    keys = _named(storage, "history/")
+    records = [storage.get(key) for key in keys]
+    names = [*keys, *(f"history/{1:020d}-{kind}.json" for kind in ("background-gc", "failure-run", "fork-made"))]
+    names += [f"history/{1:020d}-checkpoints-2-0a0a0a0a.json", f"history/{3:020d}-savepoint-x.json"]
+    records += [b"[%b]" % b",".join(r for r in records if r.startswith(b"{"))]
+
+    def read(given: tuple[str, bytes]) -> None:
+        key, data = given
+        _put(storage, key, data)
+        read_history(storage)
+        read_records(storage, 5)
+        background_failures(storage, 1)
+        run_failure(storage, 1)
+        read_origin(storage)
+        external_savepoints(storage, (1, 2, 3))
+        storage.delete([key])
+
+    yield Target(lambda rng: (rng.choice(names), changed_json(rng, rng.choice(records), records)), read)
+
+
+@contextmanager
+def request(folder: Path) -> Iterator[Target]:
+    storage = _job_root(folder)
+    asked = Request(
+        id="q", kind=RequestKind.SAVEPOINT, savepoint="s", origin=Origin.MANUAL, by="me", at="2026-01-01T00:00:00+00:00"
+    )
+    post(storage, asked)
+    post_answer(storage, Answer(id="p", status="done", at="2026-01-01T00:00:00+00:00"))
+    intact = {key: storage.get(key) for key in ("requests/q", "requests/p.done")}
+
+    def mutate(rng: random.Random) -> tuple[str, bytes]:
+        key = rng.choice(list(intact))
+        return key, changed_document(rng, intact[key], list(intact.values()))
+
+    def read(given: tuple[str, bytes]) -> None:
+        _put(storage, *given)
+        for found in open_requests(storage):
+            is_expired(found, SystemClock().now())
+        read_answer(storage, "p")
+
+    yield Target(mutate, read)
+
+
+# -- RocksDB ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def store_manifest(folder: Path) -> Iterator[Target]:
+    (path,) = (folder / "store").glob("MANIFEST-*")
+    intact = [path.read_bytes(), compose(parse(path.read_bytes(), "m"))]
+
+    def mutate(rng: random.Random) -> bytes:
+        data = rng.choice(intact)
+        if rng.random() < 0.05:
+            return changed_bytes(rng, data, intact)
+        return b"".join(
+            fragment
+            for record in read_log_records(data, 0)
+            for fragment in fragments_of(changed_bytes(rng, record, intact) if rng.random() < 0.5 else record)
+        )
+
+    def read(data: bytes) -> None:
+        manifest = parse(data, "m")
+        compose(manifest)
+        for file in manifest.files:
+            assert file.name and file.groups.first >= 0
+
+    yield Target(mutate, read)
+
+
+def changed_table(rng: random.Random, intact: bytes) -> bytes:
+    """Returns a data file with one to four changes of its blocks, with checksums that fit."""
+    table = ForgedTable(intact)
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        block = rng.choice(table.blocks)
+        near_end = rng.random() < 0.4
+        at = max(0, block.size - rng.randrange(40)) if near_end else rng.randrange(block.size + 1)
+        table.change(block, at, bytes([rng.choice([0, 1, 8, 127, 128, 255, rng.randrange(256)])]))
+    return table.sealed()
+
+
+@contextmanager
+def table_file(folder: Path) -> Iterator[Target]:
+    """Changes data files, and uses the stores whose files pass the check in a child process."""
+    stores = [(store, path) for name in ("store", "lz4") for store in [folder / name] for path in store.glob("*.sst")]
+    accepted: list[Path] = []
+
+    def mutate(rng: random.Random) -> tuple[Path, Path, bytes]:
+        store, path = rng.choice(stores)
+        data = path.read_bytes()
+        changed = changed_bytes(rng, data, [data]) if rng.random() < 0.1 else changed_table(rng, data)
+        return store, path, changed
+
+    def read(given: tuple[Path, Path, bytes]) -> None:
+        store, path, data = given
+        forged = folder / "forged" / str(len(accepted))
+        shutil.copytree(store, forged)
+        (forged / path.name).write_bytes(data)
+        try:
+            check_table_file(forged / path.name)
+        except ValueError as e:
+            shutil.rmtree(forged)
+            raise CorruptFile(str(e)) from e
+        accepted.append(forged)
+
+    def use() -> None:
+        use_all(accepted)
+        accepted.clear()
+        shutil.rmtree(folder / "forged", ignore_errors=True)
+
+    yield Target(mutate, read, use)
+
+
+# -- tables and servers -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def delta_log(folder: Path) -> Iterator[Target]:
+    table = folder / "delta"
+    lines = [line for path in sorted((table / "_delta_log").glob("*.json")) for line in path.read_bytes().splitlines()]
+    known = read_head(table, "app")
+    assert known is not None
+    path = entry_path(table, known.version + 1)
+
+    def mutate(rng: random.Random) -> bytes:
+        return b"\n".join(changed_json(rng, rng.choice(lines), lines) for _ in range(rng.randrange(1, 4)))
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        entry = read_entry(table, known.version + 1)
+        assert entry is not None
+        restored(entry)
+        for file in (*entry.added, *entry.removed):
+            list(_missing(table, file))
+            assert file.key
+        head = read_head(table, "app", known)
+        assert head is not None
+        _columns(head.metadata)
+        list(_refusals(head))
+
+    yield Target(mutate, read)
+
+
+@contextmanager
+def webhdfs_answer(folder: Path) -> Iterator[Target]:
+    status = {"pathSuffix": "", "type": "FILE", "length": 1, "modificationTime": 1}
+    bodies = [
+        {"FileStatus": {**status, "owner": "o", "childrenNum": 0}},
+        {"FileStatuses": {"FileStatus": [{**status, "pathSuffix": "a"}, {**status, "pathSuffix": "b"}]}},
+        {"boolean": True},
+        {"RemoteException": {"exception": "FileNotFoundException", "javaClassName": "java.io.X", "message": "m"}},
+    ]
+    intact = [json.dumps(body).encode() for body in bodies]
+    reply: list[bytes] = [b""]
+
+    def mutate(rng: random.Random) -> tuple[bytes, int]:
+        body = changed_json(rng, rng.choice(intact), intact)
+        whole = answer(rng.choice([200, 200, 200, 201, 307, 401, 403, 404, 500]), body)
+        if rng.random() < 0.1:
+            head, _, rest = whole.partition(b"\r\n\r\n")
+            whole = changed_bytes(rng, head, intact) + b"\r\n\r\n" + rest
+        return whole, rng.randrange(5)
+
+    with hostile_server(lambda _: iter(reply)) as server:
+        storage = HdfsStorage("webhdfs", server.host, "/jobs/a", Retry(total=0))
+        acts: list[Callable[[], object]] = [
+            lambda: storage.get("x", 1000),
+            lambda: storage.size("x"),
+            lambda: storage.list("log/"),
+            lambda: storage.delete(["log/x"]),
+            lambda: storage.put_new("x", b"data"),
+        ]
+
+        def read(given: tuple[bytes, int]) -> None:
+            reply[0], act = given
+            acts[act]()
+
+        yield Target(mutate, read)
+
+
+# -- texts of users ---------------------------------------------------------------------------------------------------
+
+PIECES = [
+    *("latest", "before:", "rows", "=", "1", "²", "٣", "9" * 5000, "-", "e999", "2026-01-31T03:00", "+14:00", "Z"),
+    *("0001-01-01", "9999-12-31T23:59:59", "-23:59", "[" * 3000, "{", '"', "\\", "\0", "/", "..", "file://", "s3://"),
+    *("webhdfs://h:1/x", "memory://", "a" * 300, "\ud800", "\x1b[2J", " ", "\n", "NaN", "true", "null", "é", "%2e"),
+]
+SETTINGS = [
+    *("checkpoints", "retained", "run.max_batches", "max_parallelism", "local_dir", "spark.conf.x", "state.backend"),
+    *("restart.exponential_delay.jitter", "checkpoints.min_pause", "storage.shared", ".", "=", "0", "1", "-1", "1e999"),
+    *("1h", "9" * 400 + "d", "0.1", "inf", "true"),
+]
+TOML = [*PIECES, *SETTINGS, "\n", "[", "]", "{", "}", ",", '"', "a." * 700, "[[]]," * 500, '"""', "'''"]
+
+
+@contextmanager
+def target(folder: Path) -> Iterator[Target]:
+    root = _opened(_job_root(folder))
+    head = root.head()
+    yield Target(lambda rng: random_text(rng, PIECES), lambda text: resolve_target(root, head, text))
+
+
+@contextmanager
+def setting(folder: Path) -> Iterator[Target]:
+    pieces = [*PIECES, *SETTINGS, *SETTINGS]
+    yield Target(lambda rng: random_text(rng, pieces), lambda text: resolve(parse_assignments((text,))))
+
+
+@contextmanager
+def settings_file(folder: Path) -> Iterator[Target]:
+    path = folder / "settings.toml"
+
+    def read(text: str) -> None:
+        path.write_bytes(text.encode(errors="surrogatepass"))
+        resolve(read_toml(path))
+
+    yield Target(lambda rng: random_text(rng, TOML), read)
+
+
+TARGETS = {
+    "manifest": store_manifest,
+    "table-file": table_file,
+    "delta-log": delta_log,
+    "savepoint": savepoint,
+    "log-entry": log_entry,
+    "history": history,
+    "request": request,
+    "webhdfs-answer": webhdfs_answer,
+    "target": target,
+    "setting": setting,
+    "settings-file": settings_file,
+}
+"""By name: a context manager that takes the folder of the corpus."""
