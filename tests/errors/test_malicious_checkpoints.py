@@ -25,7 +25,7 @@ from tests.support import root_files
 from tests.support.cli_fixture import CliFixture, contents
 
 EXECUTES = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "ctypes.dlopen")
-MEMORY_MB = 300
+MEMORY_MB = 100
 """What opening anything may take at its highest, more than what the process had."""
 _heard: list[str] | None = None
 

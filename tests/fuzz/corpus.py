@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from rocksdict import DBCompressionType, Rdict, WriteBatch
@@ -30,15 +31,20 @@ def make_corpus(folder: Path) -> None:
     make_store(folder / "lz4", DBCompressionType.lz4())
 
 
-def make_store(folder: Path, compression: DBCompressionType) -> None:
-    """Writes a store with entries in one file, and a deleted range in another."""
+def make_store(folder: Path, compression: DBCompressionType, more: Mapping[bytes, bytes] | None = None) -> None:
+    """Writes a store with entries in one file, and a deleted range in another.
+
+    Args:
+        more: further entries.
+    """
     options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
     options.set_compression_type(compression)
     store = Rdict(str(folder), options=options)
     store.set_write_options(without_wal())
     batch = WriteBatch(raw_mode=True)
-    for number, key in enumerate(KEYS):
-        batch.put(key, bytes(number * 7 % 300))
+    entries = {key: bytes(number * 7 % 300) for number, key in enumerate(KEYS)} | dict(more or {})
+    for key, value in entries.items():
+        batch.put(key, value)
     store.write(batch)
     store.flush()
     store.delete_range(b"\0\5", b"\0\6")

@@ -213,6 +213,10 @@ def changed_table(rng: random.Random, intact: bytes) -> bytes:
     return table.sealed()
 
 
+_STORES_USED = 15
+"""How many stores of a batch are used: each takes 0.1 s."""
+
+
 @contextmanager
 def table_file(folder: Path) -> Iterator[Target]:
     """Changes data files, and uses the stores whose files pass the check in a child process."""
@@ -235,7 +239,10 @@ def table_file(folder: Path) -> Iterator[Target]:
         except ValueError as e:
             shutil.rmtree(forged)
             raise CorruptFile(str(e)) from e
-        accepted.append(forged)
+        if len(accepted) == _STORES_USED:
+            shutil.rmtree(forged)
+        else:
+            accepted.append(forged)
 
     def use() -> None:
         use_all(accepted)

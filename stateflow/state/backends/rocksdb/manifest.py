@@ -30,6 +30,8 @@ _END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
 _NOT_SAFE_TO_IGNORE = 1 << 6
 _PREFIX_BOUNDS = _NOT_SAFE_TO_IGNORE | 0x3D
 """Our field of a file whose bounds are prefixes: one byte, 1 for the smallest and 2 for the largest key."""
+_LARGEST = 12 << 20
+"""Bytes of a manifest; a data file takes 100 to 300."""
 _BYTEWISE = b"leveldb.BytewiseComparator"
 _TRAILER = 8
 _LEVELS = 7
@@ -102,6 +104,8 @@ def parse(data: bytes, name: str) -> StoreManifest:
     Raises:
         CorruptFile: the data is not a manifest, or has unknown fields, for example of a newer RocksDB version.
     """
+    if len(data) > _LARGEST:
+        raise CorruptFile("a store's manifest is too large", file=name, size=len(data), limit=_LARGEST)
     return _applied(StoreManifest((), 0), data, 0, name)
 
 

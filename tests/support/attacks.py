@@ -1,0 +1,335 @@
+"""Input that would take gigabytes or wait without end, and the process in which a test reads it.
+
+``python -m tests.support.attacks NAME FOLDER`` prints JSON: the code of the error that the input led to, or
+``accepted``; bytes of memory beyond what the process had; and seconds of CPU time, those of child processes included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocksdict import DBCompressionType
+from urllib3 import Retry
+
+from stateflow.checkpoint.history import LIMIT as HISTORY_LIMIT
+from stateflow.checkpoint.history import read_history
+from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Savepoint
+from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
+from stateflow.checkpoint.requests.mailbox import open_requests
+from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.config.sources import read_toml
+from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
+from stateflow.connectors.delta.versions import read_entry
+from stateflow.errors import CorruptFile, StateflowError
+from stateflow.operations.job_root import open_root
+from stateflow.state.backends.rocksdb.byte_reader import ByteReader
+from stateflow.state.backends.rocksdb.manifest import parse
+from stateflow.state.backends.rocksdb.table_file import check_table_file
+from stateflow.state.handles import FileHandle, StateFile, SubtaskState
+from stateflow.storage import PosixStorage
+from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.paths import data_folder
+from tests.fuzz.corpus import make_store
+from tests.fuzz.mutations import sealed
+from tests.servers.hostile import answer
+from tests.support.memory import MemoryPeak
+from tests.support.table_files import ForgedTable, bomb
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Hostile input.
+
+    Attributes:
+        prepare: creates the input below a folder.
+        act: reads it.
+        code: code of the error that it must lead to; ``accepted`` for none.
+    """
+
+    prepare: Callable[[Path], object]
+    act: Callable[[Path], object]
+    code: str = "corrupt-file"
+
+
+def _repeated(start: bytes, unit: bytes, end: bytes, size: int) -> bytes:
+    """A text of about `size` bytes: the unit repeated with commas."""
+    count = (size - len(start) - len(end) - 100) // (len(unit) + 1)
+    return start + b",".join([unit] * count) + end
+
+
+def _distinct(start: bytes, value: bytes, end: bytes, size: int) -> bytes:
+    """A text of about `size` bytes: an object with as many names as fit."""
+    count = (size - len(start) - len(end) - 100) // (len(value) + 10)
+    return start + b",".join(b'"%06x":%b' % (n, value) for n in range(count)) + end
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+_SAVEPOINT = (
+    b'{"version":1,"id":"i","name":"n","origin":"manual","made_at":"a","by":"b","job":"j","job_uuid":"u",'
+    b'"max_parallelism":1,"checkpoint_id":1,"sinks":{},"manifest":{"job_uuid":"u","generation":1,"ordinal":1,'
+    b'"sources":[],"operators":[],%b}}'
+)
+_ENTRY = (
+    b'{"job_uuid":"u","seq":1,"kind":"claim","generation":1,"ordinal":0,"writer":"w","nonce":"n","parent":"","at":"a",'
+)
+_MANIFEST = b'{"job_uuid":"u","generation":1,"ordinal":1,"sources":[],"operators":['
+_TYPES = (
+    b'{"uid":"u","parallelism":1,"key_types":[],"subtasks":[],'
+    b'"states":[{"name":"n","kind":"k","value_type":"v","earlier":['
+)
+
+
+def _savepoint(inner: Callable[[int], bytes], size: int) -> bytes:
+    head, tail = _SAVEPOINT.split(b"%b")
+    return sealed(head + inner(size - len(_SAVEPOINT)) + tail)
+
+
+def _document(kind: type[Savepoint | LogEntry | Manifest], make: Callable[[], bytes]) -> Attack:
+    return Attack(
+        lambda folder: (folder / "document").write_bytes(make()),
+        lambda folder: unseal((folder / "document").read_bytes(), kind, "document"),
+    )
+
+
+SAVEPOINTS: dict[str, Callable[[int], bytes]] = {
+    "columns": lambda size: _distinct(b'"columns":{', b"{}", b"}", size),
+    "column types": lambda size: _distinct(b'"columns":{"a":{', b'"b"', b"}}", size),
+    "records": lambda size: _repeated(
+        b'"history":[',
+        b'{"checkpoint_id":1,"generation":1,"ordinal":1,"committed_at":"","duration_ms":1,"increment_bytes":1,'
+        b'"full_bytes":1,"files":1,"rows_in":1,"rows_out":{}}',
+        b"]",
+        size,
+    ),
+    "watermarks": lambda size: _repeated(b'"watermarks":[', b'{"uid":"","active_at":999}', b"]", size),
+}
+
+
+def _write_savepoint(folder: Path, inner: Callable[[int], bytes], size: int) -> None:
+    (folder / "sp").mkdir()
+    (folder / "sp" / "_savepoint").write_bytes(_savepoint(inner, size))
+
+
+def _savepoint_attack(inner: Callable[[int], bytes], size: int, code: str) -> Attack:
+    return Attack(lambda f: _write_savepoint(f, inner, size), lambda f: savepoint_at(f"{f}/sp"), code)
+
+
+def _history(text: bytes, name: str) -> Attack:
+    def prepare(folder: Path) -> None:
+        (folder / "history").mkdir()
+        (folder / "history" / name).write_bytes(text)
+
+    return Attack(prepare, lambda folder: read_history(PosixStorage(folder)), "accepted")
+
+
+_RECORD = (
+    b'{"checkpoint_id":1,"generation":1,"ordinal":1,"committed_at":"","duration_ms":1,"increment_bytes":1,'
+    b'"full_bytes":1,"files":1,"rows_in":1,"rows_out":{'
+)
+
+DOCUMENTS = {
+    **{f"savepoint {n}": _savepoint_attack(i, LIMIT, "corrupt-file") for n, i in SAVEPOINTS.items()},
+    "savepoint of 64 MiB": _savepoint_attack(SAVEPOINTS["columns"], 64 << 20, "data"),
+    "log entry numbers": _document(
+        LogEntry, lambda: sealed(_repeated(_ENTRY + b'"requests":[', b'"aa"', b"]}", LIMIT))
+    ),
+    "log entry objects": _document(
+        LogEntry,
+        lambda: sealed(
+            _repeated(_ENTRY + b'"ancestry":{"since":1,"restores":[', b'{"seq":300,"base":300}', b"]}}", LIMIT)
+        ),
+    ),
+    "manifest types": _document(
+        Manifest, lambda: sealed(_repeated(_MANIFEST + _TYPES, b'{"root":{"kind":""}}', b"]}]}]}", LIMIT))
+    ),
+    "manifest wide texts": _document(
+        Manifest,
+        lambda: sealed(_MANIFEST + b'],"x":"", "job_uuid":"' + b"\\ud83d\\ude00" + b"a" * (LIMIT - 300) + b'"}'),
+    ),
+    "manifest escapes": _document(
+        Manifest, lambda: sealed(_MANIFEST + b'],"job_uuid":"' + b"\\u0100" * (LIMIT // 6 - 100) + b'"}')
+    ),
+    "history object": _history(_distinct(_RECORD, b"999", b"}}", HISTORY_LIMIT), f"{1:020d}-checkpoint.json"),
+    "history objects": _history(
+        b"[" + _distinct(_RECORD, b"999", b"}}", HISTORY_LIMIT) + b"]", f"{1:020d}-checkpoints-1-0a0a0a0a.json"
+    ),
+    "history brackets": _history(b"[" * HISTORY_LIMIT, f"{1:020d}-checkpoints-1-0a0a0a0a.json"),
+}
+
+
+# -- other texts and servers ------------------------------------------------------------------------------------------
+
+
+def _delta(line: Callable[[], bytes], size: int = 0) -> Attack:
+    def prepare(folder: Path) -> None:
+        (folder / LOG_FOLDER).mkdir()
+        entry_path(folder, 0).write_bytes(line())
+        if size:
+            os.truncate(entry_path(folder, 0), size)
+
+    return Attack(prepare, lambda folder: read_entry(folder, 0))
+
+
+def _toml(text: Callable[[], bytes], code: str = "config") -> Attack:
+    return Attack(
+        lambda folder: (folder / "s.toml").write_bytes(text()), lambda folder: read_toml(folder / "s.toml"), code
+    )
+
+
+LISTING = "WebHDFS listing"
+"""The test runs its server, whose memory does not count."""
+
+
+def listing(size: int) -> bytes:
+    """Returns the answer of a NameNode about a folder with many files."""
+    status = b'{"pathSuffix":"ab","type":"FILE","length":300,"modificationTime":300}'
+    return answer(200, _repeated(b'{"FileStatuses":{"FileStatus":[', status, b"]}}", size))
+
+
+def _listed(folder: Path) -> None:
+    HdfsStorage("webhdfs", (folder / "host").read_text(), "/jobs/a", Retry(total=0)).list("log/")
+
+
+def _varints(folder: Path) -> None:
+    reader = ByteReader((folder / "numbers").read_bytes())
+    try:
+        while reader:
+            reader.varint()
+    except ValueError as e:
+        raise CorruptFile(str(e)) from e
+
+
+TEXTS = {
+    "Delta line of 400 MB": _delta(lambda: b'{"commitInfo":{"x":"', 400 << 20),
+    "Delta lists": _delta(lambda: _repeated(b'{"commitInfo":{"x":[', b"[]", b"]}", 3 << 20)),
+    "TOML of 400 MB": Attack(
+        lambda folder: os.truncate(os.open(folder / "s.toml", os.O_CREAT | os.O_WRONLY), 400 << 20),
+        lambda folder: read_toml(folder / "s.toml"),
+        "config",
+    ),
+    "TOML lists": _toml(lambda: b"a = [" + b"[]," * 30_000),
+    "TOML parts of a key": _toml(lambda: b"a." * 30_000 + b"a = 1"),
+    "TOML parts of keys": _toml(lambda: b"\n".join(b"a." * 499 + b"b%d = 1" % n for n in range(60)), "accepted"),
+    "MANIFEST of 48 MB": Attack(
+        lambda folder: (folder / "m").write_bytes(bytes(48 << 20)),
+        lambda folder: parse((folder / "m").read_bytes(), "m"),
+    ),
+    LISTING: Attack(lambda _: None, _listed, "storage"),
+    "varint of 10 MB": Attack(lambda folder: (folder / "numbers").write_bytes(b"\xff" * (10 << 20)), _varints),
+}
+
+
+# -- data files -------------------------------------------------------------------------------------------------------
+
+
+def _store(folder: Path) -> Path:
+    make_store(folder / "store", DBCompressionType.lz4(), {b"\0\0key": bytes(60 << 20)})
+    return next((folder / "store").glob("*.sst"))
+
+
+def _forged_store(folder: Path) -> None:
+    make_store(folder / "store", DBCompressionType.none())
+    path = min((folder / "store").glob("*.sst"))
+    table = ForgedTable(path.read_bytes())
+    bomb(table)
+    path.write_bytes(table.sealed())
+
+
+def _check(folder: Path) -> None:
+    try:
+        check_table_file(min((folder / "store").glob("*.sst")))
+    except ValueError as e:
+        raise CorruptFile(str(e)) from e
+
+
+FILES = {"LZ4 value of 4 GB": Attack(_forged_store, _check), "LZ4 value of 60 MiB": Attack(_store, _check, "accepted")}
+
+
+# -- legitimate ones --------------------------------------------------------------------------------------------------
+
+
+def large_manifest(subtasks: int, files: int) -> Manifest:
+    """Returns the manifest of a job with RocksDB, each file in an object of its own."""
+
+    def file(subtask: int, number: int) -> StateFile:
+        sha256 = hashlib.sha256(b"%d-%d" % (subtask, number)).hexdigest()
+        key = f"{data_folder(4321, 100_000 + number, sha256[:12])}totals-{subtask}-{number:06d}.sst"
+        return StateFile(handle=FileHandle(key=key, size=64 << 20, sha256=sha256), local_name=f"{number:06d}.sst")
+
+    states = [
+        SubtaskState(
+            subtask=subtask,
+            first_group=subtask,
+            last_group=subtask,
+            snapshot=f"{data_folder(4321, 100_000, 'attempt')}totals-{subtask}-",
+            files=[file(subtask, 100 + number) for number in range(files)],
+            store_manifest=bytes(114 * files),
+        )
+        for subtask in range(subtasks)
+    ]
+    operator = OperatorState(uid="totals", parallelism=subtasks, key_types=["bigint"], states=[], subtasks=states)
+    return Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
+
+
+LEGITIMATE = {
+    "manifest of 10,000 subtasks with 10 files": Attack(
+        lambda folder: (folder / "document").write_bytes(seal(large_manifest(10_000, 10))[0]),
+        lambda folder: unseal((folder / "document").read_bytes(), Manifest, "document"),
+        "accepted",
+    )
+}
+
+# -- FIFOs ------------------------------------------------------------------------------------------------------------
+
+
+def _fifo(name: str, act: Callable[[Path], object], code: str = "corrupt-file") -> Attack:
+    def prepare(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(folder / name)
+
+    return Attack(prepare, act, code)
+
+
+FIFOS = {
+    "FIFO for a savepoint": _fifo("sp/_savepoint", lambda folder: savepoint_at(f"{folder}/sp")),
+    "FIFO for FORMAT": _fifo("FORMAT", lambda folder: open_root(str(folder))),
+    "FIFO for a history object": _fifo(
+        f"history/{1:020d}-checkpoint.json", lambda folder: read_history(PosixStorage(folder)), "accepted"
+    ),
+    "FIFO for a request": _fifo("requests/q", lambda folder: open_requests(PosixStorage(folder)), "accepted"),
+    "FIFO for an object": _fifo("data/x", lambda folder: list(PosixStorage(folder).chunks("data/x"))),
+    "FIFO for a log entry of Delta": _fifo(f"{LOG_FOLDER}/{0:020d}.json", lambda folder: read_entry(folder, 0)),
+}
+
+ATTACKS = {**DOCUMENTS, **TEXTS, **FILES, **LEGITIMATE, **FIFOS}
+
+
+def _cpu_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def main(name: str, folder: Path) -> None:
+    logging.disable()
+    attack = ATTACKS[name]
+    peak, started = MemoryPeak(), _cpu_seconds()
+    try:
+        attack.act(folder)
+        code = "accepted"
+    except StateflowError as e:
+        code = e.code
+    print(json.dumps({"code": code, "memory": peak.bytes(), "cpu": _cpu_seconds() - started}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
