@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFile, hint_for, reason_in, unreadable_in
@@ -18,7 +18,8 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.files.columns import ColumnPolicy, check_columns
 from stateflow.connectors.files.first_file import column_warnings, first_small_file
 from stateflow.connectors.files.reader_options import check_reader
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, CorruptFile
+from stateflow.types.decoders import json_decoder
 
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
@@ -257,8 +258,21 @@ def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("*") if p.is_file() and p.name[0] not in "._")
 
 
+class _Offset(msgspec.Struct):
+    logOffset: int = -1
+
+
+class _Logged(msgspec.Struct):
+    path: str
+    batchId: int | None = None
+
+
 def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
     """Returns the files that Spark's source log lists after a position."""
-    last = int(json.loads(offset).get("logOffset", -1))
-    entries = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith(b"{")]
-    return {e["path"] for e in entries if int(e.get("batchId", last + 1)) > last}
+    try:
+        last = json_decoder(_Offset).decode(offset).logOffset
+        entries = (json_decoder(_Logged).decode(line) for log in logs for line in log.splitlines() if line[:1] == b"{")
+        return {e.path for e in entries if e.batchId is None or e.batchId > last}
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        message = "the position of a file source, or its log of files, cannot be decoded"
+        raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e

@@ -7,9 +7,11 @@ or fail. A batch that was planned but not committed is not part of it, so Spark 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+from itertools import islice
 from pathlib import Path
 
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
@@ -18,10 +20,14 @@ from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.private_files import make_folders, make_own_folder
 from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
+from stateflow.storage.no_follow import NotRegular, read_file
 from stateflow.storage.paths import check_key
 
 INLINE_LIMIT = 8 << 10
 """Source logs up to this size, in bytes, are stored in the manifest itself."""
+_SHOWN = 10
+_LARGEST_FILE = 1 << 30
+"""Bytes of a file of the location: a compacted log of a source lists each file that the source has read."""
 _COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
@@ -61,7 +67,7 @@ class SparkLocation:
         for file in position.source_files:
             self._write(f"sources/{_checked(file.path)}", source_log(self._storage, file))
         self._remember(position.source_files)
-        if missing := missing_entries(position):
+        if missing := _missing_in_checkpoint(position):
             raise CorruptFile(
                 "a checkpoint lacks parts of Spark's log of files that were read",
                 hint="restore an older checkpoint with stateflow restore",
@@ -121,7 +127,9 @@ class SparkLocation:
             return []
         folder = self.folder / "sources" / str(source)
         lines = [
-            line for name in needed_entries(os.listdir(folder)) for line in (folder / name).read_text().splitlines()
+            line
+            for name in needed_entries(os.listdir(folder))
+            for line in _content(folder / name).decode().splitlines()
         ]
         entries = [json.loads(line) for line in lines if line.startswith("{")]
         after = -1 if before is None else before
@@ -148,7 +156,7 @@ class SparkLocation:
         return self._newest.get(path) or self._store(path, folder)
 
     def _store(self, path: str, folder: str) -> SourceFile:
-        content = (self.folder / "sources" / path).read_bytes()
+        content = _content(self.folder / "sources" / path)
         if len(content) <= INLINE_LIMIT:
             return SourceFile(path=path, content=content)
         key = f"{folder}sources-{path.replace('/', '-')}"
@@ -156,7 +164,7 @@ class SparkLocation:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return (self.folder / name).read_bytes()
+            return _content(self.folder / name)
         except FileNotFoundError:
             return None
 
@@ -164,6 +172,34 @@ class SparkLocation:
         path = self.folder / name
         make_folders(path.parent)
         path.write_bytes(data)
+
+
+def _content(path: Path) -> bytes:
+    """Returns the content of a file of the location.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        CorruptFile: it is not a regular file, or too large; another user may have put a FIFO in its place.
+    """
+    try:
+        return read_file(path, _LARGEST_FILE)
+    except OSError as e:
+        if not isinstance(e, NotRegular) and e.errno != errno.EFBIG:
+            raise
+        raise CorruptFile(
+            "a file of Spark's checkpoint location is not a regular file, or too large",
+            hint="remove the folder; a new run creates it again",
+            path=str(path),
+            found=e.strerror,
+        ) from e
+
+
+def _missing_in_checkpoint(position: SparkPosition) -> list[str]:
+    """Returns the missing entries of a stored position. Raises CorruptFile when it is not one of Spark's."""
+    try:
+        return missing_entries(position)
+    except ValueError as e:
+        raise CorruptFile("the position of Spark in a checkpoint cannot be decoded", reason=str(e)) from e
 
 
 def source_log(storage: Storage, file: SourceFile) -> bytes:
@@ -205,10 +241,10 @@ def needed_entries(names: list[str]) -> list[str]:
 
 
 def missing_entries(position: SparkPosition) -> list[str]:
-    """Returns the entries that the logs of file sources need for their offsets, but lack.
+    """Returns the first entries that the logs of file sources need for their offsets, but lack.
 
     Spark numbers entries from 0 without gaps, and the offset is the number of the newest one. Without one of them Spark
-    would read its files again, without an error.
+    would read its files again, without an error. Raises ValueError for a position that Spark does not write.
     """
     logs: dict[str, set[str]] = {}
     for file in position.source_files:
@@ -219,7 +255,9 @@ def missing_entries(position: SparkPosition) -> list[str]:
         newest = _file_log_offset(line)
         names = logs.get(str(number), set())
         compacted = max((int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1)
-        missing += [f"{number}/{n}" for n in range(compacted + 1, newest + 1) if str(n) not in names]
+        needed = range(compacted + 1, newest + 1)
+        # The offset may be any number, so that all of them could take any time and memory.
+        missing += [f"{number}/{n}" for n in islice((n for n in needed if str(n) not in names), _SHOWN)]
     return missing
 
 
@@ -227,7 +265,7 @@ def _file_log_offset(line: str) -> int:
     """Returns the newest entry of a file source's log; -1 without an entry, or for a source of another kind."""
     try:
         offset = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return -1
     number = offset.get("logOffset") if isinstance(offset, dict) and len(offset) == 1 else None
     return number if isinstance(number, int) else -1

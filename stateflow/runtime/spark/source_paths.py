@@ -55,7 +55,10 @@ class LoggedFile:
 
 def local_path(uri: str) -> PurePosixPath:
     """Returns the path of a local file from Spark's URI. Raises ConfigError for a file that is not local."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as e:
+        raise CorruptFile("an entry of Spark's source log has no valid path", path=uri[:200]) from e
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
             "only files of this host's file systems can be relocated",
@@ -118,7 +121,7 @@ def _parsed(line: bytes, name: str) -> _LogEntry:
     try:
         entry: _LogEntry = json.loads(line)
         entry["path"].split, int(entry["timestamp"])
-    except (ValueError, KeyError, AttributeError, TypeError) as e:
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError) as e:
         raise CorruptFile("an entry of Spark's source log cannot be parsed", file=name) from e
     return entry
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow.checkpoint.log import sealed_json
 from stateflow.checkpoint.log.documents import Answer, JobFormat, LogEntry, Manifest
 from stateflow.checkpoint.log.manifest_files import read_manifest, write_manifest
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
@@ -17,6 +18,7 @@ from stateflow.errors import CorruptFile, MissingFile, TooLarge
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import data_folder
+from stateflow.types import bounded_json
 from tests.support.errors import raises
 from tests.support.graphs import entry
 
@@ -97,3 +99,22 @@ def test_a_manifest_above_the_limit_is_not_written_and_one_at_the_limit_can_be_r
         _write(storage, _manifest(job=fits.job_uuid + "j"))
     assert storage.list("") == []
     assert read_manifest(storage, _write(storage, fits)) == fits
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 4 << 20, 16 << 20])
+def test_the_writer_refuses_exactly_what_would_take_the_reader_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """One of the limits refuses without a child process, one after it, and one accepts."""
+    columns = {f"{number:06x}": {"column": "bigint"} for number in range(10_000)}
+    manifest = msgspec.structs.replace(_manifest(), columns=columns)
+    stored, _ = seal(manifest)
+    monkeypatch.setattr(bounded_json, "MEMORY_LIMIT", limit)
+    monkeypatch.setattr(sealed_json, "MEMORY_LIMIT", limit)
+    if limit == 16 << 20:
+        assert unseal(seal(manifest)[0], Manifest, "file") == (manifest, seal(manifest)[1])
+        return
+    with raises(TooLarge, document="Manifest", size=len(stored), limit=limit):
+        seal(manifest)
+    with raises(CorruptFile, file="file"):
+        unseal(stored, Manifest, "file")

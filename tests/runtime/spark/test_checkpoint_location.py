@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -221,3 +223,30 @@ def test_a_log_with_a_gap_is_neither_captured_nor_restored(tmp_path: Path) -> No
         SparkLocation(tmp_path / "first", MemoryStorage()).capture(7, FOLDER)
     with raises(CorruptFile, batch=3, missing=["0/1"]):
         SparkLocation(tmp_path / "second", MemoryStorage()).create(_logs(['{"logOffset":2}'], "0/0 0/2"), QUERY)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"offsets": b'v1\n{}\n{"logOffset":4611686018427387904}'},
+        {"offsets": b"v1\n{}\n" + b"[" * 100_000, "source_files": [SourceFile(path="0/x.compact", content=b"")]},
+        {"offsets": b"v1\n{}\n\xff"},
+        {"source_files": [SourceFile(path="0/\u00b2.compact", content=b"")]},
+    ],
+    ids=["a huge offset", "brackets", "no text", "a name without a number"],
+)
+def test_a_position_that_spark_does_not_write_is_a_corrupt_file(tmp_path: Path, changed: dict[str, Any]) -> None:
+    position = SparkPosition(
+        batch_id=0, offsets=b'v1\n{}\n{"logOffset":0}', previous_offsets=None, commit=b"", source_files=[]
+    )
+    location = SparkLocation(tmp_path / "location", MemoryStorage())
+    with raises(CorruptFile):
+        location.create(msgspec.structs.replace(position, **changed), "q")
+
+
+def test_a_fifo_in_the_location_is_an_error_at_once(tmp_path: Path) -> None:
+    location = SparkLocation(tmp_path, MemoryStorage())
+    (tmp_path / "offsets").mkdir()
+    os.mkfifo(tmp_path / "offsets" / "0")
+    with raises(CorruptFile, found="FIFO"):
+        location.capture(0, "data/")
