@@ -213,7 +213,7 @@ def changed_table(rng: random.Random, intact: bytes) -> bytes:
     return table.sealed()
 
 
-_STORES_USED = 15
+_STORES_USED = 10
 """How many stores of a batch are used: each takes 0.1 s."""
 
 
@@ -344,7 +344,12 @@ def target(folder: Path) -> Iterator[Target]:
 @contextmanager
 def setting(folder: Path) -> Iterator[Target]:
     pieces = [*PIECES, *SETTINGS, *SETTINGS]
-    yield Target(lambda rng: random_text(rng, pieces), lambda text: resolve(parse_assignments((text,))))
+
+    def mutate(rng: random.Random) -> str:
+        name = f"{rng.choice(SETTINGS)}=" if rng.random() < 0.7 else ""
+        return name + (rng.choice(pieces) if name else random_text(rng, pieces))
+
+    yield Target(mutate, lambda text: resolve(parse_assignments((text,))))
 
 
 @contextmanager

@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _EXPECTED = {"manifest": {"internal"}}
 """Codes that only some targets lead to: a MANIFEST may have fields of a newer version of RocksDB."""
 
+_SKIPS = {"history"}
+"""Targets that skip damaged input: nothing depends on the history."""
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,4 +49,6 @@ def test_no_input_does_harm(corpus: Path, name: str, inputs: int) -> None:
     found = _run(corpus, name, inputs)
     assert found["failure"] == ""
     assert found["longest"] < 2 and found["memory"] <= LIMIT, found
-    assert found["refused"] > 0 and "internal" not in {*found["codes"]} - _EXPECTED.get(name, set()), found
+    assert (found["refused"] > 0) != (name in _SKIPS) and "internal" not in {*found["codes"]} - _EXPECTED.get(
+        name, set()
+    ), found

@@ -99,7 +99,6 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _actions, _schema = json_decoder(_Action), json_decoder(_Schema)
-
 FileId = tuple[int, int, int, int]
 """Identifies a file, also when another one has the same name later: device, inode, size, and time in nanoseconds."""
 

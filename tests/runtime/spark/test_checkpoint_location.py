@@ -7,7 +7,6 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -226,22 +225,25 @@ def test_a_log_with_a_gap_is_neither_captured_nor_restored(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("offset", "file"),
     [
-        {"offsets": b'v1\n{}\n{"logOffset":4611686018427387904}'},
-        {"offsets": b"v1\n{}\n" + b"[" * 100_000, "source_files": [SourceFile(path="0/x.compact", content=b"")]},
-        {"offsets": b"v1\n{}\n\xff"},
-        {"source_files": [SourceFile(path="0/\u00b2.compact", content=b"")]},
+        (b'{"logOffset":4611686018427387904}', "0/1"),
+        (b"[" * 100_000, "0/x.compact"),
+        (b"\xff", "0/1"),
+        (b'{"logOffset":0}', "0/\u00b2.compact"),
     ],
     ids=["a huge offset", "brackets", "no text", "a name without a number"],
 )
-def test_a_position_that_spark_does_not_write_is_a_corrupt_file(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_a_position_that_spark_does_not_write_is_a_corrupt_file(tmp_path: Path, offset: bytes, file: str) -> None:
     position = SparkPosition(
-        batch_id=0, offsets=b'v1\n{}\n{"logOffset":0}', previous_offsets=None, commit=b"", source_files=[]
+        batch_id=0,
+        offsets=b"v1\n{}\n" + offset,
+        previous_offsets=None,
+        commit=b"",
+        source_files=[SourceFile(path=file, content=b"")],
     )
-    location = SparkLocation(tmp_path / "location", MemoryStorage())
     with raises(CorruptFile):
-        location.create(msgspec.structs.replace(position, **changed), "q")
+        SparkLocation(tmp_path / "location", MemoryStorage()).create(position, "q")
 
 
 def test_a_fifo_in_the_location_is_an_error_at_once(tmp_path: Path) -> None:
