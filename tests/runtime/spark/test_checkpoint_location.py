@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import stat
@@ -87,8 +86,7 @@ def test_a_long_run_remembers_only_what_the_newest_batch_needs(tmp_path: Path) -
         _plan_batch(tmp_path / "spark", batch, paths=100)
         position = location.capture(batch, data_folder(4, batch + 1, "driver"))
         assert len(position.source_files) <= 10
-    remembered = sum(type(each) is SourceFile for each in gc.get_objects())
-    assert len(position.source_files) <= remembered <= 20
+    assert len(location._newest) == len(position.source_files)
 
 
 def test_a_location_made_from_a_captured_position_captures_the_same(tmp_path: Path) -> None:
