@@ -314,6 +314,7 @@ def webhdfs_answer(folder: Path) -> Iterator[Target]:
 
         def read(given: tuple[bytes, int]) -> None:
             reply[0], act = given
+            server.asked.clear()
             acts[act]()
 
         yield Target(mutate, read)
