@@ -26,7 +26,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo ui test test-all scoreboard lint format golden bench reference docs requirements clean
+.PHONY: help setup demo ui test test-all scoreboard lint format golden bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -83,12 +83,21 @@ reference: setup  ## write the reference pages and pictures that follow from the
 docs: setup  ## build the documentation site into build/site; a broken link is an error
 	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
-requirements: setup  ## compile requirements*.txt from requirements*.in; UPGRADE=1 takes new versions
-	@for file in requirements requirements-dev tests/servers/moto; do \
-		$(RUN) UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS-1} uv pip compile --quiet $${UPGRADE:+--upgrade} \
+requirements: setup  ## pin packages, JARs and npm packages with their hashes; UPGRADE=1 takes new versions
+	@for file in requirements-build requirements requirements-dev tests/servers/moto; do \
+		$(RUN) UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS-1} uv pip compile --quiet $${UPGRADE:+--upgrade} --generate-hashes \
 			--universal --python-version 3.11 --no-annotate --custom-compile-command "make requirements" \
 			$$file.in --output-file $$file.txt || exit 1; \
 	done
+	@$(RUN) python scripts/fetch_jars.py --record
+	@$(RUN) python scripts/fetch_jars.py --record --package hdfs
+	@$(RUN) python scripts/lock_npm.py $${UPGRADE:+--upgrade}
+
+image-digests:  ## write the digests of the base images into docker/images.lock; needs docker with buildx
+	@$(RUN) python scripts/image_digests.py
+
+sbom: setup  ## list all that is installed, with versions and hashes, in build/sbom.json (CycloneDX)
+	@$(RUN) python scripts/sbom.py
 
 clean:  ## remove the files that tools and the demo create; .venv stays
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \

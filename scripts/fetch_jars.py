@@ -4,11 +4,15 @@ The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/
 They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A session takes
 the paths of the Delta JARs, separated by commas, as ``spark.jars``. If the folder is complete, the script returns at
 once and prints nothing.
+
+``jars.lock.json`` has the SHA-256 of each JAR. Other JARs are an error and not kept; ``--record`` writes the hashes
+of a new version into the file instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -17,11 +21,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from importlib.metadata import distribution, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MANIFEST = "manifest.json"
+LOCK = Path(__file__).resolve().with_name("jars.lock.json")
 ATTEMPTS = 3
 # Starting a session resolves all packages; no job needs to run.
 RESOLVE = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate().stop()"
@@ -46,18 +51,6 @@ PACKAGES = {"delta": (delta, "jars"), "hdfs": (hdfs, "hdfs")}
 def spark_jars() -> Path:
     """Returns the folder of the JARs that are part of PySpark."""
     return Path(str(distribution("pyspark").locate_file("pyspark/jars")))
-
-
-def is_complete(folder: Path, wanted: str) -> bool:
-    """Returns whether the folder has every file of an earlier, complete download of the same version."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return False
-    if manifest.get("coordinate") != wanted:
-        return False
-    files = [(folder / name, size) for name, size in manifest["files"].items()]
-    return all(path.is_file() and path.stat().st_size == size for path, size in files)
 
 
 def resolve(wanted: str, ivy: Path) -> subprocess.CompletedProcess[str]:
@@ -98,28 +91,75 @@ def missing_in_spark(jars: list[Path]) -> list[Path]:
     return [jar for jar in jars if artifact(jar.name.partition("_")[2]) not in brought]
 
 
-def keep(jars: list[Path], wanted: str, folder: Path, scratch: Path) -> None:
-    """Moves the JARs into the folder atomically, together with a manifest."""
+def hashes(jars: Iterable[Path]) -> dict[str, str]:
+    """Returns the SHA-256 of each JAR by its name."""
+    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(jars)}
+
+
+def locked(lock: Path) -> dict[str, dict[str, str]]:
+    """Returns the recorded hashes: by coordinate, the SHA-256 of each JAR by its name."""
+    found: dict[str, dict[str, str]] = json.loads(lock.read_text())
+    return found
+
+
+def differences(found: Mapping[str, str], recorded: Mapping[str, str]) -> list[str]:
+    """Returns the names of the JARs that are missing, were not recorded, or have other contents."""
+    return sorted(name for name in found.keys() | recorded.keys() if found.get(name) != recorded.get(name))
+
+
+def record(wanted: str, found: Mapping[str, str], lock: Path) -> None:
+    """Writes the hashes of a package into the lock file, in place of those of its other versions."""
+    package = wanted.rpartition(":")[0]
+    others = {name: jars for name, jars in locked(lock).items() if name.rpartition(":")[0] != package}
+    lock.write_text(json.dumps({**others, wanted: dict(found)}, indent=1, sort_keys=True) + "\n")
+
+
+def recorded(wanted: str) -> dict[str, str] | None:
+    """Returns the recorded hashes of a package's JARs; None if that version has none."""
+    return locked(LOCK).get(wanted)
+
+
+def is_complete(folder: Path, wanted: Mapping[str, str] | None) -> bool:
+    """Returns whether the folder has exactly the JARs with these hashes."""
+    return wanted is not None and not differences(hashes(folder.glob("*.jar")), wanted)
+
+
+def keep(jars: list[Path], folder: Path, scratch: Path) -> None:
+    """Moves the JARs into the folder atomically."""
     new = scratch / "new"
     new.mkdir()
     for jar in jars:
         jar.rename(new / jar.name)
-    files = {jar.name: jar.stat().st_size for jar in sorted(new.iterdir())}
-    (new / MANIFEST).write_text(json.dumps({"coordinate": wanted, "files": files}, indent=1) + "\n")
     new.chmod(0o755)
-    shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
 
 
-def fetch(wanted: str, folder: Path) -> str:
-    """Downloads the JARs into the folder; returns an empty string, or the error."""
+def refusal(jars: Iterable[Path], wanted: str) -> str:
+    """Returns why downloaded JARs must not be used; an empty string if they are the recorded ones."""
+    if (expected := recorded(wanted)) is None:
+        return f"{LOCK.name} has no hashes of {wanted}: record them with 'make requirements'"
+    different = differences(hashes(jars), expected)
+    return f"the downloaded JARs are not those of {LOCK.name}: {', '.join(different)}" if different else ""
+
+
+def fetch(wanted: str, folder: Path, *, is_new: bool = False) -> str:
+    """Downloads the JARs into the folder; returns an empty string, or the error.
+
+    Args:
+        is_new: whether the JARs' hashes are recorded instead of verified.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=folder.name, dir=folder.parent) as temporary:
         scratch = Path(temporary)
         for _ in range(ATTEMPTS):
             done = resolve(wanted, scratch)
             if done.returncode == 0:
-                keep(missing_in_spark(sorted((scratch / "jars").glob("*.jar"))), wanted, folder, scratch)
+                jars = missing_in_spark(sorted((scratch / "jars").glob("*.jar")))
+                if is_new:
+                    record(wanted, hashes(jars), LOCK)
+                if problem := refusal(jars, wanted):
+                    return problem
+                keep(jars, folder, scratch)
                 return ""
         return done.stderr[-2000:]
 
@@ -129,15 +169,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--package", choices=PACKAGES, default="delta", help="package to download")
     parser.add_argument("--into", type=Path, help="target folder")
+    parser.add_argument("--record", action="store_true", help="write the hashes into the lock file")
     given = parser.parse_args()
     name, own = PACKAGES[given.package]
     folder, wanted = (given.into or ROOT / ".venv" / own).absolute(), name()
-    if is_complete(folder, wanted):
+    if is_complete(folder, recorded(wanted)):
         return 0
     print(f"setup: downloading {wanted} and its dependencies from Maven Central", file=sys.stderr)
-    problem = fetch(wanted, folder)
+    # JARs that are not the recorded ones are not used, even if there are no others.
+    shutil.rmtree(folder, ignore_errors=True)
+    problem = fetch(wanted, folder, is_new=given.record)
     if problem:
-        print(f"{problem}\nsetup: could not download {wanted} from Maven Central", file=sys.stderr)
+        print(f"{problem}\nsetup: could not get {wanted} from Maven Central", file=sys.stderr)
         return 1
     return 0
 

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Sets up the project in .venv: pinned Python packages, the project itself (editable), Java for Spark and the JARs for
-# Delta tables. It can be run again, and returns at once if nothing that it depends on has changed.
+# Delta tables. It can be run again, and returns at once if nothing that it depends on has changed. Everything from PyPI,
+# Maven Central and npm must have the hash that is recorded in the repository.
+#
+# A user other than root is asked before sudo is used, except in CI (CI is set). Without a terminal it is not used.
 #
 # Optional environment variables:
 #   STATEFLOW_PYTHON   Python to use instead of the first supported one on PATH
@@ -56,18 +59,62 @@ find_python() {
 
 # --- Debian packages -------------------------------------------------------------------------------------------------
 
-# Installs packages if no password is needed; otherwise fails without output, and the caller prints what to do.
+APT_UPDATE=(env DEBIAN_FRONTEND=noninteractive apt-get update -qq)
+APT_INSTALL=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends)
+REFUSED=2
+
+# Prints the commands that apt_install runs.
+apt_commands() {
+    local package
+    printf 'setup:   %s\n' "sudo ${APT_UPDATE[*]}"
+    for package in "$@"; do printf 'setup:   %s\n' "sudo ${APT_INSTALL[*]} $package"; done
+}
+
+# Asks whether sudo may be used, which a user has to permit. In CI, whose machines exist for one run, it may.
+may_use_sudo() {
+    local answer=""
+    [ -z "${CI:-}" ] || return 0
+    if [ -t 0 ]; then say "root's rights are needed for these commands; one package is enough:"; else
+        say "there is no terminal to ask whether sudo may be used; run this yourself, one package is enough:"
+    fi
+    apt_commands "$@" >&2
+    [ -t 0 ] || return "$REFUSED"
+    read -r -p "setup: run it now? [y/N] " answer || true
+    case $answer in y | Y | yes | Yes) ;; *) return "$REFUSED" ;; esac
+}
+
+# Installs the first of the packages that exists; otherwise fails, and the caller prints what to do. An argument may be
+# several packages, such as "nodejs npm".
 apt_install() {
-    local -a as_root=(env DEBIAN_FRONTEND=noninteractive)
+    local package
+    local -a as_root=()
     command -v apt-get >/dev/null || return 1
     if [ "$(id -u)" != 0 ]; then
-        sudo -n true 2>/dev/null || return 1
-        as_root=(sudo -n "${as_root[@]}")
+        command -v sudo >/dev/null || return 1
+        may_use_sudo "$@" || return "$REFUSED"
+        # CI must not wait for a password.
+        if [ -n "${CI:-}" ]; then as_root=(sudo -n); else as_root=(sudo); fi
     fi
-    say "installing $* with apt-get"
     # A repository that does not respond fails the update, but another one may have the package.
-    "${as_root[@]}" apt-get update -qq >/dev/null 2>&1 || true
-    "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
+    "${as_root[@]}" "${APT_UPDATE[@]}" >/dev/null 2>&1 || true
+    for package in "$@"; do
+        say "installing $package with apt-get"
+        # shellcheck disable=SC2086
+        "${as_root[@]}" "${APT_INSTALL[@]}" $package >/dev/null 2>&1 && return
+    done
+    return 1
+}
+
+# The same for packages that only some tests need: a user who refused them is not asked again by each `make`.
+apt_install_optional() {
+    local refused="$VENV/.not-installed" code=0
+    if [ -t 0 ] && grep -qxF "$1" "$refused" 2>/dev/null; then return 1; fi
+    apt_install "$1" || code=$?
+    if [ "$code" = "$REFUSED" ] && [ -t 0 ]; then
+        printf '%s\n' "$1" >>"$refused"
+        say "delete .venv/.not-installed to be asked again"
+    fi
+    return "$code"
 }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
@@ -111,9 +158,8 @@ find_java() {
     local found
     found=$(look_for_java)
     if [ "${found%% *}" = none ]; then
-        if apt_install openjdk-17-jre-headless || apt_install openjdk-21-jre-headless; then
-            found=$(look_for_java)
-        fi
+        # Debian 13 has only the second one.
+        if apt_install openjdk-17-jre-headless openjdk-21-jre-headless; then found=$(look_for_java); fi
     fi
     if [ "${found%% *}" = none ]; then
         fail "Spark needs Java 17 or 21; found: ${found#none }." \
@@ -129,7 +175,7 @@ find_java() {
 fingerprint() {
     {
         printf '%s\n' "$ROOT" "${JAVA_HOME:-}" "${STATEFLOW_PYTHON:-}" "$(python_facts "$VENV/bin/python" || true)"
-        cat "$ROOT/requirements.txt" "$ROOT/requirements-dev.txt" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"
+        cat "$ROOT"/requirements{-build,,-dev}.txt "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"
     } | sha256sum
 }
 
@@ -177,8 +223,8 @@ make_venv() {
 find_uv() {
     if command -v uv; then return; fi
     if [ ! -x "$VENV/bin/uv" ]; then
-        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            "$(grep '^uv==' "$ROOT/requirements-dev.txt")" >&2 || return 1
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes \
+            --requirement "$ROOT/requirements-build.txt" >&2 || return 1
     fi
     printf '%s\n' "$VENV/bin/uv"
 }
@@ -196,10 +242,17 @@ install() {
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
+# Installs exactly the archives whose hashes are in the files.
+install_locked() {
+    # Some packages have no wheel. An isolated build would download tools that have no recorded hash.
+    install --require-hashes --no-build-isolation "$@"
+}
+
 install_packages() {
     UV=$(find_uv) || UV=""
     say "installing the pinned packages (1.3 GB; a few minutes the first time)"
-    install -r "$ROOT/requirements.txt" -r "$ROOT/requirements-dev.txt" ||
+    { install_locked -r "$ROOT/requirements-build.txt" &&
+        install_locked -r "$ROOT/requirements.txt" -r "$ROOT/requirements-dev.txt"; } ||
         fail "could not install the packages; see the lines above"
     "$VENV/bin/python" "$ROOT/scripts/compile_pyspark.py" >&2 ||
         say "continuing without a compiled PySpark: its workers start more slowly"
@@ -242,20 +295,20 @@ fetch_moto() {
     say "downloading a storage server for tests from PyPI"
     UV=$(find_uv) || UV=""
     rm -rf "$folder"
-    install --target "$folder" -r "$wanted" && cp "$wanted" "$folder/.installed" && return
+    install_locked --target "$folder" -r "$wanted" && cp "$wanted" "$folder/.installed" && return
     say "continuing without moto: the test that it is refused is skipped until 'make setup' has downloaded it"
 }
 
 fetch_node_servers() {
-    local folder="$VENV/node"
-    cmp -s "$ROOT/tests/servers/package.json" "$folder/.installed" && return
-    if command -v npm >/dev/null || apt_install nodejs npm; then
+    local folder="$VENV/node" servers="$ROOT/tests/servers"
+    cmp -s "$servers/package-lock.json" "$folder/.installed" && return
+    if command -v npm >/dev/null || apt_install_optional "nodejs npm"; then
         say "downloading storage servers for tests from npm"
         mkdir -p "$folder"
-        cp "$ROOT/tests/servers/package.json" "$folder/"
-        # Without install scripts: nothing of the packages is run here.
-        (cd "$folder" && npm install --silent --ignore-scripts --no-audit --no-fund --no-package-lock >&2) &&
-            cp "$folder/package.json" "$folder/.installed" && return
+        cp "$servers/package.json" "$servers/package-lock.json" "$folder/"
+        # Exactly what the lock file has. Without install scripts: nothing of the packages is run here.
+        (cd "$folder" && npm ci --silent --ignore-scripts --no-audit --no-fund >&2) &&
+            cp "$folder/package-lock.json" "$folder/.installed" && return
     fi
     say "continuing without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
         "refused, will be skipped until 'make setup' has downloaded them"
@@ -264,7 +317,7 @@ fetch_node_servers() {
 # Only the tests of Airflow's web interface need it.
 install_browser() {
     command -v chromium >/dev/null && return
-    apt_install chromium && return
+    apt_install_optional chromium && return
     say "continuing without Chromium: tests of Airflow's web interface will be skipped until it is installed, on Debian" \
         "with 'sudo apt-get install chromium'"
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import image_digests
 import pytest
 import yaml
 
@@ -30,15 +32,8 @@ def arguments(instruction: str) -> list[str]:
     return [rest for name, rest in instructions() if name == instruction]
 
 
-def pin(line: str) -> tuple[str, str]:
-    match = re.match(r"([\w.-]+)==([^\s;]+)", line)
-    assert match, line
-    return match[1], match[2]
-
-
 def pins() -> dict[str, str]:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    return dict(pin(line) for line in lines if "==" in line)
+    return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE))
 
 
 def airflow_options() -> set[str]:
@@ -66,7 +61,48 @@ def required_variables(text: str) -> set[str]:
 
 
 def test_the_base_image_is_the_airflow_that_requirements_pin() -> None:
-    assert arguments("FROM") == [f"apache/airflow:{pins()['apache-airflow']}-python3.11"]
+    assert [image.partition("@")[0] for image in arguments("FROM")] == [
+        f"apache/airflow:{pins()['apache-airflow']}-python3.11"
+    ]
+
+
+def test_every_image_that_is_not_built_here_is_taken_by_a_digest_without_a_default() -> None:
+    bases = arguments("FROM")
+    taken = [service["image"] for service in SERVICES.values() if "build" not in service]
+    variables = [re.search(r"@\$\{(\w+)(:\?[^}]+)?\}$", image) for image in [*bases, *taken]]
+    assert len(variables) == 2 and all(variables)
+    declared = arguments("ARG")
+    for image, found in zip([*bases, *taken], variables, strict=True):
+        assert found is not None
+        # Docker refuses an empty digest; Compose is told to.
+        assert found[1] in declared if image in bases else found[2], image
+    assert {found[1] for found in variables if found} == image_digests.images(DOCKER).keys()
+    build = COMPOSE["x-airflow"]["build"]["args"]
+    assert required_variables(build["AIRFLOW_DIGEST"]) == {"AIRFLOW_DIGEST"}
+
+
+def test_the_lock_file_of_images_has_what_the_registry_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("Dockerfile", "compose.yaml"):
+        shutil.copy(DOCKER / name, tmp_path)
+    monkeypatch.setattr(image_digests, "DOCKER", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    docker = tmp_path / "docker"
+    given = "sha256:" + "0123456789abcdef" * 4
+    docker.write_text(
+        f"""#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && echo '{{"digest": "{given}"}}'\n"""
+    )
+    docker.chmod(0o755)
+    assert image_digests.main() == 0
+    lines = (tmp_path / image_digests.LOCK).read_text().splitlines()
+    assert {f"AIRFLOW_DIGEST={given}", f"POSTGRES_DIGEST={given}"} <= set(lines)
+    # A server that answers badly, or a missing docker, does not change the file.
+    for program in ('echo \'{"digest": "sha256:0"}\'', "echo x", "exit 1"):
+        docker.write_text(f"#!/bin/sh\n{program}\n")
+        assert image_digests.main() == 1
+        assert image_digests.LOCK in capfd.readouterr().err
+    assert (tmp_path / image_digests.LOCK).read_text().splitlines() == lines
 
 
 def test_neither_pip_nor_the_image_runs_as_root() -> None:
@@ -87,9 +123,12 @@ def test_everything_that_is_copied_exists_and_is_sent_to_the_engine() -> None:
 
 
 def test_requirements_are_installed_from_the_pinned_file_and_the_project_changes_no_version() -> None:
-    installs = [rest for rest in arguments("RUN") if "pip install" in rest]
-    assert any(rest.endswith("requirements.txt") for rest in installs)
-    assert any("--no-deps" in rest and rest.endswith("/opt/stateflow/source") for rest in installs)
+    installs = [part for rest in arguments("RUN") for part in rest.split("&&") if "pip install" in part]
+    locked = [rest.split()[-1] for rest in installs if "--require-hashes" in rest]
+    assert [Path(file).name for file in locked] == ["requirements-build.txt", "requirements.txt"]
+    (own,) = [rest for rest in installs if "--require-hashes" not in rest]
+    assert "--no-deps" in own and own.endswith("/opt/stateflow/source")
+    assert all("--no-build-isolation" in rest for rest in installs[1:])
     named = dict(found for rest in installs for found in re.findall(r"([\w.-]+)==([\w.]+)", rest))
     assert named.items() <= pins().items()
 
@@ -127,7 +166,7 @@ def test_airflow_starts_after_the_database_and_its_migration() -> None:
 def test_a_service_has_a_pinned_image_no_root_and_no_port_for_other_machines(name: str) -> None:
     service = SERVICES[name]
     ours = f"stateflow-airflow:{PROJECT['version']}"
-    assert re.match(r"postgres:\d+\.\d+", service["image"]) if name == "postgres" else service["image"] == ours
+    assert re.match(r"postgres:\d+\.\d+.*@", service["image"]) if name == "postgres" else service["image"] == ours
     user = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", service["user"]).partition(":")[0]
     assert user not in {"", "0", "root"}
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
@@ -145,7 +184,8 @@ def test_every_variable_sets_an_option_that_airflow_has_and_no_secret_is_written
 
 def test_required_variables_are_explained_in_the_example() -> None:
     empty = set(re.findall(r"^(\w+)=$", (DOCKER / ".env.example").read_text(), flags=re.MULTILINE))
-    assert required_variables((DOCKER / "compose.yaml").read_text()) == empty
+    digests = set(image_digests.images(DOCKER))
+    assert required_variables((DOCKER / "compose.yaml").read_text()) - digests == empty
 
 
 def test_volumes_are_declared_exist_or_are_made_in_the_image_for_its_user() -> None:

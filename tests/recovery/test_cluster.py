@@ -6,6 +6,7 @@ The scoreboard kills more executors and workers, at steps of tasks and at random
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def _packed(folder: Path, python: Path) -> Path:
     """An archive with all that tasks need."""
     home, archive = folder / "environment", folder / "environment.tar.gz"
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    pins = [pin for line in lines if (pin := line.partition(";")[0].strip()).partition("==")[0] in _NEEDED]
+    pins = [pin for line in lines if (pin := re.split(r" [;\\]", line)[0].strip()).partition("==")[0] in _NEEDED]
     assert len(pins) == len(_NEEDED), sorted(pins)
     subprocess.run([python, "-m", "venv", home], check=True)
     pip: list[str | Path] = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -5,9 +5,12 @@ The script's functions run in a bash that finds only the commands that a test pu
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ SETUP = ROOT / "scripts" / "setup.sh"
 BASH = shutil.which("bash") or "/bin/bash"
 # What the script uses of the system itself.
 TOOLS = "cat chmod cmp cp dirname env grep mkdir mktemp mv rm sha256sum tail tee".split()
-REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "pyproject.toml")
+REQUIREMENTS = ("requirements-build.txt", "requirements.txt", "requirements-dev.txt", "pyproject.toml")
 
 pytestmark = pytest.mark.setup
 
@@ -61,20 +64,43 @@ class Machine:
         return path
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs `script` with the functions of the set-up."""
+        """Runs `script` with the functions of the set-up, without a terminal."""
+        return self._run(script, environment, subprocess.DEVNULL, subprocess.PIPE)
+
+    def _run(
+        self, script: str, environment: Mapping[str, str], stdin: int, stderr: int
+    ) -> subprocess.CompletedProcess[str]:
         where = f'ROOT="{self.project}"; VENV="{self.venv}"; STAMP="$VENV/stamp"; JAVA_HOME_FILE="$VENV/java_home"'
         return subprocess.run(
             [BASH, "-c", f'source "{SETUP}"; {where}; {script}'],
             env={"PATH": str(self.bin), "STATEFLOW_JVM_DIR": str(self.jvm), **environment},
-            capture_output=True,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             check=False,
         )
+
+    def run_on_terminal(self, script: str, answer: str) -> tuple[int, str]:
+        """Runs `script` on a terminal, types `answer`; returns the exit code and what the terminal shows."""
+        controller, terminal = pty.openpty()
+        os.write(controller, answer.encode())
+        with os.fdopen(controller, "rb", buffering=0) as screen:
+            done = self._run(script, {}, terminal, terminal)
+            os.close(terminal)
+            return done.returncode, "".join(iter(lambda: _read(screen), ""))
 
     def requested(self) -> list[str]:
         """What fakes have written to the file `requested`."""
         path = self.folder / "requested"
         return path.read_text().splitlines() if path.exists() else []
+
+
+def _read(screen: FileIO) -> str:
+    try:
+        return screen.read(1024).decode()
+    except OSError:  # Linux reports the end of a terminal as an error
+        return ""
 
 
 @pytest.fixture
@@ -154,8 +180,7 @@ def test_a_java_that_cannot_be_installed_is_an_error_that_names_what_to_install(
     wrong = machine.java("eleven", 11)
     machine.user(user)
     machine.command("apt-get", f'echo "$*" >> {machine.folder}/requested; exit 100')
-    machine.command("sudo", "exit 1")
-    done = machine.run("find_java")
+    done = machine.run("find_java", CI="true")
     assert (done.returncode, bool(machine.requested())) == (1, user == 0)
     before, found, after = done.stderr.partition(str(wrong))
     assert found
@@ -165,13 +190,64 @@ def test_a_java_that_cannot_be_installed_is_an_error_that_names_what_to_install(
 
 @pytest.mark.parametrize("package", ["openjdk-17-jre-headless", "openjdk-21-jre-headless"])
 @pytest.mark.parametrize("user", [0, 1000])
-def test_root_or_sudo_without_a_password_installs_java(machine: Machine, package: str, user: int) -> None:
+def test_root_or_sudo_in_ci_installs_java_without_a_question(machine: Machine, package: str, user: int) -> None:
     """The package that this Debian has is installed; the other does not exist, as 17 does not in Debian 13."""
-    ready = machine.java("waiting", 17).rename(machine.folder / "waiting")
+    _with_java_in(machine, package)
     machine.user(user)
-    machine.command("sudo", 'shift; case $1 in true) ;; *) exec "$@";; esac')
+    ci = {} if user == 0 else {"CI": "true"}
+    assert machine.run("find_java", **ci).stdout.startswith("17 ")
+    assert {line.split()[0] for line in machine.requested()} == (set() if user == 0 else {"-n"})
+
+
+# --- Sudo ------------------------------------------------------------------------------------------------------------
+
+
+def _with_java_in(machine: Machine, package: str) -> None:
+    """Lets apt-get install a Java with one package, and sudo record what it is asked to run."""
+    ready = machine.java("waiting", 17).rename(machine.folder / "waiting")
+    machine.command("sudo", f'echo "$*" >> {machine.folder}/requested; case $1 in -n) shift;; esac; exec "$@"')
     machine.command("apt-get", f'case "$*" in *update*) ;; *{package}) mv {ready} {machine.jvm};; *) exit 100;; esac')
-    assert machine.run("find_java").stdout.startswith("17 ")
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "\x04", "maybe\n"])
+def test_on_a_terminal_nothing_is_run_as_root_without_a_yes(machine: Machine, answer: str) -> None:
+    _with_java_in(machine, "openjdk-17-jre-headless")
+    code, shown = machine.run_on_terminal("read -r version home < <(find_java) || exit 1", answer)
+    assert (code, machine.requested()) == (1, [])
+    assert "[y/N]" in shown and shown.count("?") == 1
+
+
+@pytest.mark.parametrize("package", ["openjdk-17-jre-headless", "openjdk-21-jre-headless"])
+def test_on_a_terminal_a_yes_runs_the_commands_that_the_question_showed(machine: Machine, package: str) -> None:
+    _with_java_in(machine, package)
+    code, shown = machine.run_on_terminal("read -r version home < <(find_java) && [ $version = 17 ]", "y\n")
+    assert code == 0
+    assert machine.requested()[-1].endswith(package)
+    question = shown.partition("[y/N]")[0].splitlines()
+    offered = [line.partition("sudo ")[2] for line in question if "sudo " in line]
+    assert [line for line in machine.requested() if line not in offered] == []
+
+
+@pytest.mark.parametrize("environment", [{}, {"CI": ""}], ids=["no CI", "an empty CI"])
+def test_without_a_terminal_and_outside_ci_the_commands_are_printed_and_not_run(
+    machine: Machine, environment: Mapping[str, str]
+) -> None:
+    _with_java_in(machine, "openjdk-17-jre-headless")
+    done = machine.run("find_java", **environment)
+    assert (done.returncode, done.stdout, machine.requested()) == (1, "", [])
+    commands = [line.split() for line in done.stderr.splitlines() if " sudo " in line and "apt-get" in line]
+    assert any("install" in words and "openjdk-17-jre-headless" in words for words in commands)
+
+
+def test_optional_packages_that_were_refused_are_not_offered_again(machine: Machine) -> None:
+    _with_java_in(machine, "openjdk-17-jre-headless")
+    machine.venv.mkdir()
+    questions = [machine.run_on_terminal("install_browser", "n\n")[1].count("[y/N]") for _ in range(2)]
+    assert (questions, machine.requested()) == ([1, 0], [])
+    # Other packages are not affected, and the refusal can be taken back.
+    assert "[y/N]" in machine.run_on_terminal("fetch_node_servers", "n\n")[1]
+    (machine.venv / ".not-installed").unlink()
+    assert "[y/N]" in machine.run_on_terminal("install_browser", "n\n")[1]
 
 
 # --- Repeated set-up -------------------------------------------------------------------------------------------------
@@ -217,23 +293,55 @@ def test_a_change_repeats_the_setup(
 # --- Optional parts --------------------------------------------------------------------------------------------------
 
 
-def test_servers_are_downloaded_once_for_each_list_of_versions_and_nothing_of_them_is_run(machine: Machine) -> None:
-    wanted = machine.project / "tests" / "servers" / "package.json"
+def test_servers_are_downloaded_once_for_each_lock_file_and_nothing_of_them_is_run(machine: Machine) -> None:
+    servers = machine.project / "tests" / "servers"
+    (servers / "package.json").write_text("{}")
     # The second download fails, and is repeated.
     for code, text, downloads in ((0, "{}", 1), (0, "{}", 1), (1, "{1}", 2), (1, "{1}", 3)):
         machine.command("npm", f'echo "$PWD $*" >> {machine.folder}/requested; exit {code}')
-        wanted.write_text(text)
+        (servers / "package-lock.json").write_text(text)
         assert machine.run("fetch_node_servers").returncode == 0
         assert len(machine.requested()) == downloads
-    assert machine.requested()[0].startswith(f"{machine.venv}/node install ")
+    # `npm ci` installs what the lock file has, and checks its hashes; `npm install` may take newer versions.
+    assert machine.requested()[0].startswith(f"{machine.venv}/node ci ")
     assert "--ignore-scripts" in machine.requested()[0]
 
 
 def test_moto_is_downloaded_once_into_a_separate_folder(machine: Machine) -> None:
-    install = f'install() {{ echo "$*" >> {machine.folder}/requested; mkdir -p "$2"; }}; find_uv() {{ :; }}; fetch_moto'
+    install = f'install() {{ echo "$*" >> {machine.folder}/requested; mkdir -p "$4"; }}; find_uv() {{ :; }}; fetch_moto'
     for _ in range(2):
         assert machine.run(install).returncode == 0
-    assert machine.requested() == [f"--target {machine.venv}/moto -r {machine.project}/tests/servers/moto.txt"]
+    options = "--require-hashes --no-build-isolation"
+    assert machine.requested() == [
+        f"{options} --target {machine.venv}/moto -r {machine.project}/tests/servers/moto.txt"
+    ]
+
+
+def test_every_package_is_installed_with_hashes_and_the_project_without_packages(machine: Machine) -> None:
+    (machine.venv / "bin").mkdir(parents=True)
+    machine.command(str(machine.venv / "bin" / "python"), "true")
+    done = machine.run(
+        f'install() {{ echo "$*" >> {machine.folder}/requested; }}; find_uv() {{ :; }}; install_packages'
+    )
+    assert done.returncode == 0
+    *locked, project = machine.requested()
+    assert locked and all("--require-hashes" in line and "--no-build-isolation" in line for line in locked)
+    assert {Path(word).name for line in locked for word in line.split() if word.endswith(".txt")} == {
+        "requirements-build.txt",
+        "requirements.txt",
+        "requirements-dev.txt",
+    }
+    # Otherwise the second command could not build.
+    assert locked[0].endswith("requirements-build.txt")
+    assert "--no-deps" in project and "--no-build-isolation" in project
+
+
+def test_uv_itself_is_installed_with_its_hash(machine: Machine) -> None:
+    (machine.venv / "bin").mkdir(parents=True)
+    machine.command(str(machine.venv / "bin" / "python"), f'echo "$*" >> {machine.folder}/requested')
+    assert machine.run("find_uv").stdout == f"{machine.venv}/bin/uv\n"
+    (line,) = machine.requested()
+    assert "--require-hashes" in line and line.endswith("requirements-build.txt")
 
 
 def test_the_browser_is_installed_once(machine: Machine) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
 import zipfile
 import zipimport
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import compile_pyspark
 import fetch_jars
 import pytest
+import sbom
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.setup
 
@@ -29,16 +38,65 @@ def test_jars_that_spark_has_itself_are_left_out() -> None:
     assert fetch_jars.missing_in_spark([delta, parquet]) == [delta]
 
 
-def test_a_folder_is_complete_only_with_every_file_in_its_size(tmp_path: Path) -> None:
-    folder, scratch = tmp_path / "jars", tmp_path / "scratch"
-    scratch.mkdir()
-    (scratch / "a-1.jar").write_bytes(b"123")
-    assert not fetch_jars.is_complete(folder, "x:y:1")
-    fetch_jars.keep([scratch / "a-1.jar"], "x:y:1", folder, scratch)
-    assert fetch_jars.is_complete(folder, "x:y:1")
-    assert not fetch_jars.is_complete(folder, "x:y:2")
-    (folder / "a-1.jar").write_bytes(b"12")
-    assert not fetch_jars.is_complete(folder, "x:y:1")
+@pytest.fixture
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lock file with the hash of one JAR, and a Maven Central that gives the JARs of the folder that is returned."""
+    served = tmp_path / "served"
+    served.mkdir()
+    (served / "x_a-1.jar").write_bytes(b"123")
+    (tmp_path / "lock.json").write_text("{}")
+    monkeypatch.setattr(fetch_jars, "LOCK", tmp_path / "lock.json")
+    fetch_jars.record("x:a:1", fetch_jars.hashes(served.iterdir()), fetch_jars.LOCK)
+
+    def resolve(wanted: str, ivy: Path) -> subprocess.CompletedProcess[str]:
+        shutil.copytree(served, ivy / "jars")
+        return subprocess.CompletedProcess([wanted], 0, "", "")
+
+    monkeypatch.setattr(fetch_jars, "resolve", resolve)
+    return served
+
+
+def test_jars_with_the_recorded_hashes_are_kept(downloads: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "jars"
+    assert fetch_jars.fetch("x:a:1", folder) == ""
+    assert [path.name for path in folder.iterdir()] == ["x_a-1.jar"]
+    assert fetch_jars.is_complete(folder, fetch_jars.recorded("x:a:1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("x_a-1.jar", b"124", id="another content of the same size"),
+        pytest.param("y_b-1.jar", b"", id="one more JAR"),
+    ],
+)
+def test_jars_with_other_hashes_are_refused_and_no_folder_is_made(
+    downloads: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    (downloads / name).write_bytes(content)
+    assert name in fetch_jars.fetch("x:a:1", tmp_path / "jars")
+    assert not (tmp_path / "jars").exists()
+
+
+def test_a_version_without_recorded_hashes_is_refused(downloads: Path, tmp_path: Path) -> None:
+    assert "x:a:2" in fetch_jars.fetch("x:a:2", tmp_path / "jars")
+    assert not (tmp_path / "jars").exists()
+    assert fetch_jars.fetch("x:a:2", tmp_path / "jars", is_new=True) == ""
+    assert list(fetch_jars.locked(fetch_jars.LOCK)) == ["x:a:2"]
+
+
+@pytest.mark.parametrize("damage", [b"124", None], ids=["changed", "missing"])
+def test_a_folder_is_complete_only_with_the_recorded_jars(
+    downloads: Path, tmp_path: Path, damage: bytes | None
+) -> None:
+    fetch_jars.fetch("x:a:1", tmp_path / "jars")
+    jar = tmp_path / "jars" / "x_a-1.jar"
+    jar.unlink() if damage is None else jar.write_bytes(damage)
+    assert not fetch_jars.is_complete(tmp_path / "jars", fetch_jars.recorded("x:a:1"))
+
+
+def test_the_lock_has_the_hashes_of_the_packages_that_are_used() -> None:
+    assert fetch_jars.locked(fetch_jars.LOCK).keys() == {fetch_jars.delta(), fetch_jars.hdfs()}
 
 
 def test_pyspark_is_compiled_once_and_another_python_takes_the_sources(tmp_path: Path) -> None:
@@ -57,3 +115,43 @@ def test_pyspark_is_compiled_once_and_another_python_takes_the_sources(tmp_path:
             of_another_python.writestr(name, data)
     zipimport.zipimporter(f"{archive}/package").invalidate_caches()
     assert zipimport.zipimporter(f"{archive}/package").get_code("package.inner").co_names == code.co_names
+
+
+# --- Bill of materials -----------------------------------------------------------------------------------------------
+
+
+def test_the_bill_of_materials_is_valid_and_has_every_installed_package_with_its_hashes(tmp_path: Path) -> None:
+    file = tmp_path / "sbom.json"
+    subprocess.run([sys.executable, ROOT / "scripts" / "sbom.py", "--into", file], check=True)
+    components = json.loads(file.read_text())["components"]
+    by_purl = {each["purl"]: each for each in components if "purl" in each}
+    (pyspark,) = re.findall(r"^pyspark==(\S+) \\\n    --hash=sha256:(\S+)$", read_lock(), flags=re.MULTILINE)
+    (reference,) = by_purl[f"pkg:pypi/pyspark@{pyspark[0]}"]["externalReferences"]
+    assert reference["hashes"] == [{"alg": "SHA-256", "content": pyspark[1]}]
+    for name in ("apache-airflow", "rocksdict", "deltalake"):
+        assert f"pkg:pypi/{name}@{version(name)}" in by_purl
+    (delta,) = (each for each in components if each["name"].startswith("delta-spark_"))
+    recorded = fetch_jars.recorded(fetch_jars.delta())
+    assert recorded is not None and delta["hashes"][0]["content"] in recorded.values()
+    # A JAR in the package of PySpark, which no package list has.
+    assert any(re.fullmatch(r"hadoop-client-api-.*\.jar", each["name"]) for each in components)
+
+
+def read_lock() -> str:
+    return (ROOT / "requirements.txt").read_text()
+
+
+def test_a_package_that_is_not_pinned_is_listed_without_hashes() -> None:
+    locked = sbom.locked_hashes(["pytest==0.1 \\\n    --hash=sha256:ab \\\n    --hash=sha256:cd\n"])
+    assert locked == {("pytest", "0.1"): {"ab", "cd"}}
+    found = sbom.python_package(distribution("pytest"), locked)
+    assert (found.version, list(found.external_references)) == (version("pytest"), [])
+
+
+def test_npm_packages_have_the_hashes_of_the_lock_file() -> None:
+    lock = json.loads((ROOT / "tests" / "servers" / "package-lock.json").read_text())["packages"]
+    found = {str(each.purl): each for each in sbom.npm_packages(json.dumps({"packages": lock}))}
+    azurite = lock["node_modules/azurite"]
+    (digest,) = found[f"pkg:npm/azurite@{azurite['version']}"].hashes
+    assert base64.b64encode(bytes.fromhex(digest.content)).decode() == azurite["integrity"].removeprefix("sha512-")
+    assert any(purl.startswith("pkg:npm/%40azure/") for purl in found)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stateflow_airflow.failures import misconfigured
 
-_CONF, _FILE = "--conf", "--properties-file"
 _NAME = "spark.conf"
-_ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 SETTINGS = "settings.toml"
 """Name of the file with a job's settings."""
 
@@ -28,16 +26,19 @@ def hide_conf(options: Sequence[str], folder: Path) -> tuple[list[str], dict[str
     Raises:
         PermanentFailure: the options have a file of settings that cannot be read.
     """
-    pairs = list(_pairs(options))
-    conf = [value or "" for name, value in pairs if name == _CONF]
-    given = [value or "" for name, value in pairs if name == _FILE]
-    if not conf:
-        return list(options), {}
-    kept = [word for name, value in pairs if name not in (_CONF, _FILE) for word in (name, value) if word is not None]
-    # Without a file of the user, spark-submit reads spark-defaults.conf, with one it does not.
-    loading = [] if given else ["--load-spark-defaults"]
-    content = "".join(map(_read, given[-1:])) + "".join(f"{_property(text)}\n" for text in conf)
-    return [*kept, _FILE, str(folder / _NAME), *loading], {_NAME: content}
+    from stateflow.config.submit_options import PROPERTIES_FILE, hide_conf, option
+
+    try:
+        kept, content = hide_conf(options, folder / _NAME)
+    except (OSError, UnicodeDecodeError) as error:
+        path = option(options, PROPERTIES_FILE)
+        raise misconfigured(
+            f"the file of Spark settings {path!r} cannot be read on this worker",
+            "check the option properties_file",
+            properties_file=path,
+            reason=str(error),
+        ) from error
+    return kept, {} if content is None else {_NAME: content}
 
 
 def settings_file(settings: Mapping[str, str]) -> str:
@@ -48,37 +49,3 @@ def settings_file(settings: Mapping[str, str]) -> str:
 def _toml(text: str) -> str:
     # A string of JSON is one of TOML, except for DEL, which TOML does not permit as it is.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _pairs(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yields each option with its value; None for an option without one."""
-    words = iter(options)
-    name = next(words, None)
-    while name is not None:
-        following = next(words, None)
-        if following is None or following.startswith("--"):
-            yield name, None
-            name = following
-        else:
-            yield name, following
-            name = next(words, None)
-
-
-def _property(conf: str) -> str:
-    """Returns ``NAME=VALUE`` as a line of a Java properties file."""
-    name, _, value = conf.partition("=")
-    name = "".join(f"\\{c}" if c in " :=#!" else _ESCAPED.get(c, c) for c in name)
-    value = "".join(_ESCAPED.get(c, c) for c in value)
-    return f"{name}=\\{value}" if value.startswith(" ") else f"{name}={value}"
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text() + "\n"
-    except (OSError, UnicodeDecodeError) as error:
-        raise misconfigured(
-            f"the file of Spark settings {path!r} cannot be read on this worker",
-            "check the option properties_file",
-            properties_file=path,
-            reason=str(error),
-        ) from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.traversal import with_ancestors
 from stateflow.api.input_files import reason_in
 from stateflow.config.settings import FULL, Settings
-from stateflow.errors import ConfigError, EnvironmentUnsupported
+from stateflow.errors import ConfigError, EnvironmentUnsupported, StateflowError
 from stateflow.runtime.planning.physical_plan import has_transform
+from stateflow.runtime.spark.java_process import MASTER, is_started, master_of_arguments, start_java
 from stateflow.runtime.spark.log_settings import is_quiet, quiet_accumulators, quiet_py4j, quiet_spark, quiet_workers
 from stateflow.runtime.spark.settings import ARROW_ROWS, REQUIRED, check_master, check_required, is_local
 from stateflow.runtime.spark.versions import check_java, check_python, check_spark
@@ -99,7 +101,10 @@ def open_session(settings: Settings, job_file: Path, traits: JobTraits) -> Spark
     """
     check_python()
     check_java()
-    local = is_local(SparkConf().get("spark.master", settings.spark.master))
+    if is_started():
+        # spark-submit determines the master, whatever the settings say.
+        start_java({}, settings.local_folder)
+    local = is_local(SparkConf().get(MASTER, None) or _master(settings))
     if local:
         # Local workers use this Python, not the first python3 of the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -113,6 +118,7 @@ def open_session(settings: Settings, job_file: Path, traits: JobTraits) -> Spark
     if settings.spark.log != FULL:
         quiet_py4j()
     with quiet_spark(settings) as log_file:
+        _start(settings)
         own = defaults(traits) if settings.spark.log == FULL else defaults(traits) | _LEVEL
         if log_file is not None or is_quiet():
             # The log configuration has the levels; Spark would log a message about setting one.
@@ -135,9 +141,27 @@ def defaults(traits: JobTraits) -> dict[str, str]:
     return {**_DEFAULTS, **plan, **rows, **REQUIRED}
 
 
+def _master(settings: Settings) -> str:
+    return master_of_arguments() or settings.spark.conf.get(MASTER, settings.spark.master)
+
+
+def _start(settings: Settings) -> None:
+    # Without a master of its own, spark-submit would choose local[*].
+    with _described():
+        start_java({MASTER: settings.spark.master, **settings.spark.conf}, settings.local_folder)
+
+
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    try:
+    with _described():
         return builder.getOrCreate()
+
+
+@contextmanager
+def _described() -> Iterator[None]:
+    try:
+        yield
+    except StateflowError:
+        raise
     except Exception as e:
         # A wrong master or setting, which Spark's own message describes best.
         raise ConfigError(
@@ -148,12 +172,12 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
 
 
 def _with_defaults(builder: SparkSession.Builder, own: Mapping[str, str], settings: Settings) -> SparkSession.Builder:
-    # A new SparkConf has the settings of spark-submit, which take precedence.
+    # Once Java runs, a new SparkConf has the settings of spark-submit, which take precedence.
     given = SparkConf() if SparkSession.getActiveSession() is None else None
     for key, value in own.items():
         if given is None or not given.contains(key):
             builder = builder.config(key, value)
-    if given is not None and not given.contains("spark.master"):
+    if given is not None and not given.contains(MASTER):
         builder = builder.master(settings.spark.master)
     for key, value in settings.spark.conf.items():
         builder = builder.config(key, value)

@@ -1,0 +1,145 @@
+"""How Spark's Java process gets its settings: by a private file, and those of spark-submit count."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.servers.running import files_with
+from tests.support.processes import ROOT
+
+pytestmark = pytest.mark.spark
+
+_SECRET = "swordfish-in-a-setting"
+_JOB = """
+import msgspec
+from stateflow import DeltaSink, FileSource, KeyedProcessFunction, ValueStateDescriptor
+
+class Order(msgspec.Struct):
+    customer: str
+    amount: float
+
+class Total(KeyedProcessFunction[Order, Order]):
+    def open(self, ctx):
+        self.total = ctx.get_state(ValueStateDescriptor("total", float))
+
+    def process_element(self, row, ctx):
+        self.total.update((self.total.value() or 0.0) + row.amount)
+        yield Order(row.customer, self.total.value())
+
+def build(env):
+    orders = env.from_source(FileSource("orders", schema=Order, format="json"), uid="orders")
+    totals = orders.key_by("customer").process(Total(), output=Order, uid="total")
+    totals.sink_to(DeltaSink("totals"), uid="totals")
+"""
+_SETTINGS = f"""
+local_dir = "scratch"
+[spark]
+log = "full"
+[spark.conf]
+"spark.hadoop.fs.s3a.secret.key" = "{_SECRET}"
+"spark.authenticate.secret" = "{_SECRET}"
+"spark.executorEnv.PASSWORD" = "{_SECRET}"
+"spark.authenticate" = "true"
+"spark.network.crypto.enabled" = "true"
+"spark.network.crypto.cipher" = "AES/GCM/NoPadding"
+"spark.io.encryption.enabled" = "true"
+# Spark logs all its settings.
+"spark.logConf" = "true"
+"spark.log.level" = "INFO"
+"""
+
+
+@contextmanager
+def _command_lines() -> Iterator[set[bytes]]:
+    """The arguments of all processes of this host that exist at any look, as every user can see them."""
+    found: set[bytes] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.01):
+            for process in Path("/proc").glob("[0-9]*"):
+                try:
+                    found.add((process / "cmdline").read_bytes())
+                except OSError:  # it has ended
+                    continue
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_secrets_in_spark_settings_are_neither_in_arguments_nor_in_any_file_and_the_run_is_encrypted(
+    tmp_path: Path,
+) -> None:
+    job = tmp_path / "job"
+    (job / "orders").mkdir(parents=True)
+    (job / "orders" / "1.json").write_text('{"customer": "ann", "amount": 3}\n')
+    (job / "job.py").write_text(_JOB)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(_SETTINGS)
+    command = [sys.executable, "-m", "stateflow", "run", "job.py", "--job-root=root", f"--config={settings}"]
+    with _command_lines() as seen:
+        done = subprocess.run(command, cwd=job, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    java = [line for line in seen if b"org.apache.spark.deploy.SparkSubmit" in line and bytes(job) in line]
+    assert java and all(b"--properties-file" in line for line in java)
+    assert not [line for line in seen if _SECRET.encode() in line]
+    # Settings are logged, and Spark's redaction leaves the secrets out.
+    assert b"spark.io.encryption.enabled=true" in done.stderr
+    assert _SECRET.encode() not in done.stdout + done.stderr
+    assert files_with(_SECRET, job) == []
+    assert not list((job / "scratch").glob("spark-*.conf"))
+
+
+_PRINTS = """
+import json, sys
+from pathlib import Path
+from stateflow.config.sources import resolve
+from stateflow.runtime.spark.session import JobTraits, open_session
+
+names = ["spark.master", "spark.sql.shuffle.partitions", "spark.ui.retainedJobs", "spark.x"]
+settings = resolve({"local_dir": sys.argv[1], "spark.conf.spark.x": "settings"})
+session = open_session(settings, Path(__file__), JobTraits(has_expressions=False, has_fixed_rows=False))
+conf = session.sparkContext.getConf()
+print("found", json.dumps([conf.get(name) for name in names]))
+session.stop()
+"""
+
+
+@pytest.mark.parametrize("kind", ["spark-submit", "arguments", "a file"])
+def test_master_and_settings_of_spark_submit_are_taken_before_defaults(tmp_path: Path, kind: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PRINTS)
+    (tmp_path / "spark-defaults.conf").write_text("spark.ui.retainedJobs 9\n")
+    given = tmp_path / "given.conf"
+    given.write_text("spark.sql.shuffle.partitions 7\nspark.ui.retainedJobs 9\n")
+    options = {
+        "spark-submit": ["--master", "local[1,7]", "--conf", "spark.sql.shuffle.partitions=7"],
+        "arguments": ["--master", "local[1,7]", "-c", "spark.sql.shuffle.partitions=7"],
+        "a file": ["--master", "local[1,7]", "--properties-file", str(given)],
+    }[kind]
+    scratch = str(tmp_path / "scratch")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_CONF_DIR": str(tmp_path)}
+    if kind == "spark-submit":
+        command = [str(Path(sys.executable).parent / "spark-submit"), *options, str(program), scratch]
+    else:
+        command = [sys.executable, str(program), scratch]
+        environment["PYSPARK_SUBMIT_ARGS"] = " ".join([*options, "pyspark-shell"])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    printed = re.search(r"^found (.*)$", done.stdout, re.MULTILINE)
+    assert printed, done.stdout + done.stderr
+    assert json.loads(printed[1]) == ["local[1,7]", "7", "9", "settings"]
