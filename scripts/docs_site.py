@@ -1,6 +1,6 @@
 """MkDocs hook: puts the repository's other pages into the site, and files that pages link to.
 
-README.md becomes the overview; CHANGELOG.md, CONTRIBUTING.md and docker/README.md are pages, too. A link from a page to
+README.md becomes the overview; CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and docker/README.md are pages, too. A link from a page to
 another file of the repository leads to a page that shows the file.
 """
 
@@ -19,6 +19,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "SECURITY.md": "SECURITY.md",
     "docker/README.md": "docker/README.md",
 }  # page of the repository -> page of the site
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".json": "json"}

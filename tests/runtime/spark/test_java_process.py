@@ -53,9 +53,10 @@ log = "full"
 "spark.network.crypto.enabled" = "true"
 "spark.network.crypto.cipher" = "AES/GCM/NoPadding"
 "spark.io.encryption.enabled" = "true"
-# Spark logs all its settings.
+# Spark writes all its settings into this log.
+"spark.eventLog.enabled" = "true"
+"spark.eventLog.compress" = "false"
 "spark.logConf" = "true"
-"spark.log.level" = "INFO"
 """
 
 
@@ -90,17 +91,20 @@ def test_secrets_in_spark_settings_are_neither_in_arguments_nor_in_any_file_and_
     (job / "orders" / "1.json").write_text('{"customer": "ann", "amount": 3}\n')
     (job / "job.py").write_text(_JOB)
     settings = tmp_path / "settings.toml"
-    settings.write_text(_SETTINGS)
+    (job / "events").mkdir()
+    settings.write_text(f'{_SETTINGS}"spark.eventLog.dir" = "{(job / "events").as_uri()}"\n')
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "stateflow", "run", "job.py", "--job-root=root", f"--config={settings}"]
     with _command_lines() as seen:
-        done = subprocess.run(command, cwd=job, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+        done = subprocess.run(command, cwd=job, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     java = [line for line in seen if b"org.apache.spark.deploy.SparkSubmit" in line and bytes(job) in line]
     assert java and all(b"--properties-file" in line for line in java)
     assert not [line for line in seen if _SECRET.encode() in line]
-    # Settings are logged, and Spark's redaction leaves the secrets out.
-    assert b"spark.io.encryption.enabled=true" in done.stderr
     assert _SECRET.encode() not in done.stdout + done.stderr
+    # Spark redacts its event log, which shows that the settings were used.
+    assert files_with('"spark.io.encryption.enabled":"true"', job / "events")
+    assert files_with("spark.authenticate.secret", job / "events")
     assert files_with(_SECRET, job) == []
     assert not list((job / "scratch").glob("spark-*.conf"))
 
