@@ -1,7 +1,7 @@
 """MkDocs hook: puts the repository's other pages into the site, and files that pages link to.
 
-README.md becomes the overview; CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and docker/README.md are pages, too. A link from a page to
-another file of the repository leads to a page that shows the file.
+README.md becomes the overview; CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and docker/README.md are pages, too. A link
+from a page to another file of the repository leads to a page that shows the file.
 """
 
 from __future__ import annotations

@@ -79,10 +79,12 @@ def npm_packages(lock: str) -> Iterator[Component]:
     """Yields the components of a lock file of npm."""
     seen = set()
     for folder, facts in json.loads(lock)["packages"].items():
-        # The first is the project itself. A name with a scope is "@scope/name".
+        if not folder:  # the project itself
+            continue
+        # A name with a scope is "@scope/name".
         scope, _, name = folder.rpartition("node_modules/")[2].rpartition("/")
         purl = PackageURL("npm", scope or None, name, facts.get("version"))
-        if not folder or purl in seen:
+        if purl in seen:
             continue
         seen.add(purl)
         algorithm, _, digest = facts["integrity"].partition("-")
