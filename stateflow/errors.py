@@ -21,7 +21,8 @@
     │   ├── SinkRefused                unsupported property of a sink's table
     │   ├── SinkDiverged               a table was restored, replaced, or has commits that the log does not know
     │   ├── ForeignRows                a restore would undo other writers' commits that its plan does not show
-    │   └── PlanOutdated               the job has changed since a restore was planned: plan again
+    │   ├── PlanOutdated               the job has changed since a restore was planned: plan again
+    │   └── HistoryChanged             records of the history were changed or deleted; state is not affected
     ├── Fenced                         a newer run owns the job: this run must end without a retry
     ├── StorageError                   the storage failed or did not respond: a retry may succeed
     ├── BatchFailed                    a micro-batch is incomplete: a new run starts from the newest checkpoint
@@ -214,6 +215,12 @@ class PlanOutdated(DataError):
     """The job or the target has changed since a restore was planned; nothing was changed."""
 
     code = "plan-outdated"
+
+
+class HistoryChanged(DataError):
+    """Objects of the history were changed or deleted after a run had recorded their hashes in the log."""
+
+    code = "history-changed"
 
 
 class Fenced(StateflowError):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from enum import StrEnum
 
 import msgspec
 
+from stateflow.checkpoint.history_index import LIMIT, HistoryCheck, keys_beyond
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import (
@@ -30,8 +32,6 @@ from stateflow.types.bounded_json import TooMuchMemory, check_decoded_size, deco
 log = logging.getLogger(__name__)
 
 _CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
-LIMIT = 16 << 20
-"""Size of the largest history object that is written or read, in bytes."""
 BACKGROUND = "background"
 """Kind of the records of failed background work."""
 FAILURE = "failure"
@@ -101,12 +101,18 @@ def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
     )
 
 
-def trim_history(storage: Storage, keep: int) -> None:
+def trim_history(storage: Storage, keep: int, listed: Set[str] = frozenset()) -> None:
     """Deletes all but the newest objects that together have at least `keep` records.
+
+    Args:
+        storage: the job root.
+        keep: number of records.
+        listed: keys that an index contains: without them, the history would not match it.
 
     Raises StorageError or ConfigError.
     """
-    storage.delete(_keys_to_trim(storage, keep))
+    beyond = keys_beyond((blob.key for blob in storage.list(HISTORY)), keep)
+    storage.delete([key for key in beyond if key not in listed])
 
 
 def background_failures(storage: Storage, generation: int) -> list[ActionRecord]:
@@ -159,16 +165,6 @@ def read_origin(storage: Storage) -> ActionRecord | None:
     return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 
-def _keys_to_trim(storage: Storage, keep: int) -> list[str]:
-    keys = []
-    for blob in reversed(storage.list(HISTORY)):
-        if keep <= 0:
-            keys.append(blob.key)
-        matched = _CHECKPOINTS.fullmatch(blob.key)
-        keep -= int(matched[1] or 1) if matched else 1
-    return keys
-
-
 def read_records(
     storage: Storage, newest: int | None = None, pending: Iterable[CheckpointRecord] = ()
 ) -> list[CheckpointRecord]:
@@ -189,6 +185,17 @@ def read_records(
     return ordered[-newest:] if newest is not None else ordered
 
 
+class Integrity(StrEnum):
+    """Whether a record of the history is as it was recorded."""
+
+    VERIFIED = "verified"
+    """An index of the log contains its hash, or the manifest of the newest checkpoint contains the record."""
+    UNVERIFIED = "unverified"
+    """It is newer than the index, or a version without indexes wrote it."""
+    CHANGED = "changed"
+    """Its object was changed after it was recorded."""
+
+
 def read_history(storage: Storage, pending: Iterable[CheckpointRecord] = ()) -> list[Record]:
     """Returns all records of completed checkpoints and of actions, in the order of `in_order`.
 
@@ -196,12 +203,28 @@ def read_history(storage: Storage, pending: Iterable[CheckpointRecord] = ()) -> 
         storage: the job root.
         pending: records that only the newest manifest contains.
     """
-    found: dict[object, Record] = {_identity(record): record for record in pending}
+    return in_order(record for record, _ in read_checked_history(storage, pending, HistoryCheck()))
+
+
+def read_checked_history(
+    storage: Storage, pending: Iterable[CheckpointRecord], check: HistoryCheck
+) -> list[tuple[Record, Integrity]]:
+    """Returns all records of completed checkpoints and of actions, in no order, and whether they are as recorded.
+
+    Args:
+        storage: the job root.
+        pending: records that only the newest manifest contains.
+        check: the comparison of the history with its index.
+    """
+    found: dict[object, tuple[Record, Integrity]] = {_identity(r): (r, Integrity.VERIFIED) for r in pending}
+    changed = frozenset(check.changed)
     for blob in storage.list(HISTORY):
+        integrity = Integrity.CHANGED if blob.key in changed else Integrity.UNVERIFIED
+        integrity = Integrity.VERIFIED if blob.key in check.verified else integrity
         for record in _read(storage, blob.key):
             key = _identity(record) if isinstance(record, CheckpointRecord) else blob.key
-            found[key] = record
-    return in_order(r for r in found.values() if isinstance(r, ActionRecord) or r.status == COMPLETED)
+            found[key] = (record, integrity)
+    return [each for each in found.values() if isinstance(each[0], ActionRecord) or each[0].status == COMPLETED]
 
 
 def _identity(record: CheckpointRecord) -> tuple[int, int, str]:

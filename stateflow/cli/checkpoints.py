@@ -12,9 +12,10 @@ import msgspec
 
 from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, COMPLETED, CheckpointRecord
-from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, current_user, print_json, with_options
+from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, print_json, with_options
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, in_utc, offset_text, print_text, to_seconds
 from stateflow.operations import CheckpointRequest
+from stateflow.requesters import os_user
 
 _NEWEST = 20
 _TITLES = (
@@ -151,7 +152,7 @@ def trigger(
 ) -> None:
     """Make the next barrier of the job's run a checkpoint, regardless of the interval."""
     request = CheckpointRequest(
-        by=by or current_user(),
+        by=os_user(by),
         reason=reason,
         timeout=timedelta(seconds=timeout),
         acknowledge_timeout=timedelta(seconds=acknowledge_timeout),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -88,7 +86,7 @@ OPTIONAL_ROOT = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")
 REQUESTER_OPTIONS = [
-    click.option("--by", default="", metavar="NAME", help="Name of the requester; by default user@host."),
+    click.option("--by", default="", metavar="NAME", help="Requester, recorded as a claim next to user@host."),
     click.option("--reason", default="", help="Reason of the request, stored in the job's history."),
 ]
 SETTINGS_OPTIONS = [
@@ -128,12 +126,3 @@ def settings_layers(config: Path | None, assignments: tuple[str, ...]) -> tuple[
 def refuse(problem: str, hint: str) -> None:
     """Raises ConfigError: the given options do not go together."""
     raise ConfigError(problem, hint=hint)
-
-
-def current_user() -> str:
-    """Returns ``user@host`` of this process."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # the user of a container may have no name
-        name = str(os.getuid())
-    return f"{name}@{os.uname().nodename}"

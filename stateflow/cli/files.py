@@ -13,6 +13,7 @@ from stateflow.checkpoint.gc.collector import FileStatus
 from stateflow.cli.common import JSON, ROOT, print_json, refuse
 from stateflow.cli.formatting import count_of, human_bytes, print_text, to_seconds
 from stateflow.operations import GarbageReport
+from stateflow.requesters import describe_requester
 
 _IS_NEEDED = 6
 """Exit code of can-delete for a file that must stay."""
@@ -92,8 +93,7 @@ def pins(job_root: str, drop: str | None) -> None:
         return
     found = operations.list_pins(job_root)
     for pin in found:
-        print_text(
-            f"{pin.id}  checkpoint {pin.checkpoint.id}  {pin.owner}: {pin.reason}  since {to_seconds(pin.since)}"
-        )
+        owner, since = describe_requester(pin.owner), to_seconds(pin.since)
+        print_text(f"{pin.id}  checkpoint {pin.checkpoint.id}  {owner}: {pin.reason}  since {since}")
     if not found:
         print_text("no pins")

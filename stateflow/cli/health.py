@@ -26,13 +26,17 @@ _HAS_PROBLEM = 6
 @click.option("--checkpoint", type=click.IntRange(min=1), metavar="ID", help="Verify only this checkpoint.")
 @JSON
 def verify(job_root: str, deep: bool, checkpoint: int | None, as_json: bool) -> None:
-    """Read all files of the retained checkpoints and compare them with their recorded sizes and hashes.
+    """Read all files of the retained checkpoints, and the history, and compare them with their recorded hashes.
 
-    Can be used while the job runs. Exit codes: 0 all files are intact; 4 a file is missing or damaged.
+    Can be used while the job runs. Exit codes: 0 all files are intact; 4 a file is missing, damaged or changed.
     """
     found = operations.verify(job_root, deep, checkpoint, _print_nothing if as_json else _print_verified)
     if as_json:
         print_json([dataclasses.asdict(verified) for verified in found])
+    if checkpoint is None:
+        number = operations.verify_history(job_root)
+        if not as_json:
+            print_text(f"history: {count_of(number, 'object')}, hashes match")
 
 
 def _print_nothing(_: Verified) -> None:

@@ -21,7 +21,6 @@ from stateflow.cli.common import (
     REQUESTER_OPTIONS,
     ROOT,
     SETTINGS_OPTIONS,
-    current_user,
     print_json,
     refuse,
     settings_layers,
@@ -31,6 +30,7 @@ from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offs
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
 from stateflow.private_files import open_private
+from stateflow.requesters import os_user
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.types.bounded_json import decode_json
@@ -178,9 +178,7 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
     plan = _read_plan(plan_file)
     # A plan is one request unless the caller gives an id: executing the file twice restores once.
     request = RestoreRequest(
-        request_id or f"restore-{plan.digest}",
-        invocation.by or current_user(),
-        invocation.reason or _prompt_for_reason(),
+        request_id or f"restore-{plan.digest}", os_user(invocation.by), invocation.reason or _prompt_for_reason()
     )
     done = operations.restore(invocation.job_root, invocation.code, plan, request)
     if as_json:
@@ -207,7 +205,7 @@ def fork(
     job_root: str, target: str, into: str, shadow: bool, from_other_job: bool, by: str, reason: str, as_json: bool
 ) -> None:
     """Create a new job from the state and source positions of a checkpoint or savepoint of this job."""
-    request = operations.ForkRequest(target, into, shadow, by or current_user(), reason, from_other_job)
+    request = operations.ForkRequest(target, into, shadow, os_user(by), reason, from_other_job)
     made = operations.fork(job_root, request)
     if as_json:
         print_json(made)

@@ -22,7 +22,6 @@ from stateflow.cli.common import (
     SECONDS,
     SETTINGS_OPTIONS,
     TIMEOUT,
-    current_user,
     print_json,
     refuse,
     settings_layers,
@@ -32,6 +31,7 @@ from stateflow.cli.formatting import align_columns, count_of, human_bytes, offse
 from stateflow.config.sources import parse_duration
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, SavepointReport, SavepointRequest
+from stateflow.requesters import describe_requester, os_user, requester_facts
 
 _REQUEST_OPTIONS = [
     click.option(
@@ -110,7 +110,7 @@ def create(
     request = SavepointRequest(
         name=name,
         origin=Origin(origin),
-        by=by or current_user(),
+        by=os_user(by),
         reason=reason,
         request_id=request_id,
         from_head=from_head,
@@ -173,7 +173,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     stored = operations.find(job_root, name)
     document = stored.document
     if as_json:
-        print_text(msgspec.json.encode(document).decode())
+        print_json({**msgspec.to_builtins(document), **requester_facts(document.by)})
         return
     print_text(f"savepoint {document.name} ({document.id})\n  {stored.uri}")
     print_text(
@@ -181,7 +181,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
         f"max parallelism {document.max_parallelism}"
     )
     print_text(
-        f"  made {document.made_at} by {document.by}, {document.origin.value}"
+        f"  made {document.made_at} by {describe_requester(document.by)}, {document.origin.value}"
         + (f": {document.reason}" if document.reason else "")
     )
     for operator in document.manifest.operators:
@@ -218,7 +218,7 @@ def dispose(job_root: str, name: str, by: str, reason: str) -> None:
     left on another storage by its path.
     """
     _require_root_for_name(job_root, name)
-    requester = by or current_user()
+    requester = os_user(by)
     if "/" in name:
         deleted = operations.dispose_path(name, requester, reason)
     else:
@@ -243,7 +243,7 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
     The newest periodic savepoint, and all savepoints of other origins, are kept.
     """
     rule = SavepointRule(keep, _parse_age(max_age))
-    done = operations.prune_savepoints(job_root, rule, dry_run=dry_run, by=current_user())
+    done = operations.prune_savepoints(job_root, rule, dry_run=dry_run, by=os_user())
     if as_json:
         print_json(done)
         return
@@ -303,7 +303,7 @@ def stop(
     request = SavepointRequest(
         name=name,
         origin=Origin(origin),
-        by=by or current_user(),
+        by=os_user(by),
         reason=reason,
         request_id=request_id,
         code=_job_code(job, config, assignments),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from stateflow import operations
-from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, current_user, print_json, with_options
+from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, print_json, with_options
 from stateflow.cli.formatting import print_text
+from stateflow.requesters import os_user
 
 
 @click.group()
@@ -41,7 +42,7 @@ def relocate(
     the path in the job file afterwards. Savepoints and older checkpoints keep the old paths: relocate again after
     restoring one of them.
     """
-    request = operations.Relocation(uid, old, new, operations.FileCheck(check), by or current_user(), reason, dry_run)
+    request = operations.Relocation(uid, old, new, operations.FileCheck(check), os_user(by), reason, dry_run)
     done = operations.relocate_source(job_root, request)
     if as_json:
         print_json(done)

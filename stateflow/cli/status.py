@@ -17,6 +17,7 @@ from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_j
 from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offset, to_seconds
 from stateflow.cli.timeline import draw_timeline
 from stateflow.operations import JobCode
+from stateflow.requesters import describe_requester, requester_facts
 
 _NEWEST = 10
 """Number of checkpoints and skipped files that are shown."""
@@ -44,7 +45,10 @@ def status(job_root: str, job: Path | None, config: Path | None, assignments: tu
         restored = operations.restored_tables(job_root, JobCode(job, settings_layers(config, assignments)))
     if as_json:
         checkpoints = [{**msgspec.to_builtins(r), "undone": r.checkpoint_id in undone} for r in records]
-        print_json({**dataclasses.asdict(found), "tables_back": restored, "checkpoints": checkpoints})
+        restoring = found.restoring and {**dataclasses.asdict(found.restoring), **requester_facts(found.restoring.by)}
+        print_json(
+            {**dataclasses.asdict(found), "restoring": restoring, "tables_back": restored, "checkpoints": checkpoints}
+        )
         return
     restore = _incomplete_restore(found.restoring, restored)
     for line in [*_position(found), *restore, *map(_background_failure, found.background), *_skipped(found)]:
@@ -93,7 +97,7 @@ def _background_failure(failure: operations.BackgroundFailure) -> str:
 def _incomplete_restore(pending: operations.PendingRestore | None, restored: dict[str, bool]) -> list[str]:
     if pending is None:
         return []
-    requester = f", requested by {pending.by} at {in_utc(pending.at)}" if pending.by else ""
+    requester = f", requested by {describe_requester(pending.by)} at {in_utc(pending.at)}" if pending.by else ""
     reason = f" ({pending.reason})" if pending.reason else ""
     done = {True: ": restored", False: ": NOT YET"}
     tables = [
@@ -152,12 +156,19 @@ def _label(record: CheckpointRecord, undone: frozenset[int]) -> str:
 @click.option("--newest", type=click.IntRange(min=1), default=50, show_default=True, help="Number of records to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and record.")
 def history(job_root: str, newest: int, as_json: bool) -> None:
-    """Show the history of a job as a timeline with branches: checkpoints, savepoints, restores and forks."""
-    records = operations.timeline(job_root, newest)
+    """Show the history of a job as a timeline with branches: checkpoints, savepoints, restores and forks.
+
+    Records that are not as the job's log recorded them are marked. Exit codes: 0 none was changed; 4 records were
+    changed or deleted.
+    """
+    found = operations.timeline(job_root, newest)
     if as_json:
-        for record in records:
-            print_text(msgspec.json.encode(record).decode())
-        return
-    width = Console().width if sys.stdout.isatty() else None
-    for line in draw_timeline(records, width):
-        print_text(line)
+        for record, integrity in zip(found.records, found.integrity, strict=True):
+            print_json({**msgspec.to_builtins(record), **requester_facts(record.by), "integrity": integrity})
+    else:
+        width = Console().width if sys.stdout.isatty() else None
+        for line in draw_timeline(found.records, width, found.integrity):
+            print_text(line)
+    # Last, so that the records are shown in any case.
+    if found.changed:
+        raise found.changed

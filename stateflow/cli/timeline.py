@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from stateflow.checkpoint.log.records import ActionRecord, CheckpointRecord, Record, in_order, is_position, seq_of
 from stateflow.cli.formatting import human_bytes, to_seconds
+from stateflow.requesters import describe_requester
 
 _MARKS = {
     "savepoint": "◆",
@@ -34,22 +35,24 @@ _MIN_WIDTH = 50
 """Smallest width of a record's text, however many branches the graph has."""
 
 
-def draw_timeline(records: Sequence[Record], width: int | None = None) -> list[str]:
+def draw_timeline(records: Sequence[Record], width: int | None = None, integrity: Sequence[str] = ()) -> list[str]:
     """Returns the lines of the timeline, oldest record first.
 
     Args:
         records: the records, in any order.
         width: columns of the terminal; longer texts are wrapped. None for no limit.
+        integrity: for each record ``verified``, or how it is marked; empty for no marks.
     """
     if not records:
         return ["no records yet"]
+    marks = {id(record): mark for record, mark in zip(records, integrity, strict=bool(integrity)) if mark != "verified"}
     records = in_order(records)
     tree = _tree(records)
     graph = _graph(records, tree)
     across = max(len(drawn) for drawn, _ in graph) + 2
     result = []
     for record, (drawn, below) in zip(records, graph, strict=True):
-        text = _text(record)
+        text = _text(record) + (f" [{marks[id(record)]}]" if id(record) in marks else "")
         first, *more = _parts(text, width - across if width else len(text))
         result += [f"{drawn:<{across}}{first}", *(f"{below:<{across}}{part}" for part in more)]
     if tree.undone:
@@ -249,7 +252,9 @@ def _text(record: Record) -> str:
     times = [_duration(record.took_ms)] if record.took_ms else []
     reason = f" ({' '.join(record.reason.split())})" if record.reason else ""
     details = ", ".join(facts + sizes + times)
-    return f"{to_seconds(record.at)}  {record.kind} by {record.by}{reason}" + (f": {details}" if details else "")
+    return f"{to_seconds(record.at)}  {record.kind} by {describe_requester(record.by)}{reason}" + (
+        f": {details}" if details else ""
+    )
 
 
 def _run(record: CheckpointRecord) -> str:

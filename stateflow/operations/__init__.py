@@ -4,11 +4,13 @@ from stateflow.operations.checkpoints import (
     CheckpointDescription,
     CheckpointRequest,
     OperatorDescription,
+    Timeline,
     describe_checkpoint,
     history,
     timeline,
     trigger_checkpoint,
     undone,
+    verify_history,
 )
 from stateflow.operations.external_savepoints import create_savepoint_into, list_savepoints_in
 from stateflow.operations.forks import ForkReport, ForkRequest, fork
@@ -67,6 +69,7 @@ __all__ = [
     "RunFailure",
     "SavepointReport",
     "SavepointRequest",
+    "Timeline",
     "Verification",
     "Verified",
     "can_delete",
@@ -99,6 +102,7 @@ __all__ = [
     "undone",
     "verify",
     "verify_head",
+    "verify_history",
     "verify_savepoint",
     "why_no_run",
     "withdraw",

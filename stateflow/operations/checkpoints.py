@@ -6,16 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from stateflow.checkpoint.history import read_history, read_pending_records, read_records
+from stateflow.checkpoint.history import Integrity, read_checked_history, read_pending_records, read_records
+from stateflow.checkpoint.history_index import check_history
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.log.records import CheckpointRecord, Record
+from stateflow.checkpoint.log.records import CheckpointRecord, Record, in_order
 from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
 from stateflow.clock import SystemClock
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, HistoryChanged
 from stateflow.operations.job_root import now, offsets_of, open_root
+from stateflow.requesters import by_process
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT
 
@@ -55,7 +57,7 @@ def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:
             kind=RequestKind.CHECKPOINT,
             savepoint="",
             origin=Origin.MANUAL,
-            by=request.by or root.writer,
+            by=request.by or by_process(root.writer),
             reason=request.reason,
             full=request.full,
             at=now(root),
@@ -143,10 +145,39 @@ def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
     return read_records(storage, newest, _pending_records(storage))
 
 
-def timeline(job_root: str, newest: int = 1000) -> list[Record]:
-    """Returns the newest records of checkpoints and actions, oldest first. Raises ConfigError without a job."""
+@dataclass(frozen=True)
+class Timeline:
+    """Records of a job's history, compared with the index in its log.
+
+    Attributes:
+        records: records of checkpoints and actions, oldest first.
+        integrity: for each record whether it is as it was recorded.
+        changed: the error that names changed and deleted objects of the whole history; None if there are none.
+    """
+
+    records: list[Record]
+    integrity: list[Integrity]
+    changed: HistoryChanged | None
+
+
+def timeline(job_root: str, newest: int = 1000) -> Timeline:
+    """Returns the newest records of checkpoints and actions. Raises ConfigError without a job."""
     root = open_root(job_root)
-    return read_history(root.storage, _pending_records(root.storage))[-newest:]
+    check = check_history(root)
+    found = {id(r): (r, i) for r, i in read_checked_history(root.storage, _pending_records(root.storage), check)}
+    ordered = in_order(record for record, _ in found.values())[-newest:]
+    return Timeline(ordered, [found[id(record)][1] for record in ordered], check.error())
+
+
+def verify_history(job_root: str) -> int:
+    """Compares the whole history with the index in the log; returns the number of objects that are as recorded.
+
+    Raises HistoryChanged when objects were changed or deleted.
+    """
+    check = check_history(open_root(job_root))
+    if error := check.error():
+        raise error
+    return len(check.verified)
 
 
 def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from stateflow.checkpoint.history_index import check_history
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root
@@ -172,6 +173,7 @@ def examine_storage(storage: Storage, clock: Clock) -> list[Finding]:
     return [
         *findings,
         *_findings_of("job", lambda: _log(storage, clock)),
+        *_findings_of("history", lambda: _history(storage, clock)),
         *_findings_of("lifecycle rules", lambda: [_lifecycle(storage)]),
     ]
 
@@ -225,6 +227,16 @@ def _log(storage: Storage, clock: Clock) -> list[Finding]:
             ),
         ]
     return [job, Finding("clock", Health.GOOD, "not behind the newest log entry")]
+
+
+def _history(storage: Storage, clock: Clock) -> list[Finding]:
+    if storage.size(FORMAT) is None:
+        return []
+    check = check_history(JobRoot.open(storage, clock))
+    if error := check.error():
+        raise error
+    newer = f", {len(check.unverified)} not verified yet" if check.unverified else ""
+    return [Finding("history", Health.GOOD, f"{len(check.verified)} objects as recorded{newer}")]
 
 
 def _lifecycle(storage: Storage) -> Finding:

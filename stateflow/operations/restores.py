@@ -90,38 +90,42 @@ def restore(job_root: str, code: JobCode, plan: RestorePlan, request: RestoreReq
 
 @dataclass(frozen=True)
 class Rejection:
-    """A user's decision against a plan.
+    """A user's decision against a plan, or against another request.
 
     Attributes:
         request: id of the decision, with hexadecimal digits after its last hyphen; recorded once per id.
+        by: the user, as in `stateflow.requesters`.
         at: ISO 8601 timestamp.
-        asked_by: the user who requested the restore.
+        seq: the job's newest log entry when the request was made.
+        plan: label of what was requested.
+        asked_by: name of the user who requested it; empty if it is the same user.
     """
 
     request: str
     by: str
     reason: str
     at: str
+    seq: int
+    plan: str
     asked_by: str = ""
 
 
-def record_rejection(job_root: str, plan: RestorePlan, rejection: Rejection) -> None:
-    """Adds a rejected plan to the job's history; a repeated rejection adds nothing.
+def record_rejection(job_root: str, rejection: Rejection) -> None:
+    """Adds a rejected request to the job's history; a repeated rejection adds nothing.
 
     A storage failure is only logged, as for every record of the history.
     """
     root = open_root(job_root)
-    asked_by = rejection.asked_by if rejection.asked_by != rejection.by else ""
-    # The plan's entry, not the newest one: a retry must write the record under the same name after the job progressed.
+    # The request's entry, not the newest one: a retry must write the same name after the job has progressed.
     write_action(
         root.storage,
         ActionRecord(
-            seq=plan.head,
+            seq=rejection.seq,
             kind="rejection",
             at=rejection.at,
             by=rejection.by,
             reason=rejection.reason,
-            facts={"plan": plan.label, "asked_by": asked_by, "request": rejection.request},
+            facts={"plan": rejection.plan, "asked_by": rejection.asked_by, "request": rejection.request},
         ),
         rejection.request.rpartition("-")[2],
     )

@@ -11,6 +11,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_u
 from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_external, dispose_savepoint
 from stateflow.operations.job_root import now, open_root
 from stateflow.operations.savepoints import SavepointReport, describe_savepoint
+from stateflow.requesters import by_process
 from stateflow.storage import open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINTS
 
@@ -31,7 +32,7 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> Savepoi
         seq=head.entry.seq if head else 0,
         kind="dispose",
         at=now(root),
-        by=by or root.writer,
+        by=by or by_process(root.writer),
         reason=reason,
         bytes=deleted.bytes,
         facts={"savepoint": deleted.name, "id": deleted.id},

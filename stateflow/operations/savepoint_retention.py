@@ -11,6 +11,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepo
 from stateflow.checkpoint.savepoints.cleanup import dispose_savepoint
 from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints
 from stateflow.operations.job_root import open_root
+from stateflow.requesters import by_process
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
             seq=root.head().entry.seq,
             kind="dispose",
             at=root.clock.now().isoformat(timespec="milliseconds"),
-            by=by or root.writer,
+            by=by or by_process(root.writer),
             reason="retention",
             bytes=savepoint.size,
             facts={"savepoint": document.name, "id": document.id},

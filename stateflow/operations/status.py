@@ -12,6 +12,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.replay import is_run_open
 from stateflow.errors import DataError
 from stateflow.operations.job_root import offsets_of, open_root
+from stateflow.requesters import describe_requester
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def describe(job_root: str) -> JobDescription:
     """Returns the status of a job. Raises ConfigError when it does not exist."""
     root = open_root(job_root)
     head = root.head()
-    pins = tuple(f"{p.id} {p.owner}: {p.reason}" for p in head.entry.pinned)
+    pins = tuple(f"{p.id} {describe_requester(p.owner)}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
         root.job.job,
         root.job.job_uuid,

@@ -15,6 +15,7 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.query.state import check_entry, stored_entries
+from stateflow.requesters import by_process
 from stateflow.runtime.task.operator_state import check_part
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.state_registry import state_names
@@ -71,7 +72,7 @@ def verify(
     found = []
     for ref in wanted:
         # Without a pin, an active run would delete files while they are read.
-        with root.admin.pinned(ref, _OWNER, f"verifying checkpoint {ref.id}"):
+        with root.admin.pinned(ref, by_process(_OWNER), f"verifying checkpoint {ref.id}"):
             found.append(_verified(root, ref, known, deep))
         on_verified(found[-1])
     return found

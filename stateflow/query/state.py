@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
+from stateflow.requesters import by_process
 from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.backends.hashmap_snapshot import Entry
 from stateflow.state.files.host_cache import HostCache
@@ -61,7 +62,7 @@ def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Ite
     """
     root = JobRoot.open(open_storage(job_root), SystemClock(), "read_state")
     ref = _find(root, checkpoint_id)
-    with root.admin.pinned(ref, "read_state", f"reading the state of {uid}"):
+    with root.admin.pinned(ref, by_process("read_state"), f"reading the state of {uid}"):
         yield from entries_of(_operator(root.checkpoints.manifest_of(ref), uid), root.storage, root.clock)
 
 

@@ -15,12 +15,14 @@ SPARK = "spark/"
 PROBE = "probe/"
 HISTORY = "history/"
 SAVEPOINTS = "savepoints/"
+HISTORY_INDEX = "history-index/"
 REQUESTS = "requests/"
 
 _SEQ = 20
 _ENTRY = re.compile(r"log/([0-9]{20})")
 _DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-9._-]{1,200})")
-_OWNED = re.compile(r"(spark|probe)/([0-9]{20})/.+")
+_OWNED = re.compile(r"(spark|probe|history-index)/([0-9]{20})/.+")
+_HISTORY = re.compile(r"history/([0-9]{20})-(?:checkpoints-([0-9]{1,18})-[0-9a-f]{8}\.json)?.*", re.DOTALL)
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
 
 
@@ -77,7 +79,7 @@ def probe_key(generation: int, name: str) -> str:
 
 
 def owned_generation(key: str) -> int | None:
-    """Returns the generation that a file of ``spark/`` or ``probe/`` belongs to; None for any other key."""
+    """Returns the generation that a file of ``spark/``, ``probe/`` or ``history-index/`` belongs to; else None."""
     match = _OWNED.fullmatch(key)
     return int(match[2]) if match else None
 
@@ -85,6 +87,23 @@ def owned_generation(key: str) -> int | None:
 def history_key(seq: int, kind: str) -> str:
     """Returns the key of the history record of the log entry `seq`."""
     return f"{HISTORY}{seq:0{_SEQ}d}-{kind}.json"
+
+
+def history_records(key: str) -> int:
+    """Returns the number of records in an object of the history, from its key; 1 for a key that states none."""
+    match = _HISTORY.fullmatch(key)
+    return int(match[2] or 1) if match else 1
+
+
+def history_seq(key: str) -> int:
+    """Returns the log entry of an object of the history, from its key; 0 for a key without one."""
+    match = _HISTORY.fullmatch(key)
+    return int(match[1]) if match else 0
+
+
+def history_index_key(generation: int, unique: str) -> str:
+    """Returns the key of an index of the history that a run writes."""
+    return f"{HISTORY_INDEX}{generation:0{_SEQ}d}/{unique}"
 
 
 def check_key(key: str) -> str:

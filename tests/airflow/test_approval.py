@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from airflow.providers.standard.operators import hitl
 from airflow.sdk.exceptions import TaskAwaitingInput
 from syrupy.assertion import SnapshotAssertion
 
+from stateflow.requesters import airflow_user, by_process
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.restore_plan import parse_plan
@@ -39,8 +41,9 @@ def asks(root: Path, plan: Any, **more: Any) -> StateflowApprovalOperator:
 
 def answer(plan: Any, run: FakeRun, root: Path, option: str, **more: Any) -> Any:
     event = {"chosen_options": [option], "params_input": {}, "responded_at": AT, "responded_by_user": ADA, **more}
-    run.ti.pushed["asked"] = parse_plan(plan).digest
-    return asks(root, plan).execute_complete(run.next_try(), event)
+    operator = asks(root, plan)
+    run.ti.pushed["asked"] = asdict(operator.question())
+    return operator.execute_complete(run.next_try(), event)
 
 
 def rejections(job: AccountsJob) -> list[dict[str, Any]]:
@@ -51,7 +54,7 @@ def test_an_approval_is_returned_and_recorded_by_the_restore_only(idle_job: Acco
     run = approving()
     given = answer(planned(idle_job), run, idle_job.root, "Approve")
     assert (given["chosen_options"], given["responded_by_user"]) == (["Approve"], ADA)
-    assert given["plan"] == run.ti.pushed["asked"]
+    assert given["plan"] == run.ti.pushed["asked"]["digest"]
     assert rejections(idle_job) == []
 
 
@@ -79,7 +82,8 @@ def test_a_rejection_is_a_permanent_failure_and_the_history_has_who_and_why(
         answer(plan, run, idle_job.root, "Reject", params_input={"note": "not now"})
     assert "ada" in str(caught.value) and "not now" in str(caught.value)
     (record,) = rejections(idle_job)
-    assert (record["by"], record["reason"], record["at"]) == ("ada", "not now", AT.isoformat(timespec="milliseconds"))
+    at = AT.isoformat(timespec="milliseconds")
+    assert (record["by"], record["reason"], record["at"]) == (airflow_user("ada"), "not now", at)
     assert (record["facts"]["plan"], record["facts"]["asked_by"]) == (plan["plan"]["label"], "bob")
     assert run.ti.pushed["return_value"]["chosen_options"] == ["Reject"]
     assert root_files.digests(idle_job.root, idle_job.folder / "tables").items() >= before.items()
@@ -106,7 +110,7 @@ def test_no_answer_in_time_is_a_rejection_without_a_person(idle_job: AccountsJob
     with fails(PermanentFailure, "rejected", by="", note=""):
         answer(planned(idle_job), approving(), idle_job.root, "Reject", responded_by_user=None, timedout=True)
     (record,) = rejections(idle_job)
-    assert record["by"] == "timeout" and record["reason"]
+    assert record["by"] == by_process("timeout") and record["reason"]
 
 
 def test_a_rejection_counts_although_the_history_cannot_be_written(idle_job: AccountsJob, tmp_path: Path) -> None:
@@ -127,4 +131,4 @@ def test_the_question_has_the_deadline_for_an_answer(idle_job: AccountsJob, monk
     limits = [f"{moment + timedelta(days=1):%Y-%m-%d %H:%M} UTC" for moment in (before, datetime.now(UTC))]
     assert "the plan" in asked["body"] and any(limit in asked["body"] for limit in limits)
     assert asked["defaults"] == ["Reject"]
-    assert context["ti"].pushed == {"asked": parse_plan(plan).digest}
+    assert context["ti"].pushed["asked"]["digest"] == parse_plan(plan).digest

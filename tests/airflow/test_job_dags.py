@@ -151,7 +151,8 @@ def test_a_recovery_form_has_the_fields_of_its_templates_and_alone_requires_an_e
     ("path", "param", "skips_if"),
     [
         ("orders_savepoint.savepoint", "stop", True),
-        ("orders_savepoint.stop", "stop", False),
+        ("orders_savepoint.approve", "stop", False),
+        ("orders_retention.approve", "preview", True),
         ("orders_retention.savepoint", "preview", True),
         ("orders_recovery.run", "run", False),
     ],
@@ -167,7 +168,11 @@ def test_a_task_that_the_form_does_not_request_is_skipped(
 
 def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, DAG]) -> None:
     collect, done = task(dags, "orders_retention.collect"), task(dags, "orders_retention.done")
-    assert (collect.trigger_rule, done.trigger_rule) == ("all_done", "none_failed")
+    rules = [task(dags, f"orders_retention.{name}").trigger_rule for name in ("approve", "collect", "done")]
+    assert rules == ["all_done", "none_failed", "none_failed"]
+    assert collect.upstream_task_ids == {"approve"} and task(dags, "orders_savepoint.stop").upstream_task_ids == {
+        "approve"
+    }
     assert done.upstream_task_ids == {"savepoint", "collect"}
     assert collect.savepoints_max_age == timedelta(days=9)
     assert task(dags, "orders_retention.savepoint").origin == "periodic"

@@ -15,6 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow import failpoints
 from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.operations.savepoints import list_all
+from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.recovery import (
     StateflowForkOperator,
@@ -197,7 +198,7 @@ def test_a_restore_returns_to_its_target_and_the_log_has_who_approved_and_why(ea
     done = restore(early, run, plan=plan_restore(early, "early"), reason="wrong version")
     assert done["offsets"] == {"events": {"row": 50}} and set(done["tables"]) == {"movements", "totals"}
     (record,) = restores(early)
-    assert record["by"] == "ada" and re.fullmatch("wrong version.+seen.+bob", record["reason"])
+    assert record["by"] == airflow_user("ada") and re.fullmatch("wrong version.+seen.+bob", record["reason"])
     notes = [e.doc["note"] for e in root_files.entries(early.root)]
     assert any("ada" in note and record["reason"] in note for note in notes)
     assert rows(early) == multiset(expected(early.delivered[:50]).movements)
@@ -213,7 +214,7 @@ def test_a_restore_returns_to_its_target_and_the_log_has_who_approved_and_why(ea
 def test_a_restore_can_keep_tables(early: AccountsJob) -> None:
     planned, before = plan_restore(early, "early", sinks="keep"), rows(early)
     assert [(s["mode"], s["then"], s["rows_removed"]) for s in planned["plan"]["sinks"]] == [("keep", None, 0)] * 2
-    restore(early, plan=planned["plan"], approval=None, by="ada")
+    restore(early, plan=planned["plan"], approval=None)
     assert rows(early) == before and root_files.head(early.root).position == 50
 
 
@@ -311,7 +312,7 @@ def test_the_requester_of_a_restore_cannot_approve_the_plan_unless_permitted(ear
             restore(early, run, plan=planned, approval={**approved(planned), "responded_by_user": user})
     assert everything(early) == before
     restore(early, run, plan=planned, self_approval=True)
-    assert restores(early)[0]["by"] == "ada"
+    assert restores(early)[0]["by"] == airflow_user("ada")
 
 
 def test_a_savepoint_of_another_job_is_not_restored_without_an_approval(early: AccountsJob, tmp_path: Path) -> None:
@@ -374,7 +375,7 @@ def test_the_try_that_completes_a_restore_records_the_restore_in_the_history_onc
         restore(early, run, plan=planned)
     (record,) = restores(early)
     base = str(planned["plan"]["target_checkpoint"])
-    assert (record["seq"], record["by"], record["facts"]["base"]) == (intent, "ada", base)
+    assert (record["seq"], record["by"], record["facts"]["base"]) == (intent, airflow_user("ada"), base)
 
 
 # -- forks ------------------------------------------------------------------------------------------------------------

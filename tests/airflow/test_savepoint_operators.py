@@ -25,6 +25,7 @@ from stateflow.launch import RunRequest, run_job
 from stateflow.operations import savepoints
 from stateflow.operations.job_root import JobCode
 from stateflow.operations.savepoints import SavepointRequest
+from stateflow.requesters import airflow_user
 from stateflow.testing.sinks import FolderSink
 from stateflow_airflow.failures import PermanentFailure, TransientFailure
 from stateflow_airflow.operators.recovery import StateflowVerifyOperator
@@ -48,6 +49,7 @@ def savepoint(job: AccountsJob, /, **more: Any) -> StateflowSavepointOperator:
 
 
 def stop(job: AccountsJob, /, **more: Any) -> StateflowStopOperator:
+    more = {"needs_approval": False, **more}
     return StateflowStopOperator(task_id="stop", job_root=str(job.root), outlets=[SAVEPOINT], **more)
 
 
@@ -80,7 +82,7 @@ def test_a_savepoint_without_a_run_copies_the_newest_checkpoint_and_the_log_has_
     assert (made["name"], made["checkpoint_id"], made["taken_by"]) == ("before-upgrade", head.checkpoint, "head")
     assert made["offsets"] == {"events": {"row": 50}}
     stored = root_files.savepoints(idle_job.root)["before-upgrade"]
-    assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "version 2", "manual")
+    assert (stored["by"], stored["reason"], stored["origin"]) == (airflow_user("ada"), "version 2", "manual")
     announced = {name: made[name] for name in ("name", "path", "checkpoint_id")}
     assert run.events[SAVEPOINT].extra == {"savepoint_id": made["id"], **announced}
     assert Path(made["path"].removeprefix("file://")).is_dir()
@@ -296,7 +298,8 @@ class Sessions:
 
     def stop(self, run: FakeRun, drain: bool | str, **more: Any) -> dict[str, Any]:
         job: dict[str, Any] = {"job": str(self.folder / "sessions.py"), "settings": self.settings}
-        operator = StateflowStopOperator(task_id="stop", job_root=str(self.folder / "root"), drain=drain, **job, **more)
+        job |= {"job_root": str(self.folder / "root"), "needs_approval": False}
+        operator = StateflowStopOperator(task_id="stop", drain=drain, **job, **more)
         return operator.execute(run.next_try())
 
     def status(self, *more: str) -> str:

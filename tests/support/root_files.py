@@ -251,7 +251,8 @@ def check_no_orphans(root: Path) -> None:
     newest = head(root)
     files = {k for k in files_below(root) if not k.startswith(("history/", "savepoints/", "requests/"))}
     savepoints(root)
-    wanted = {"FORMAT", *live_files(root)}
+    index = newest.doc.get("history")
+    wanted = {"FORMAT", *live_files(root), *([index["key"]] if index else [])}
     logged = {ref["id"] for ref in kept_refs(root) if ref.get("manifest") is None} | {newest.seq}
     if not newest.doc.get("run"):
         logged |= set(range(newest.checkpoint or 1, newest.seq))
@@ -260,7 +261,8 @@ def check_no_orphans(root: Path) -> None:
     wanted |= {f"log/{seq:020d}" for seq in logged}
     if not newest.doc["ended"]:
         # The run's own Spark checkpoint location stays: no process can know that it is dead.
-        files -= {key for key in files if key.startswith(f"spark/{newest.doc['generation']:020d}/")}
+        own = tuple(f"{area}/{newest.doc['generation']:020d}/" for area in ("spark", "history-index"))
+        files -= {key for key in files if key.startswith(own)} - wanted
     assert files == wanted, f"orphans {sorted(files - wanted)}, missing {sorted(wanted - files)}"
     check_hashes(root)
 

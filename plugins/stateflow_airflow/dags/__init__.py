@@ -19,6 +19,7 @@ are created unpaused, so that a trigger starts them.
 """
 
 from stateflow_airflow.dags.factory import stateflow_dags
-from stateflow_airflow.dags.job import Retention, StateflowJob
+from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.operators.retention_limits import Retention
 
 __all__ = ["Retention", "StateflowJob", "stateflow_dags"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict
 
@@ -69,6 +69,32 @@ def run_task(job: StateflowJob, application: str, **arguments: Any) -> Stateflow
         **given,
         **arguments,
     )
+
+
+class Approval(TypedDict):
+    """The arguments of a task that asks for approval."""
+
+    job_root: str
+    locations: Sequence[str]
+    self_approval: bool
+    response_timeout: timedelta
+    params: dict[str, Param]
+    assigned_users: list[Any] | None
+    retries: int
+    retry_delay: timedelta
+
+
+def approval(job: StateflowJob) -> Approval:
+    """Returns the arguments of a task that asks for approval of what is to be done to the job."""
+    return {
+        "job_root": job.root,
+        "locations": job.locations,
+        "self_approval": job.self_approval,
+        "response_timeout": timedelta(days=1),
+        "params": {"note": optional_text("Note", "Stored in the job's log.")},
+        "assigned_users": [{"id": user, "name": user} for user in job.approvers] or None,
+        **RETRIES,
+    }
 
 
 def optional_text(title: str, description: str) -> Param:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stateflow_airflow.dags.job import Retention, StateflowJob
+from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.dags.recovery_dag import recovery_dag
 from stateflow_airflow.dags.retention_dag import retention_dag
 from stateflow_airflow.dags.run_dag import run_dag
 from stateflow_airflow.dags.savepoint_dag import savepoint_dag
+from stateflow_airflow.operators.retention_limits import Retention
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG

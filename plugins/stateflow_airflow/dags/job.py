@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import Asset, Param
@@ -32,8 +31,9 @@ class StateflowJob:
             that a new job root starts from. Also Airflow's setting ``[stateflow] allowed_locations``.
         suggest_targets: whether the recovery form suggests restore targets. Each time Airflow parses the DAG file, they
             are read from a job root in a file system; a job root in another storage is never read.
-        approvers: ids of the users who may approve a restore; if empty, every user who may answer.
-        self_approval: whether the user who triggers a restore may approve it.
+        approvers: ids of the users who may approve a restore, a stop, or a retention below the configured numbers; if
+            empty, every user who may answer.
+        self_approval: whether the user who triggers one of these may approve it.
         description: description of the run DAG, in Markdown.
     """
 
@@ -60,18 +60,3 @@ class StateflowJob:
     def savepoint(self) -> Asset:
         """The asset that each savepoint updates, with its id and path."""
         return Asset(name=f"{self.name}.savepoint", uri=f"stateflow://{self.name}/savepoint")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retention:
-    """Limits for checkpoints and periodic savepoints.
-
-    Args:
-        checkpoints: number of newest checkpoints to keep; None for the job's own setting.
-        savepoints: number of newest periodic savepoints to keep; None for all.
-        max_age: periodic savepoints older than this are deleted; None for no limit.
-    """
-
-    checkpoints: int | None = None
-    savepoints: int | None = 7
-    max_age: timedelta | None = None

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypedDict
 
 from airflow.sdk import DAG, Param
 
-from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, new_dag, optional_text, run_task, skip_unless
+from stateflow_airflow.dags.elements import (
+    CREATED_UNPAUSED,
+    RETRIES,
+    approval,
+    new_dag,
+    optional_text,
+    run_task,
+    skip_unless,
+)
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.dags.restore_targets import suggested_targets
 from stateflow_airflow.operators.approval import StateflowApprovalOperator
@@ -77,7 +84,13 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             **code,
             **RETRIES,
         )
-        approve = _approval(job, plan)
+        approve = StateflowApprovalOperator(
+            task_id="approve",
+            plan=plan.output,
+            subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
+            body=APPROVAL_BODY,
+            **approval(job),
+        )
         restore = StateflowRestoreOperator(
             task_id="restore",
             plan=plan.output,
@@ -92,21 +105,6 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
         run = run_task(job, application, pre_execute=skip_unless("run", True))
         plan >> approve >> restore >> verify >> run
     return dag
-
-
-def _approval(job: StateflowJob, plan: StateflowRestorePlanOperator) -> StateflowApprovalOperator:
-    return StateflowApprovalOperator(
-        task_id="approve",
-        job_root=job.root,
-        plan=plan.output,
-        self_approval=job.self_approval,
-        subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
-        body=APPROVAL_BODY,
-        response_timeout=timedelta(days=1),
-        params={"note": optional_text("Note", "Stored in the job's log.")},
-        assigned_users=[{"id": user, "name": user} for user in job.approvers] or None,
-        **RETRIES,
-    )
 
 
 def _params(targets: Sequence[str]) -> dict[str, Param]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param, TriggerRule
 
-from stateflow_airflow.dags.elements import RETRIES, new_dag, skip_unless
-from stateflow_airflow.dags.job import Retention, StateflowJob
+from stateflow_airflow.dags.elements import RETRIES, approval, new_dag, skip_unless
+from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.operators.command_approval import StateflowRetentionApprovalOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.retention_limits import Retention
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 DOC = """
 Takes a periodic savepoint of {name}, then deletes periodic savepoints beyond the limits and files that no checkpoint
 references. May run concurrently with a run of the job. With *Preview*, it takes no savepoint and deletes nothing.
+
+Numbers in the form that delete what the configured numbers keep need the approval of another user: task `approve`, tab
+*Required Actions*. Otherwise that task asks nothing.
 """
 
 
@@ -36,22 +42,45 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             pre_execute=skip_unless("preview", False),
             **RETRIES,
         )
+        limits: dict[str, Any] = {
+            "retain": "{{ params.retain }}",
+            "savepoints": "{{ params.savepoints }}",
+            "savepoints_max_age": retention.max_age,
+            "configured": configured(job, retention),
+        }
         # Runs also if the savepoint failed: the reason may be a full disk.
+        approve = StateflowRetentionApprovalOperator(
+            task_id="approve",
+            subject=f"Delete checkpoints or savepoints of {job.name} that its configuration keeps?",
+            pre_execute=skip_unless("preview", False),
+            trigger_rule=TriggerRule.ALL_DONE,
+            **limits,
+            **approval(job),
+        )
+        # Runs also if the question was skipped, for a preview; without a necessary approval, it deletes nothing.
         collect = StateflowRetentionOperator(
             task_id="collect",
             job_root=job.root,
-            retain="{{ params.retain }}",
-            savepoints="{{ params.savepoints }}",
-            savepoints_max_age=retention.max_age,
+            locations=job.locations,
             preview="{{ params.preview }}",
-            trigger_rule=TriggerRule.ALL_DONE,
+            approval=approve.output,
+            self_approval=job.self_approval,
+            trigger_rule=TriggerRule.NONE_FAILED,
+            **limits,
             **RETRIES,
         )
         # Fails the DAG run if either task failed.
         done = EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
-        savepoint >> collect >> done
+        savepoint >> approve >> collect >> done
         savepoint >> done
     return dag
+
+
+def configured(job: StateflowJob, retention: Retention) -> Retention:
+    """Returns the limits that the form can only extend without an approval."""
+    setting = job.settings.get("checkpoints.retained")
+    number = int(setting) if isinstance(setting, int | str) and str(setting).isdecimal() else None
+    return retention if retention.checkpoints else replace(retention, checkpoints=number)
 
 
 def _params(retention: Retention) -> dict[str, Param]:

@@ -6,14 +6,19 @@ from typing import Any
 
 from airflow.sdk import DAG, Context, Param
 
-from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, new_dag, optional_text, skip_unless
+from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, approval, new_dag, optional_text, skip_unless
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.operators.command_approval import StateflowStopApprovalOperator
+from stateflow_airflow.operators.markdown import quoted
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
 
 DOC = """
 Takes a savepoint of {name}: at the next barrier of an active run, otherwise from the newest checkpoint. It is kept
 until a user deletes it. With *Stop the run*, the run ends with exactly that checkpoint.
+
+Another user approves the stop: task `approve`, tab *Required Actions*. The approval counts for the newest run at that
+time; once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
 to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
@@ -22,29 +27,38 @@ to drain it and reads no input. Use *Drain* for the last run only: it closes eve
 
 def savepoint_dag(job: StateflowJob, application: str) -> DAG:
     """Returns the DAG. It has no schedule."""
+    asked = {"name": "{{ params.name or '' }}", "reason": "{{ params.reason or '' }}", "origin": "{{ params.origin }}"}
     given: dict[str, Any] = {
         "job_root": job.root,
         "job": application,
         "settings": job.settings,
         "locations": job.locations,
-        "name": "{{ params.name or '' }}",
-        "reason": "{{ params.reason or '' }}",
         "outlets": [job.savepoint],
+        **asked,
         **RETRIES,
     }
     doc = DOC.format(name=job.name)
-    with new_dag(job, "_savepoint", doc, schedule=None, params=_params(), **CREATED_UNPAUSED) as dag:
-        StateflowSavepointOperator(
-            task_id="savepoint", origin="{{ params.origin }}", pre_execute=_skip_if_stopping, **given
+    options: dict[str, Any] = {"params": _params(), "user_defined_filters": {"quoted": quoted}}
+    with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
+        StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
+        approve = StateflowStopApprovalOperator(
+            task_id="approve",
+            subject=f"Stop {job.name}?",
+            body="**Reason**:\n\n{{ (params.reason or '') | quoted }}",
+            drain="{{ params.drain }}",
+            pre_execute=skip_unless("stop", True),
+            **asked,
+            **approval(job),
         )
-        StateflowStopOperator(
+        stop = StateflowStopOperator(
             task_id="stop",
-            origin="{{ params.origin }}",
             drain="{{ params.drain }}",
             spark=job.spark,
-            pre_execute=skip_unless("stop", True),
+            approval=approve.output,
+            self_approval=job.self_approval,
             **given,
         )
+        approve >> stop
     return dag
 
 

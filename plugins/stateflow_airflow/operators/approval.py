@@ -1,9 +1,12 @@
-"""The operator that asks a user to approve the plan of a restore."""
+"""Operators that ask a user to approve a request, and the check of the answer."""
 
 from __future__ import annotations
 
+import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.exceptions import HITLRejectException
@@ -12,7 +15,7 @@ from airflow.sdk import timezone
 
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, translate_errors
 from stateflow_airflow.operators.restore_plan import parse_plan
-from stateflow_airflow.operators.task_requests import request_id, requester
+from stateflow_airflow.operators.task_requests import airflow_user, request_id, requested_by, triggering_user
 from stateflow_airflow.operators.template_values import checked_root
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.versions import require_supported
@@ -23,12 +26,34 @@ if TYPE_CHECKING:
 require_supported()
 
 _ASKED = "asked"
-"""Key of the XCom with the digest of the plan that the question is about."""
+"""Key of the XCom with the digest of the request that the question is about."""
 APPROVE = "Approve"
 
 
-class StateflowApprovalOperator(ApprovalOperator):
-    """Asks a user to approve or reject the plan of a restore.
+@dataclass(frozen=True)
+class Question:
+    """A request that a user has to approve.
+
+    Attributes:
+        digest: identifies the request; an approval counts for no other one.
+        label: what is requested, for the record of a rejection.
+        seq: newest log entry of the job when it was requested.
+        markdown: description of the request for the approver, in Markdown.
+    """
+
+    digest: str
+    label: str
+    seq: int
+    markdown: str = ""
+
+
+def request_digest(**parts: object) -> str:
+    """Returns the digest of a request from everything that distinguishes it from another one."""
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class JobApprovalOperator(ApprovalOperator):
+    """Asks a user to approve or reject a request for one job root. Subclasses define the request.
 
     **Approve**: the downstream tasks run. **Reject**, or no answer within `response_timeout`: the task fails with the
     code ``rejected`` and is not retried, so the DAG run fails. The job's history gets a record of kind ``rejection``
@@ -38,37 +63,47 @@ class StateflowApprovalOperator(ApprovalOperator):
     again.
 
     **Returns** (XCom), also for a rejection: ``chosen_options``, ``params_input``, ``responded_at``,
-    ``responded_by_user``, and ``plan``: the digest of the plan that the question was about, which alone
-    `StateflowRestoreOperator` then executes.
+    ``responded_by_user``, and ``plan``: the digest of the request, which alone is then executed. Returns None for a
+    request that needs no approval.
 
     Args:
         job_root: the job's root. Templated.
-        plan: the output of `StateflowRestorePlanOperator` (``plan.output``). Templated.
         self_approval: whether the user who triggered the DAG run may approve.
+        locations: see `JobRootOperator`.
 
     Other arguments are those of Airflow's ApprovalOperator. A param `note` is recorded as the reason.
     """
 
-    template_fields: Sequence[str] = ("subject", "body", "job_root", "plan")
-    template_fields_renderers = {"plan": "json"}
+    template_fields: Sequence[str] = ("subject", "body", "job_root")
     ui_color = "#fdf1cf"
 
-    def __init__(self, *, job_root: str, plan: object, self_approval: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, job_root: str, self_approval: bool = False, locations: Sequence[str] = (), **kwargs: Any
+    ) -> None:
         kwargs.setdefault("retry_policy", RetryByErrorCode())
         kwargs.setdefault("defaults", self.REJECT)
         super().__init__(fail_on_reject=True, **kwargs)
         self.job_root = job_root
-        self.plan = plan
         self.self_approval = self_approval
+        self.locations = tuple(locations)
+
+    @abstractmethod
+    def question(self) -> Question | None:
+        """Returns the request as it is now; None if it needs no approval."""
 
     def execute(self, context: Context) -> None:
         """Asks the question, with the time until which it can be answered."""
-        # Until the answer, another try of the planning task could replace the plan.
-        context["ti"].xcom_push(key=_ASKED, value=parse_plan(self.plan).digest)
+        asked = self.question()
+        if asked is None:
+            self.log.info("This request needs no approval")
+            return
+        # Until the answer, what the request depends on can change.
+        context["ti"].xcom_push(key=_ASKED, value=asdict(asked))
+        parts = [asked.markdown, self.body or ""]
         if self.response_timeout:
             until = timezone.utcnow() + self.response_timeout
-            deadline = f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection."
-            self.body = f"{self.body or ''}\n\n{deadline}"
+            parts.append(f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection.")
+        self.body = "\n\n".join(part for part in parts if part)
         super().execute(context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
@@ -88,17 +123,48 @@ class StateflowApprovalOperator(ApprovalOperator):
                 self.log.error("Could not record the rejection in the job's history: %s", error)
             raise rejected.failure() from None
         if not self.self_approval:
-            Answer.of(given).check_other_than(requester(context))
-        return {**given, "plan": context["ti"].xcom_pull(task_ids=self.task_id, key=_ASKED)}
+            Answer.of(given).check_other_than(triggering_user(context))
+        return {**given, "plan": self._asked(context).digest}
+
+    def _asked(self, context: Context) -> Question:
+        return Question(**context["ti"].xcom_pull(task_ids=self.task_id, key=_ASKED))
 
     def _record(self, context: Context, answer: Answer, at: str) -> None:
         with translate_errors():
             from stateflow.operations import Rejection, record_rejection
+            from stateflow.requesters import by_process
 
-            plan = parse_plan(self.plan)
-            request = request_id(context, plan.digest)
-            rejection = Rejection(request, answer.user or "timeout", answer.reason, at, requester(context))
-            record_rejection(checked_root(self.job_root), plan, rejection)
+            asked, asked_by = self._asked(context), requested_by(context)
+            rejection = Rejection(
+                request=request_id(context, asked.digest),
+                by=airflow_user(answer.user) if answer.user else by_process("timeout"),
+                reason=answer.reason,
+                at=at,
+                seq=asked.seq,
+                plan=asked.label,
+                asked_by="" if asked_by in answer.names else asked_by,
+            )
+            record_rejection(checked_root(self.job_root), rejection)
+
+
+class StateflowApprovalOperator(JobApprovalOperator):
+    """Asks a user to approve or reject the plan of a restore. See `JobApprovalOperator`.
+
+    Args:
+        plan: the output of `StateflowRestorePlanOperator` (``plan.output``). Templated.
+    """
+
+    template_fields: Sequence[str] = (*JobApprovalOperator.template_fields, "plan")
+    template_fields_renderers = {"plan": "json"}
+
+    def __init__(self, *, plan: object, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plan = plan
+
+    def question(self) -> Question:
+        """Returns the plan; the template of the body describes it."""
+        plan = parse_plan(self.plan)
+        return Question(plan.digest, plan.label, plan.head)
 
 
 @dataclass(frozen=True)
@@ -140,24 +206,24 @@ class Answer:
         if requested_by in self.names:
             raise PermanentFailure(
                 "not-approved",
-                f"{requested_by} has triggered this restore, and so cannot approve it",
+                f"{requested_by} has triggered this DAG run, and so cannot approve it",
                 "clear the task that asks, and let another user answer; self_approval=True in StateflowJob permits it",
                 {"by": requested_by},
             )
 
     def check_approves(self, plan: str) -> None:
-        """Raises PermanentFailure unless a user has approved the plan with this digest."""
+        """Raises PermanentFailure unless a user has approved the plan or request with this digest."""
         if not self.approves:
             raise PermanentFailure(
                 "not-approved",
-                "no user approved this plan, so nothing was changed",
-                "clear the task that plans: it creates a new plan and asks for approval again",
+                "no user approved this, so nothing was changed",
+                "clear the task that plans or asks: approval is then requested again",
             )
         if self.plan != plan:
             raise PermanentFailure(
                 "not-approved",
-                "the approval is for another plan, so nothing was changed",
-                "clear the tasks that plan and ask: they create a plan and ask for its approval",
+                "the approval is for another request, or the job has changed since, so nothing was changed",
+                "clear the tasks that plan and ask: they request approval of what is to be done now",
                 {"approved": self.plan, "plan": plan},
             )
 
@@ -168,11 +234,43 @@ class Answer:
 
     def failure(self) -> PermanentFailure:
         """Returns the failure of the task after a rejection."""
-        rejected = f"{self.user} rejected the plan"
+        rejected = f"{self.user} rejected the request"
         message = (f"{rejected}: {self.reason}" if self.reason else rejected) if self.user else self.reason
         return PermanentFailure(
             "rejected",
             message,
-            "nothing was changed; for another target, trigger the DAG again",
+            "nothing was changed; for another request, trigger the DAG again",
             {"by": self.user, "note": self.note},
         )
+
+
+@dataclass(frozen=True)
+class Approver:
+    """Checks approvals for a task that executes a request.
+
+    Attributes:
+        approval: the output of the task that asks.
+        self_approval: whether the user who triggered the DAG run may have approved.
+    """
+
+    approval: object
+    self_approval: bool
+
+    def decision(self, digest: str, context: Context, reason: str) -> tuple[str, str]:
+        """Returns the user who approved the request, and the reason to record.
+
+        Args:
+            digest: of the request that is to be executed.
+            context: of the task that executes it.
+            reason: why it was requested.
+
+        Raises PermanentFailure unless a user has approved exactly this request, and may approve it.
+        """
+        answer = Answer.of(self.approval if isinstance(self.approval, Mapping) else {})
+        answer.check_approves(digest)
+        asked_by = requested_by(context)
+        if not self.self_approval:
+            answer.check_other_than(triggering_user(context))
+        notes = [f"approval: {answer.note}" if answer.note else ""]
+        notes += [f"requested by {asked_by}" if asked_by not in answer.names else ""]
+        return airflow_user(answer.user), "; ".join(part for part in (reason, *notes) if part)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -33,12 +33,9 @@ class JobRootOperator(BaseOperator):
         self.job_root = job_root
         self.locations = tuple(locations)
 
-    @contextmanager
-    def library(self) -> Iterator[None]:
+    def library(self) -> AbstractContextManager[None]:
         """Restricts the library to the allowed locations, and translates its errors into failures of the task."""
-        restricted = {**os.environ, **allowed_locations(self.locations)}
-        with translate_errors(), environment(restricted):
-            yield
+        return restricted_library(self.locations)
 
 
 class JobOperator(JobRootOperator):
@@ -48,6 +45,18 @@ class JobOperator(JobRootOperator):
         super().__init__(job_root=job_root, **kwargs)
         self.job = job
         self.settings = dict(settings or {})
+
+
+@contextmanager
+def restricted_library(locations: Sequence[str]) -> Iterator[None]:
+    """Restricts the library to the allowed locations, and translates its errors into failures of the task.
+
+    Args:
+        locations: see `JobRootOperator`.
+    """
+    restricted = {**os.environ, **allowed_locations(locations)}
+    with translate_errors(), environment(restricted):
+        yield
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
-from stateflow_airflow.operators.approval import Answer
+from stateflow_airflow.operators.approval import Approver
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.task_requests import request_id, requester
@@ -130,12 +130,11 @@ class StateflowRestoreOperator(JobOperator):
             job's log. Anything but an approval of exactly this plan is refused, and without one a plan for a savepoint
             of another job. Templated.
         self_approval: whether the user who triggered the DAG run may have approved.
-        by: the user to record without an approval; by default, the user who triggered the DAG run. Templated.
         reason: recorded in the job's log. Templated.
         settings: see `StateflowRunOperator`. Templated.
     """
 
-    template_fields: Sequence[str] = ("job", "job_root", "plan", "approval", "by", "reason", "settings")
+    template_fields: Sequence[str] = ("job", "job_root", "plan", "approval", "reason", "settings")
     template_fields_renderers = {"settings": "json", "plan": "json", "approval": "json"}
     ui_color = "#f9d6d5"
 
@@ -147,7 +146,6 @@ class StateflowRestoreOperator(JobOperator):
         plan: object,
         approval: object = None,
         self_approval: bool = False,
-        by: str = "",
         reason: str = "",
         settings: Mapping[str, object] | None = None,
         **kwargs: Any,
@@ -157,7 +155,6 @@ class StateflowRestoreOperator(JobOperator):
         self.needs_approval = approval is not None
         self.approval = approval
         self.self_approval = self_approval
-        self.by = by
         self.reason = reason
 
     def execute(self, context: Context) -> dict[str, object]:
@@ -179,16 +176,9 @@ class StateflowRestoreOperator(JobOperator):
 
     def _decision(self, context: Context, plan: RestorePlan) -> tuple[str, str]:
         """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
-        asked_by = requester(context)
         if not self.needs_approval and not plan.foreign:
-            return self.by or asked_by, self.reason
-        answer = Answer.of(self.approval if isinstance(self.approval, Mapping) else {})
-        answer.check_approves(plan.digest)
-        if not self.self_approval:
-            answer.check_other_than(asked_by)
-        notes = [f"approval: {answer.note}" if answer.note else ""]
-        notes += [f"requested by {asked_by}" if asked_by not in answer.names else ""]
-        return answer.user, "; ".join(part for part in (self.reason, *notes) if part)
+            return requester(context), self.reason
+        return Approver(self.approval, self.self_approval).decision(plan.digest, context, self.reason)
 
 
 class StateflowForkOperator(JobRootOperator):
@@ -204,11 +194,10 @@ class StateflowForkOperator(JobRootOperator):
         into: the new job's root; must be empty. Templated.
         shadow: whether the new job publishes to tables named ``…_shadow``. Templated.
         from_other_job: whether the target may be a savepoint of another job. Templated.
-        by: the user to record; by default, the user who triggered the DAG run. Templated.
         reason: recorded in the new job's log. Templated.
     """
 
-    template_fields: Sequence[str] = ("job_root", "target", "into", "shadow", "from_other_job", "by", "reason")
+    template_fields: Sequence[str] = ("job_root", "target", "into", "shadow", "from_other_job", "reason")
     ui_color = "#d9e8fb"
 
     def __init__(  # noqa: PLR0913 - one keyword argument per templated field
@@ -219,7 +208,6 @@ class StateflowForkOperator(JobRootOperator):
         into: str,
         shadow: bool | str = False,
         from_other_job: bool | str = False,
-        by: str = "",
         reason: str = "",
         **kwargs: Any,
     ) -> None:
@@ -228,14 +216,13 @@ class StateflowForkOperator(JobRootOperator):
         self.into = into
         self.shadow = shadow
         self.from_other_job = from_other_job
-        self.by = by
         self.reason = reason
 
     def execute(self, context: Context) -> dict[str, object]:
         """Creates the fork."""
         from stateflow.operations import ForkRequest, fork
 
-        shadow, by = to_bool("shadow", self.shadow), self.by or requester(context)
+        shadow, by = to_bool("shadow", self.shadow), requester(context)
         other = to_bool("from_other_job", self.from_other_job)
         request = ForkRequest(str(self.target).strip(), checked_root(self.into), shadow, by, self.reason, other)
         with self.library():

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stateflow_airflow.operators.approval import Approver
 from stateflow_airflow.operators.base import JobRootOperator
+from stateflow_airflow.operators.command_approval import retention_question
+from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention
 from stateflow_airflow.operators.task_requests import requester
-from stateflow_airflow.operators.template_values import checked_root, to_bool, to_count, to_duration
+from stateflow_airflow.operators.template_values import checked_root, to_bool
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ class StateflowRetentionOperator(JobRootOperator):
     could still need. It always keeps the newest periodic savepoint, and all savepoints that a user, a stop or an
     upgrade created. It logs the savepoints to delete before it deletes anything.
 
+    It deletes nothing that the configured numbers keep, unless a user has approved exactly these limits. The numbers
+    that the DAG file gives as arguments are the configured ones; for arguments with templates, pass `configured`.
+
     **Returns** (XCom) ``job``, ``head_seq``, ``retained`` (checkpoint ids), ``files``, ``bytes_freed``,
     ``dry_run``, ``unknown`` (names below the job root that stateflow does not recognize and does not delete),
     ``savepoints_deleted``, ``savepoints_kept`` (names) and ``savepoints_bytes_freed``.
@@ -38,19 +44,26 @@ class StateflowRetentionOperator(JobRootOperator):
         savepoints_max_age: age above which periodic savepoints are deleted; a timedelta, or a text such as ``30d``.
             Templated.
         preview: whether to only report what would be deleted. Templated.
+        configured: limits that need no approval. Not templated.
+        approval: the output of `StateflowRetentionApprovalOperator` with the same limits. Templated.
+        self_approval: whether the user who triggered the DAG run may have approved.
     """
 
-    template_fields: Sequence[str] = ("job_root", "retain", "savepoints", "savepoints_max_age", "preview")
+    template_fields: Sequence[str] = ("job_root", "retain", "savepoints", "savepoints_max_age", "preview", "approval")
+    template_fields_renderers = {"approval": "json"}
     ui_color = "#e8e4f3"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
         self,
         *,
         job_root: str,
-        retain: int | str | None = None,
-        savepoints: int | str | None = None,
+        retain: Limit = None,
+        savepoints: Limit = None,
         savepoints_max_age: timedelta | str | None = None,
         preview: bool | str = False,
+        configured: Retention | None = None,
+        approval: object = None,
+        self_approval: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(job_root=job_root, **kwargs)
@@ -58,6 +71,10 @@ class StateflowRetentionOperator(JobRootOperator):
         self.savepoints = savepoints
         self.savepoints_max_age = savepoints_max_age
         self.preview = preview
+        self.configured = configured
+        self.approval = approval
+        self.self_approval = self_approval
+        self._given = (retain, savepoints, savepoints_max_age)
 
     def execute(self, context: Context) -> dict[str, object]:
         """Deletes what is beyond the limits, or reports it."""
@@ -65,13 +82,12 @@ class StateflowRetentionOperator(JobRootOperator):
         from stateflow.operations import collect_garbage
 
         preview = to_bool("preview", self.preview)
-        retain = to_count("retain", self.retain, "checkpoints")
-        keep = to_count("savepoints", self.savepoints, "savepoints")
         with self.library():
+            limits = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
             root = checked_root(self.job_root)
-            rule = SavepointRule(keep, to_duration("savepoints_max_age", self.savepoints_max_age))
-            pruned = self._prune(root, rule, requester(context), preview)
-            report = collect_garbage(root, retain=retain, dry_run=preview)
+            by = requester(context) if preview else self._permitted_by(context, limits)
+            pruned = self._prune(root, SavepointRule(limits.savepoints, limits.max_age), by, preview)
+            report = collect_garbage(root, retain=limits.checkpoints, dry_run=preview)
         self._log_report(report)
         return {
             "job": report.job,
@@ -85,6 +101,13 @@ class StateflowRetentionOperator(JobRootOperator):
             "savepoints_kept": list(pruned.kept),
             "savepoints_bytes_freed": pruned.bytes_freed,
         }
+
+    def _permitted_by(self, context: Context, limits: Retention) -> str:
+        """Returns the user to record. Raises PermanentFailure if an approval is missing."""
+        question = retention_question(self.job_root, limits, self.configured or configured_retention(*self._given))
+        if question is None:
+            return requester(context)
+        return Approver(self.approval, self.self_approval).decision(question.digest, context, "")[0]
 
     def _prune(self, root: str, rule: SavepointRule, by: str, preview: bool) -> PruneReport:
         from stateflow.operations import prune_savepoints

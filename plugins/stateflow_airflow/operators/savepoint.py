@@ -15,7 +15,9 @@ from airflow.sdk import Asset
 
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
+from stateflow_airflow.operators.approval import Answer, Approver
 from stateflow_airflow.operators.base import JobOperator, environment
+from stateflow_airflow.operators.command_approval import stop_question
 from stateflow_airflow.operators.task_requests import default_name, request_id, requester
 from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool
 from stateflow_airflow.spark import SparkSubmit
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 require_supported()
 
+_BEGUN = "stateflow_stop"
+"""Key of Airflow's store of the task for the stop that a try has begun: the task's number of tries, and the digest."""
 _ORIGINS = ("manual", "periodic", "upgrade", "stop")
 
 
@@ -46,13 +50,12 @@ class StateflowSavepointOperator(JobOperator):
         name: name of the savepoint; by default, its origin and the time of the DAG run. Templated.
         origin: ``manual``, ``upgrade`` or ``periodic``; retention deletes periodic savepoints only. Templated.
         reason: stored with the savepoint. Templated.
-        by: the user to record; by default, the user who triggered the DAG run. Templated.
         job: absolute path of the job file. Required only if a run died before it published its output. Templated.
         settings: see `StateflowRunOperator`; only with `job`. Templated.
         timeout: how long to wait for the run's next barrier.
     """
 
-    template_fields: Sequence[str] = ("job_root", "name", "origin", "reason", "by", "job", "settings")
+    template_fields: Sequence[str] = ("job_root", "name", "origin", "reason", "job", "settings")
     template_fields_renderers = {"settings": "json"}
     ui_color = "#dff2e1"
 
@@ -63,7 +66,6 @@ class StateflowSavepointOperator(JobOperator):
         name: str = "",
         origin: str = "manual",
         reason: str = "",
-        by: str = "",
         job: str = "",
         settings: Mapping[str, object] | None = None,
         timeout: timedelta = timedelta(minutes=10),
@@ -73,7 +75,6 @@ class StateflowSavepointOperator(JobOperator):
         self.name = name
         self.origin = origin
         self.reason = reason
-        self.by = by
         self.timeout = timeout
         self._request = ""
 
@@ -135,7 +136,7 @@ class StateflowSavepointOperator(JobOperator):
         return SavepointRequest(
             name=self.name or default_name(self.origin, context, self._request),
             origin=Origin(self.origin),
-            by=self.by or requester(context),
+            by=requester(context),
             reason=self.reason,
             request_id=self._request,
             code=job_code(self.job, self.settings) if self.job else None,
@@ -151,27 +152,72 @@ class StateflowStopOperator(StateflowSavepointOperator):
     cleared stops the job again; if it has a `name`, it returns the savepoint that it took before, or fails because the
     name is in use if the job has a newer checkpoint.
 
+    It needs an approval of exactly this stop: of the run that was the job's newest one when the user was asked.
+
     `origin` is ``stop`` or ``upgrade``; ``manual`` is treated as ``stop``. Other arguments are those of
     `StateflowSavepointOperator`.
 
     Args:
+        approval: the output of `StateflowStopApprovalOperator` with the same arguments. Its user and note are stored
+            with the savepoint. Templated.
+        self_approval: whether the user who triggered the DAG run may have approved.
+        needs_approval: whether the stop is refused without an approval. False lets everyone who may trigger the DAG
+            stop the job.
         drain: whether every event-time timer fires before the savepoint; for the last run only. If no run is active,
             this requires `job`: the task runs the job itself and reads no input. Templated.
         spark: see `StateflowRunOperator`; used if the task itself runs a job on Spark to drain it. By default, Spark
             starts with its configuration on the worker.
     """
 
-    template_fields: Sequence[str] = (*StateflowSavepointOperator.template_fields, "drain", "conf", "env_vars")
-    template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
+    template_fields: Sequence[str] = (
+        *StateflowSavepointOperator.template_fields,
+        "drain",
+        "conf",
+        "env_vars",
+        "approval",
+    )
+    template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json", "approval": "json"}
     ui_color = "#f7e3d4"
 
-    def __init__(self, *, drain: bool | str = False, spark: SparkSubmit | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        drain: bool | str = False,
+        spark: SparkSubmit | None = None,
+        approval: object = None,
+        self_approval: bool = False,
+        needs_approval: bool = True,
+        **kwargs: Any,
+    ) -> None:
         kwargs.setdefault("origin", "stop")
         super().__init__(**kwargs)
+        self.approval = approval
+        self.self_approval = self_approval
+        self.needs_approval = needs_approval
         self.drain = drain
         self.spark = spark
         self.conf = dict(spark.conf) if spark else {}
         self.env_vars = dict(spark.env_vars) if spark else {}
+
+    def execute(self, context: Context) -> dict[str, object]:
+        """Stops the job, if a user has approved it."""
+        self._decided = self._decision(context) if self.needs_approval else (requester(context), self.reason)
+        return super().execute(context)
+
+    def _decision(self, context: Context) -> tuple[str, str]:
+        """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
+        with self.library():
+            drain = to_bool("drain", self.drain)
+            digest = stop_question(self.job_root, self.name, self.origin, self.reason, drain).digest
+        approved = Answer.of(self.approval if isinstance(self.approval, Mapping) else {}).plan
+        # A try that was killed may have run the job to drain it, and so have changed its newest run.
+        store, begun = context.get("task_state_store"), f"{context['ti'].max_tries}:{approved}"
+        if store is not None and store.get(_BEGUN) == begun:
+            digest = approved
+        decided = Approver(self.approval, self.self_approval).decision(digest, context, self.reason)
+        if store is not None:
+            store.set(_BEGUN, begun)
+        return decided
 
     def _request_id(self, context: Context) -> str:
         # Airflow raises max_tries when a task is cleared, and only then.
@@ -184,9 +230,10 @@ class StateflowStopOperator(StateflowSavepointOperator):
             self.origin = "stop"
         # A task that was killed after its work and then cleared took its savepoint under an earlier id.
         earlier = tuple(request_id(context, tries) for tries in range(context["ti"].max_tries))
-        return replace(
-            super()._savepoint_request(context), earlier_request_ids=earlier, drain=to_bool("drain", self.drain)
-        )
+        by, reason = self._decided
+        drain = to_bool("drain", self.drain)
+        asked = super()._savepoint_request(context)
+        return replace(asked, by=by, reason=reason, earlier_request_ids=earlier, drain=drain)
 
     def _make(self, request: SavepointRequest) -> SavepointReport:
         from stateflow.operations import stop

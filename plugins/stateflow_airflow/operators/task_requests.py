@@ -25,7 +25,29 @@ def default_name(origin: str, context: Context, request: str) -> str:
     return f"{origin}-{stamp}{request[-6:]}"
 
 
+def triggering_user(context: Context) -> str:
+    """Returns the user who triggered the DAG run, as Airflow has authenticated the user; empty without a user."""
+    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "")
+
+
 def requester(context: Context) -> str:
-    """Returns the user who triggered the DAG run, or the DAG if its schedule did."""
-    user = getattr(context.get("dag_run"), "triggering_user_name", None)
-    return str(user) if user else f"airflow DAG {context['ti'].dag_id}"
+    """Returns the user who triggered the DAG run, or the DAG, as stored in the job's records.
+
+    Nothing that the user enters can change it: neither the form nor the configuration of the DAG run.
+    """
+    from stateflow.requesters import airflow_dag
+
+    user = triggering_user(context)
+    return airflow_user(user) if user else airflow_dag(context["ti"].dag_id)
+
+
+def requested_by(context: Context) -> str:
+    """Returns the user who triggered the DAG run, or the DAG, for display."""
+    return triggering_user(context) or f"DAG {context['ti'].dag_id}"
+
+
+def airflow_user(name: str) -> str:
+    """Returns a user whom Airflow has authenticated, as stored in the job's records."""
+    from stateflow import requesters
+
+    return requesters.airflow_user(name)

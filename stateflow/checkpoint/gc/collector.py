@@ -117,7 +117,8 @@ class Collector:
     def collect_run_leftovers(self) -> Collection:
         """Deletes garbage of runs in ``log/``, ``spark/`` and ``probe/``, without reading manifests."""
         head = self.root.head()
-        return self._collect(head, self._entries(self.root.checkpoints.kept(head)), dry_run=False, areas=RUN_AREAS)
+        live = self._entries(self.root.checkpoints.kept(head)) | _index(head)
+        return self._collect(head, live, dry_run=False, areas=RUN_AREAS)
 
     def _collect(
         self, head: Head, live: frozenset[str], dry_run: bool, areas: tuple[str, ...] = COLLECTED_AREAS
@@ -203,6 +204,7 @@ class Collector:
                 h.key for h in self.root.checkpoints.retained.segment_handles(entry)
             ),
             "output that is not published": frozenset(h.key for p in entry.pending for h in p.parts),
+            "the verification of the history": _index(head),
             "a checkpoint that an older version committed": self._entries(self.root.checkpoints.kept(head)),
         }
 
@@ -227,3 +229,7 @@ class Collector:
         with ThreadPoolExecutor(_WORKERS) as pool:
             for _ in pool.map(self.root.storage.delete, batches):
                 failpoints.hit("gc.deleting")
+
+
+def _index(head: Head) -> frozenset[str]:
+    return frozenset([head.entry.history.key] if head.entry.history else [])

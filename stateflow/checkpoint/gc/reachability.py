@@ -19,6 +19,7 @@ from stateflow.storage.paths import (
     DATA,
     FORMAT,
     HISTORY,
+    HISTORY_INDEX,
     LOG,
     PROBE,
     REQUESTS,
@@ -30,9 +31,9 @@ from stateflow.storage.paths import (
     parse_data,
 )
 
-COLLECTED_AREAS = (DATA, SPARK, PROBE, LOG)
+COLLECTED_AREAS = (DATA, SPARK, PROBE, HISTORY_INDEX, LOG)
 """Key prefixes that are searched for garbage."""
-RUN_AREAS = (SPARK, PROBE, LOG)
+RUN_AREAS = (SPARK, PROBE, HISTORY_INDEX, LOG)
 """Key prefixes where the newest entry alone determines what is garbage."""
 
 
@@ -77,7 +78,7 @@ def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> G
         head: a verified newest entry.
         live: keys of all objects that `head` needs: the manifests of its own and of kept checkpoints, the files in
             these manifests, lists of retained checkpoints and of pending output, and the log entries of checkpoints
-            whose references have no manifest.
+            whose references have no manifest, and the index of the history.
         blobs: the stored objects below `COLLECTED_AREAS`.
     """
     garbage, unknown = [], []

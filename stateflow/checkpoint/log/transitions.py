@@ -69,6 +69,7 @@ class Commit:
         published: position of each sink's table that is known by now, by uid.
         settled: output that is no longer pending.
         collected: the newest entry when all data was last looked through for garbage; 0 when unchanged.
+        history: the newest index of the history; None when unchanged.
     """
 
     ordinal: int
@@ -78,6 +79,7 @@ class Commit:
     published: Published = field(default_factory=dict)
     settled: Settled = frozenset()
     collected: int = 0
+    history: FileHandle | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Settlement:
     published: Published = field(default_factory=dict)
     settled: Settled = frozenset()
     collected: int = 0
+    history: FileHandle | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,7 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) 
             pending=[*unsettled, *new.output],
             published={**entry.published, **new.published},
             collected=new.collected or entry.collected,
+            history=new.history or entry.history,
         ),
         oldest,
     )
@@ -278,6 +282,7 @@ def settle(job: JobFormat, base: Head, author: Author, done: Settlement) -> LogE
         published={**entry.published, **done.published},
         ended=True,
         collected=done.collected or entry.collected,
+        history=done.history or entry.history,
     )
 
 

@@ -19,6 +19,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.errors import Fenced, InternalError, StateflowError
 from stateflow.observability.metrics import Recorder
+from stateflow.requesters import by_process
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class BackgroundWork:
                 seq=self._generation,
                 kind=BACKGROUND,
                 at=failed.at,
-                by=self._root.writer,
+                by=by_process(self._root.writer),
                 reason=failed.last.sentence,
                 facts={
                     "work": kind.value,

@@ -16,6 +16,7 @@ from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError, StorageError
 from stateflow.observability.logging import set_log_context
 from stateflow.observability.tracing import BATCH, span
+from stateflow.requesters import by_process
 from stateflow.runtime.driver.background import BackgroundWork
 from stateflow.runtime.driver.barrier import CompletedBarrier
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner
@@ -216,7 +217,7 @@ class JobRun:
             self._requests.close(self._committed_point)
             self._maintenance.before_last_entry(self.head)
             self._pipeline.committer.settle()
-            self._maintenance.after_last_entry()
+            self._maintenance.after_last_entry(self.head)
             self._context.background.finish()
         failpoints.hit("run.end")
 
@@ -292,7 +293,7 @@ def _failure_record(root: JobRoot, entry: LogEntry, error: StateflowError) -> Ac
         seq=entry.generation,
         kind=FAILURE,
         at=root.clock.now().isoformat(timespec="milliseconds"),
-        by=root.writer,
+        by=by_process(root.writer),
         reason=error.sentence[:_MAX_SENTENCE],
         facts={"code": error.code, "run": str(entry.runs)},
     )

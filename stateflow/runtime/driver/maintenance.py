@@ -6,11 +6,13 @@ from functools import partial
 
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.history import store_pending_records, trim_history, write_records
+from stateflow.checkpoint.history_index import HistoryIndexWriter
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.records import CheckpointRecord
 from stateflow.checkpoint.requests.mailbox import trim_requests
 from stateflow.runtime.driver.background import Work
 from stateflow.runtime.driver.run_context import RunContext
+from stateflow.state.handles import FileHandle
 
 MAX_PENDING_RECORDS = 100
 """Each manifest carries the records that are not stored yet. Beyond this number the oldest ones are dropped."""
@@ -38,8 +40,14 @@ class Maintenance:
         self._background = run.background
         self._collector = Collector(run.job.root)
         self._completed = 0
+        self._index: HistoryIndexWriter | None = None
         self.pending_records: list[CheckpointRecord] = []
         self.collected = 0
+
+    @property
+    def history(self) -> FileHandle | None:
+        """The newest index of the history, for the next log entry; None before the first."""
+        return self._index.handle if self._index else None
 
     def start(self, head: Head, records: list[CheckpointRecord]) -> None:
         """Stores pending records of older runs, trims the history, and deletes what older runs left in the job root.
@@ -51,7 +59,9 @@ class Maintenance:
             records: history records that only the manifest of `head` holds.
         """
         self._background.attempt(Work.HISTORY, partial(store_pending_records, self._root, head, records))
-        self._trim_history()
+        self._index = HistoryIndexWriter(self._root, head)
+        self._update_index(head)
+        self._trim_history(head)
         self._background.attempt(Work.COLLECTION, self._collector.collect_run_leftovers)
 
     def add_record(self, record: CheckpointRecord) -> None:
@@ -67,20 +77,26 @@ class Maintenance:
         self._completed += 1
         if len(self.pending_records) >= _STORE_EVERY:
             self._store_records()
+            self._update_index(head)
         if self._completed % self._settings.checkpoints.collect_every == 0:
             self._collect_if_due(head)
         if self._completed % _TRIM_EVERY == 0:
-            self._trim_history()
+            self._trim_history(head)
 
     def before_last_entry(self, head: Head) -> None:
         """Stores all records and collects data; the last log entry then names that collection."""
         self._store_records(at_once=True)
+        self._update_index(head, at_once=True)
         self._collect_if_due(head, at_once=True)
 
-    def after_last_entry(self) -> None:
-        """Deletes what the run's last log entry made garbage; trims the history and the requests."""
+    def after_last_entry(self, head: Head) -> None:
+        """Deletes what the run's last log entry made garbage; trims the history and the requests.
+
+        Args:
+            head: the log entry before that one.
+        """
         self._background.attempt(Work.COLLECTION, self._collector.collect_run_leftovers, at_once=True)
-        self._trim_history()
+        self._trim_history(head)
         self._background.attempt(Work.CLEANUP, partial(trim_requests, self._root.storage), at_once=True)
 
     def _store_records(self, at_once: bool = False) -> None:
@@ -89,9 +105,18 @@ class Maintenance:
         if self._background.attempt(Work.HISTORY, write, at_once):
             self.pending_records = self.pending_records[len(records) :]
 
-    def _trim_history(self) -> None:
-        trim = partial(trim_history, self._root.storage, self._settings.history.retained)
-        self._background.attempt(Work.HISTORY, trim)
+    def _update_index(self, head: Head, at_once: bool = False) -> None:
+        assert self._index is not None, "start() was not called"
+        update = partial(self._index.update, head, self._settings.history.retained)
+        self._background.attempt(Work.HISTORY, update, at_once)
+
+    def _trim_history(self, head: Head) -> None:
+        self._background.attempt(Work.HISTORY, partial(self._trim, head))
+
+    def _trim(self, head: Head) -> None:
+        """Deletes old objects, except those in an index that a log entry may refer to."""
+        assert self._index is not None, "start() was not called"
+        trim_history(self._root.storage, self._settings.history.retained, self._index.listed(head))
 
     def _collect_if_due(self, head: Head, at_once: bool = False) -> None:
         self._background.attempt(Work.COLLECTION, partial(self._collect, head), at_once)

@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
+from stateflow.requesters import by_process
 from stateflow.runtime.publisher import BoundSink, Publisher
 
 _MAX_ATTEMPTS = 50
@@ -48,7 +49,7 @@ def recover_pending_output(
     reason = f"output of checkpoint {lost} was deleted before it was published"
     facts = RestoreFacts(
         request="",
-        by=root.writer,
+        by=by_process(root.writer),
         reason=reason,
         label=f"checkpoint {base.id}",
         base=base.id,

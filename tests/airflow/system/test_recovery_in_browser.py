@@ -14,6 +14,7 @@ from flights_demo.airflow_home import USER
 from flights_demo.flights import prepare
 from flights_demo.polling import poll
 
+from stateflow.requesters import airflow_user
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.system.browser import AirflowPages, Question, TriggerForm, chromium, open_page
 from tests.airflow.system.live_airflow import PATIENCE, REJECTED, Client, live_airflow
@@ -142,14 +143,15 @@ def test_a_recovery_can_be_rejected_and_another_one_approved_in_the_browser(oper
     assert "not tonight" in operator.pages.read(f"{run}/tasks/approve", "[rejected]")
     assert root_files.head(root).checkpoint == newest
     (record,) = [r for r in root_files.history(root) if r.get("kind") == "rejection"]
-    assert (record["by"], record["reason"]) == (USER, "not tonight")
+    assert (record["by"], record["reason"]) == (airflow_user(USER), "not tonight")
 
     recovery = operator.recover(name, "version 2 is wrong")
     recovery.question.answer("Approve", "seen")
     assert client.wait_for_success(dag_id, recovery.run_id)["restore"] == "success"
     assert root_files.head(root).checkpoint == recovery.target
     (record,) = [r for r in root_files.history(root) if r.get("kind") == "restore"]
-    assert record["by"] == USER and "version 2 is wrong" in record["reason"] and "seen" in record["reason"]
+    assert record["by"] == airflow_user(USER)
+    assert "version 2 is wrong" in record["reason"] and "seen" in record["reason"]
 
 
 def test_a_wrong_failpoint_is_refused_with_the_known_failpoints(operator: Operator) -> None:

@@ -15,6 +15,7 @@ import pytest
 from flights_demo.airflow_home import USER
 from flights_demo.polling import poll
 
+from stateflow.requesters import airflow_user
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.jobs import ACCOUNTS, install_submit
 from tests.airflow.system.live_airflow import PATIENCE, QUICK_HEARTBEAT, REJECTED, Client, live_airflow, stopped_process
@@ -192,7 +193,7 @@ def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: Sy
     job.check_results()
     (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
     # An administrator who asks and approves is one person.
-    assert record["by"] == USER and USER not in record["reason"]
+    assert record["by"] == airflow_user(USER) and USER not in record["reason"]
     assert re.fullmatch("version 2 is wrong.+seen", record["reason"])
 
     # Cleared, it does not go back a second time; the run continues from the head.
@@ -217,7 +218,7 @@ def test_a_rejected_plan_changes_nothing_and_can_be_made_and_approved_again(syst
     assert client.states("rejected_recovery", "night") == REJECTED
     assert client.task("rejected_recovery", "night", "approve").number == 1
     (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "rejection"]
-    assert (record["by"], record["reason"]) == (USER, "not now")
+    assert (record["by"], record["reason"]) == (airflow_user(USER), "not now")
     after = root_files.digests(job.root, job.folder / "tables")
     assert before.items() <= after.items() and len(after) == len(before) + 1
 
@@ -256,7 +257,7 @@ def test_every_task_completes_after_a_kill_and_a_clear(system: System) -> None:
     client.trigger("killed_recovery", "night", {"target": "early", "reason": "wrong", "run": True})
     system.clear_until_done("killed_recovery", "night")
     (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
-    assert record["by"] == USER
+    assert record["by"] == airflow_user(USER)
     client.trigger("killed_savepoint", "two", {"name": "last", "stop": True})
     system.clear_until_done("killed_savepoint", "two")
     assert "last" in root_files.savepoints(job.root)

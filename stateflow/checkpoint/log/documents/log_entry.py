@@ -223,6 +223,9 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """The newest entry when a run last looked through all data for garbage; 0 when none did."""
     runs: int = 0
     """How many runs have claimed the job, including this one; 0 in entries of older versions."""
+    history: FileHandle | None = None
+    """The index of the history, with the hashes of its objects; None before the first, and in entries of versions that
+    wrote none. For information: no step of a run depends on it."""
 
     @property
     def is_checkpoint(self) -> bool:

@@ -88,7 +88,8 @@ class CheckpointCommitter:
         A newer run that claimed the job meanwhile finds that out itself.
         """
         publisher = self._run.publisher
-        settlement = Settlement(publisher.published, publisher.settled, self._maintenance.collected)
+        maintenance = self._maintenance
+        settlement = Settlement(publisher.published, publisher.settled, maintenance.collected, maintenance.history)
         self._run.job.root.settle(self.head, settlement)
 
     def run_in_background(self, pending: PendingCheckpoint) -> None:
@@ -167,8 +168,16 @@ class CheckpointCommitter:
 
     def _commit(self, pending: PendingCheckpoint, handle: FileHandle, output: list[PendingOutput]) -> None:
         publisher, sources = self._run.publisher, pending.document.sources
-        collected = self._maintenance.collected
-        new = Commit(pending.ordinal, handle, sources, output, publisher.published, publisher.settled, collected)
+        new = Commit(
+            ordinal=pending.ordinal,
+            manifest=handle,
+            sources=sources,
+            output=output,
+            published=publisher.published,
+            settled=publisher.settled,
+            collected=self._maintenance.collected,
+            history=self._maintenance.history,
+        )
         retention = RetentionLimits(self._settings.retained, self._settings.max_age)
         outcome = self._run.job.root.commit(self.head, new, retention)
         if isinstance(outcome, Overtaken):

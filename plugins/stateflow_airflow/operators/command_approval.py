@@ -1,0 +1,140 @@
+"""Operators that ask for approval of a stop, and of a retention that keeps less than the job's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stateflow_airflow.operators.approval import JobApprovalOperator, Question, request_digest
+from stateflow_airflow.operators.base import restricted_library
+from stateflow_airflow.operators.markdown import escaped
+from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, retention_loss
+from stateflow_airflow.operators.template_values import checked_root, to_bool
+
+if TYPE_CHECKING:
+    from stateflow.operations import JobDescription
+
+
+class StateflowStopApprovalOperator(JobApprovalOperator):
+    """Asks a user to approve a stop, as it is now: of this run of this job, with these options.
+
+    An approval is void once another run of the job has started. See `JobApprovalOperator`.
+
+    Args:
+        name: see `StateflowStopOperator`. Templated.
+        origin: see `StateflowStopOperator`. Templated.
+        reason: see `StateflowStopOperator`. Templated.
+        drain: see `StateflowStopOperator`. Templated.
+    """
+
+    template_fields: Sequence[str] = (*JobApprovalOperator.template_fields, "name", "origin", "reason", "drain")
+
+    def __init__(
+        self, *, name: str = "", origin: str = "stop", reason: str = "", drain: bool | str = False, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.name = name
+        self.origin = origin
+        self.reason = reason
+        self.drain = drain
+
+    def question(self) -> Question:
+        """Returns the stop, with the run that is the newest one now."""
+        with restricted_library(self.locations):
+            return stop_question(self.job_root, self.name, self.origin, self.reason, to_bool("drain", self.drain))
+
+
+def stop_question(job_root: str, name: str, origin: str, reason: str, drain: bool) -> Question:
+    """Returns the question whether a stop may be executed. Its digest depends on the job's newest run."""
+    from stateflow.operations import describe
+
+    status = describe(checked_root(job_root))
+    origin = "stop" if origin == "manual" else origin
+    digest = request_digest(
+        action="stop",
+        job=status.job_uuid,
+        root=job_root,
+        generation=status.generation,
+        name=name,
+        origin=origin,
+        reason=reason,
+        drain=drain,
+    )
+    run = f"generation {status.generation}"
+    return Question(digest, f"stop of {run}", status.head_seq, _describe_stop(status, run, name, drain))
+
+
+def _describe_stop(status: JobDescription, run: str, name: str, drain: bool) -> str:
+    saved = f"savepoint **{escaped(name)}**" if name else "savepoint"
+    lines = [
+        f"**Job**: {escaped(status.job)}, at {escaped(status.position)}",
+        f"**Run**: {run}, " + ("not ended" if status.run_open else "ended: no run is active"),
+        f"**Result**: the run ends after its next checkpoint, with a {saved} of it"
+        if status.run_open
+        else f"**Result**: a {saved} of the newest checkpoint",
+    ]
+    if drain:
+        lines.append("**Drain**: every event-time timer fires first, which closes every open session")
+    return "\n\n".join(lines)
+
+
+class StateflowRetentionApprovalOperator(JobApprovalOperator):
+    """Asks a user to approve a retention that deletes what the configured numbers keep; otherwise asks nothing.
+
+    See `JobApprovalOperator`.
+
+    Args:
+        retain: see `StateflowRetentionOperator`. Templated.
+        savepoints: see `StateflowRetentionOperator`. Templated.
+        savepoints_max_age: see `StateflowRetentionOperator`. Templated.
+        configured: see `StateflowRetentionOperator`.
+    """
+
+    template_fields: Sequence[str] = (
+        *JobApprovalOperator.template_fields,
+        "retain",
+        "savepoints",
+        "savepoints_max_age",
+    )
+
+    def __init__(
+        self,
+        *,
+        retain: Limit = None,
+        savepoints: Limit = None,
+        savepoints_max_age: timedelta | str | None = None,
+        configured: Retention | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.retain = retain
+        self.savepoints = savepoints
+        self.savepoints_max_age = savepoints_max_age
+        self.configured = configured
+        self._given = (retain, savepoints, savepoints_max_age)
+
+    def question(self) -> Question | None:
+        """Returns what is to be deleted below the configured numbers; None if nothing is."""
+        configured = self.configured or configured_retention(*self._given)
+        with restricted_library(self.locations):
+            requested = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
+            return retention_question(self.job_root, requested, configured)
+
+
+def retention_question(job_root: str, requested: Retention, configured: Retention) -> Question | None:
+    """Returns the question whether a retention may be executed; None if the configuration permits it."""
+    from stateflow.operations import describe
+
+    root = checked_root(job_root)
+    loss = retention_loss(root, requested, configured)
+    if not loss:
+        return None
+    status = describe(root)
+    digest = request_digest(action="retention", job=status.job_uuid, root=job_root, **requested.parts)
+    lines = [
+        f"**Job**: {escaped(status.job)}",
+        f"**To be kept**: {requested}. Configured: {configured}",
+        f"**Deleted although the configuration keeps them**: {escaped(', '.join(loss))}",
+    ]
+    return Question(digest, f"retention of {requested}", status.head_seq, "\n\n".join(lines))

@@ -1,0 +1,87 @@
+"""Limits for kept checkpoints and savepoints: as configured, as requested, and what the difference deletes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from stateflow_airflow.operators.template_values import to_count, to_duration
+
+Limit = int | str | None
+"""A number in an operator's argument, which may be a template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Limits for checkpoints and periodic savepoints.
+
+    Args:
+        checkpoints: number of newest checkpoints to keep; None for the job's own setting.
+        savepoints: number of newest periodic savepoints to keep; None for all.
+        max_age: periodic savepoints older than this are deleted; None for no limit.
+    """
+
+    checkpoints: int | None = None
+    savepoints: int | None = 7
+    max_age: timedelta | None = None
+
+    def __str__(self) -> str:
+        age = f", none older than {self.max_age}" if self.max_age else ""
+        return (
+            f"{'as the job' if self.checkpoints is None else self.checkpoints} checkpoints, "
+            f"{'all' if self.savepoints is None else self.savepoints} periodic savepoints{age}"
+        )
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """The limits as parts of a digest."""
+        age = None if self.max_age is None else self.max_age.total_seconds()
+        return {"checkpoints": self.checkpoints, "savepoints": self.savepoints, "max_age": age}
+
+    @classmethod
+    def of_arguments(cls, retain: Limit, savepoints: Limit, max_age: timedelta | str | None) -> Retention:
+        """Returns the limits in rendered arguments of an operator. Raises PermanentFailure for a wrong value."""
+        return cls(
+            checkpoints=to_count("retain", retain, "checkpoints"),
+            savepoints=to_count("savepoints", savepoints, "savepoints"),
+            max_age=to_duration("savepoints_max_age", max_age),
+        )
+
+
+def configured_retention(retain: Limit, savepoints: Limit, max_age: timedelta | str | None) -> Retention:
+    """Returns the limits that a DAG file itself sets.
+
+    What a template renders may come from a user who triggers the DAG: such a limit is configured only where the
+    operator's argument `configured` has it.
+
+    Args:
+        retain, savepoints, max_age: arguments of the operator, before templates are rendered.
+    """
+    given = (None if isinstance(value, str) and "{" in value else value for value in (retain, savepoints, max_age))
+    return Retention.of_arguments(*given)  # type: ignore[arg-type]
+
+
+def retention_loss(job_root: str, requested: Retention, configured: Retention) -> list[str]:
+    """Returns the checkpoints and savepoints that the requested limits delete, and the configured ones keep.
+
+    Args:
+        job_root: the job root.
+        requested: the limits that are to be applied.
+        configured: the limits that need no approval.
+    """
+    from stateflow.checkpoint.savepoints.retention import SavepointRule
+    from stateflow.operations import prune_savepoints
+    from stateflow.operations.job_root import open_root
+
+    deleted, permitted = (
+        prune_savepoints(job_root, SavepointRule(limits.savepoints, limits.max_age), dry_run=True).deleted
+        for limits in (requested, configured)
+    )
+    savepoints = [f"savepoint {name}" for name in deleted if name not in permitted]
+    if requested.checkpoints is None:
+        return savepoints
+    root = open_root(job_root)
+    restorable = [ref.id for ref in root.checkpoints.restorable(root.head())]
+    permitted_ids = restorable if configured.checkpoints is None else restorable[-configured.checkpoints :]
+    left = restorable[-requested.checkpoints :]
+    return [f"checkpoint {number}" for number in permitted_ids if number not in left] + savepoints

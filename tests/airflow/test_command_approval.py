@@ -1,0 +1,270 @@
+"""Approval of stops, and of retentions that delete what the configuration keeps, against a user with no other right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators import hitl
+from airflow.sdk.exceptions import TaskAwaitingInput
+
+from stateflow.requesters import airflow_user
+from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.approval import JobApprovalOperator
+from stateflow_airflow.operators.command_approval import (
+    StateflowRetentionApprovalOperator,
+    StateflowStopApprovalOperator,
+)
+from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.retention_limits import Retention
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from tests.airflow.fakes import FakeRun, fails
+from tests.airflow.jobs import job_arguments, new_run, run_task, use_submit
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
+
+ADA = {"id": "ada", "name": "ada"}
+STOP: dict[str, Any] = {"name": "last", "origin": "manual", "reason": "upgrade", "drain": "False"}
+SEVEN = Retention(checkpoints=4, savepoints=3)
+
+
+def task(user: str | None = "bob", task_id: str = "approve", **more: Any) -> FakeRun:
+    """A task of a DAG run that `user` has triggered."""
+    run = new_run("2026-01-01", task_id=task_id, **more)
+    run.user = user
+    return run
+
+
+def asked(operator: JobApprovalOperator, monkeypatch: pytest.MonkeyPatch, run: FakeRun) -> str:
+    """The question that a user is asked; empty if the task asks nothing."""
+    detail: dict[str, Any] = {}
+    monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **given: detail.update(given))
+    context = run.next_try()
+    context["task_instance"] = context["ti"]
+    try:
+        operator.execute(context)
+    except TaskAwaitingInput:
+        return str(detail["body"])
+    assert not detail
+    return ""
+
+
+def answered(operator: JobApprovalOperator, run: FakeRun, option: str = "Approve", user: Any = None) -> Any:
+    """What the task that asks returns."""
+    question = operator.question()
+    assert question is not None
+    run.ti.pushed.setdefault("asked", asdict(question))
+    event = {
+        "chosen_options": [option],
+        "params_input": {"note": "seen"},
+        "responded_at": datetime(2026, 1, 31, 3, 0, tzinfo=UTC),
+        "responded_by_user": user or ADA,
+    }
+    return operator.execute_complete(run.next_try(), event)
+
+
+def everything(job: AccountsJob) -> dict[str, str]:
+    return root_files.digests(job.root, job.folder / "tables")
+
+
+# -- stops ------------------------------------------------------------------------------------------------------------
+
+
+def asks_to_stop(job: AccountsJob, **more: Any) -> StateflowStopApprovalOperator:
+    given = {"subject": "?", "params": {"note": None}, "job_root": str(job.root), **STOP, **more}
+    return StateflowStopApprovalOperator(task_id="approve", **given)
+
+
+def stop(job: AccountsJob, approval: object, run: FakeRun | None = None, **more: Any) -> dict[str, Any]:
+    operator = StateflowStopOperator(task_id="stop", approval=approval, **{**job_arguments(job), **STOP, **more})
+    return operator.execute((run or task(task_id="stop")).next_try())
+
+
+def test_a_stop_without_an_approval_of_exactly_this_stop_changes_nothing(idle_job: AccountsJob) -> None:
+    before = everything(idle_job)
+    yes = answered(asks_to_stop(idle_job), task())
+    attacks: list[tuple[object, Mapping[str, object]]] = [
+        (None, {}),
+        ("", {}),
+        ({"chosen_options": ["Approve"], "responded_by_user": ADA}, {}),
+        ({**yes, "chosen_options": ["Reject"]}, {}),
+        ({**yes, "responded_by_user": None}, {}),
+        (yes, {"drain": "True"}),
+        (yes, {"name": "other"}),
+        (yes, {"reason": "whim"}),
+        (yes, {"origin": "upgrade"}),
+    ]
+    for approval, more in attacks:
+        with fails(PermanentFailure, "not-approved"):
+            stop(idle_job, approval, **more)
+    assert everything(idle_job) == before
+    made = stop(idle_job, yes)
+    stored = root_files.savepoints(idle_job.root)["last"]
+    assert made["origin"] == "stop" and stored["by"] == airflow_user("ada")
+    assert {"upgrade", "approval: seen", "requested by bob"} == set(stored["reason"].split("; "))
+
+
+def test_an_approval_of_a_stop_is_void_after_another_run_has_started(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_submit(idle_job.folder, monkeypatch)
+    yes = answered(asks_to_stop(idle_job), task())
+    idle_job.deliver(70)
+    idle_job.finish()
+    before = everything(idle_job)
+    with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+        stop(idle_job, yes)
+    assert everything(idle_job) == before
+    # A try of this task that was killed has begun the stop, and has changed the newest run by draining the job itself.
+    run = task(task_id="stop")
+    stop(idle_job, answered(asks_to_stop(idle_job), task()), run)
+    again = answered(asks_to_stop(idle_job), task())
+    idle_job.deliver(90)
+    idle_job.finish()
+    assert stop(idle_job, again, run)["name"] == "last"
+    run.clear()
+    with fails(PermanentFailure, "not-approved"):
+        stop(idle_job, again, run)
+
+
+def test_a_stop_of_another_job_is_not_approved_with_it(idle_job: AccountsJob, tmp_path: Any) -> None:
+    other = AccountsJob(tmp_path / "other", settings=idle_job.settings, variables=idle_job.variables)
+    other.run_to(10)
+    with fails(PermanentFailure, "not-approved"):
+        stop(other, answered(asks_to_stop(idle_job), task()))
+    assert root_files.savepoints(other.root) == {}
+
+
+def test_the_user_who_requests_a_stop_cannot_approve_the_stop_unless_permitted(idle_job: AccountsJob) -> None:
+    for user in ({"id": "7", "name": "bob"}, {"id": "bob", "name": "Bob B."}):
+        with fails(PermanentFailure, "not-approved", by="bob"):
+            answered(asks_to_stop(idle_job), task(), user=user)
+    mine = answered(asks_to_stop(idle_job, self_approval=True), task(), user={"id": "7", "name": "bob"})
+    with fails(PermanentFailure, "not-approved", by="bob"):
+        stop(idle_job, mine)
+    assert stop(idle_job, mine, self_approval=True)["name"] == "last"
+
+
+def test_the_question_shows_what_is_stopped_and_hostile_text_only_as_text(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = asks_to_stop(idle_job, name="x](http://evil) **now**", drain="true", response_timeout=timedelta(days=1))
+    body = asked(operator, monkeypatch, task())
+    head = root_files.head(idle_job.root)
+    assert f"generation {head.doc['generation']}" in body and f"checkpoint {head.checkpoint}" in body
+    assert r"x\](http" in body
+    assert "**now" not in body and "event-time timer" in body and "UTC" in body
+
+
+def test_a_rejected_stop_is_recorded_and_the_job_unchanged(idle_job: AccountsJob) -> None:
+    before = everything(idle_job)
+    with fails(PermanentFailure, "rejected", by="ada"):
+        answered(asks_to_stop(idle_job), task(), "Reject")
+    (record,) = [r for r in root_files.history(idle_job.root) if r.get("kind") == "rejection"]
+    assert (record["by"], record["facts"]["asked_by"]) == (airflow_user("ada"), "bob")
+    assert record["facts"]["plan"] == f"stop of generation {root_files.head(idle_job.root).doc['generation']}"
+    assert everything(idle_job).items() >= before.items()
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(idle_job: AccountsJob) -> AccountsJob:
+    """A job with five checkpoints, three periodic savepoints, `p1` to `p3`, and one that a user has requested."""
+    for day, name in enumerate(("p1", "p2", "p3", "mine"), 1):
+        origin = "manual" if name == "mine" else "periodic"
+        operator = StateflowSavepointOperator(
+            task_id="savepoint", job_root=str(idle_job.root), name=name, origin=origin
+        )
+        operator.execute(new_run(f"2026-01-0{day}").next_try())
+    return idle_job
+
+
+def asks_to_delete(job: AccountsJob, **more: Any) -> StateflowRetentionApprovalOperator:
+    given = {"subject": "?", "params": {"note": None}, "job_root": str(job.root), "configured": SEVEN, **more}
+    return StateflowRetentionApprovalOperator(task_id="approve", **given)
+
+
+def collect(job: AccountsJob, approval: object = None, **more: Any) -> dict[str, Any]:
+    given = {"job_root": str(job.root), "configured": SEVEN, "approval": approval, **more}
+    return StateflowRetentionOperator(task_id="collect", **given).execute(task(task_id="collect").next_try())
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"retain": "4", "savepoints": "3"},
+        {"retain": "100", "savepoints": "None"},
+        {"retain": "1", "savepoints": "1", "preview": "True"},
+    ],
+    ids=["unchanged", "as-configured", "more", "preview"],
+)
+def test_at_least_the_configured_numbers_need_no_approval(
+    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str]
+) -> None:
+    if "preview" not in limits:
+        assert asked(asks_to_delete(saved, **limits), monkeypatch, task(None)) == ""
+    assert collect(saved, **limits)["savepoints_deleted"] == [] or "preview" in limits
+    assert set(root_files.savepoints(saved.root)) == {"p1", "p2", "p3", "mine"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "lost"),
+    [
+        ({"retain": "3"}, "checkpoint"),
+        ({"savepoints": "2"}, "savepoint p1"),
+        ({"savepoints_max_age": timedelta(microseconds=1)}, "savepoint p1, savepoint p2"),
+    ],
+    ids=["checkpoints", "savepoints", "age"],
+)
+def test_less_than_the_configured_numbers_is_deleted_with_an_approval_only(
+    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], lost: str
+) -> None:
+    before = everything(saved)
+    assert lost in asked(asks_to_delete(saved, **limits), monkeypatch, task())
+    yes = answered(asks_to_delete(saved, **limits), task())
+    other = {"retain": "1", "savepoints": "1", "savepoints_max_age": "30d"}
+    for approval, given in ((None, limits), ({**yes, "plan": ""}, limits), (yes, other)):
+        with fails(PermanentFailure, "not-approved"):
+            collect(saved, approval, **given)
+    with fails(PermanentFailure, "not-approved", by="bob"):
+        answered(asks_to_delete(saved, **limits), task(), user={"id": "bob", "name": "bob"})
+    assert everything(saved) == before
+    done = collect(saved, yes, **limits)
+    assert len(done["retained"]) == int(limits.get("retain", 5)) or "retain" not in limits
+    assert "p1" not in root_files.savepoints(saved.root) or "retain" in limits
+
+
+def test_a_number_of_the_dag_file_is_configured_and_one_from_a_template_is_not(saved: AccountsJob) -> None:
+    assert collect(saved, configured=None, retain=2, savepoints=2)["savepoints_deleted"] == ["p1"]
+    operator = StateflowRetentionOperator(
+        task_id="collect", job_root=str(saved.root), savepoints="{{ params.savepoints }}", retain="{{ params.retain }}"
+    )
+    operator.savepoints, operator.retain = "1", "None"
+    with fails(PermanentFailure, "not-approved"):
+        operator.execute(task(task_id="collect").next_try())
+    operator.savepoints, operator.retain = "2", "1"
+    with fails(PermanentFailure, "not-approved"):
+        operator.execute(task(task_id="collect").next_try())
+    assert set(root_files.savepoints(saved.root)) == {"p2", "p3", "mine"}
+
+
+def test_identity_comes_from_airflow_and_not_from_what_a_user_enters(idle_job: AccountsJob) -> None:
+    """`run.user` is what Airflow has authenticated; form and configuration of the DAG run are the attacker's."""
+    run = task("mallory", "savepoint")
+    context = run.next_try()
+    context["params"] = {"by": "ana", "triggering_user_name": "ana"}
+    context["dag_run"].conf = {"by": "ana", "triggering_user_name": "ana"}
+    operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(idle_job.root), name="mine")
+    assert "by" not in operator.template_fields
+    operator.execute(context)
+    assert root_files.savepoints(idle_job.root)["mine"]["by"] == airflow_user("mallory")
+
+
+def test_a_task_that_runs_the_job_cannot_stop_or_delete(idle_job: AccountsJob) -> None:
+    assert not {"retain", "savepoints", "approval"} & set(run_task(idle_job).template_fields)
