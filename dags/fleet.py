@@ -32,7 +32,8 @@ stateflow_dags(
             conn_id="spark_default", conf={"spark.ui.enabled": "false", "spark.local.dir": f"{HOME}/local/spark"}
         ),
         run={"retries": 2, "retry_delay": timedelta(seconds=5)},
-        # The Airflow of the demo has one user. With several, leave this out: another user then approves a restore.
+        # The Airflow of the demo has one user. With several, leave this out: another user then approves restores, stops
+        # and deletions below the configured numbers.
         self_approval=True,
         description=__doc__,
     ),

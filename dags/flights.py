@@ -56,7 +56,8 @@ stateflow_dags(
         ),
         run={"retries": 2, "retry_delay": timedelta(seconds=5)},
         run_params={"failpoint": FAILPOINT},
-        # The Airflow of the demo has one user. With several, leave this out: another user then approves a restore.
+        # The Airflow of the demo has one user. With several, leave this out: another user then approves restores, stops
+        # and deletions below the configured numbers.
         self_approval=True,
         description=__doc__,
     ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from flights_demo.approval import approve
 from flights_demo.client import AirflowError
 from flights_demo.crash import DemoCheckFailed
 from flights_demo.layout import REPOSITORY, Layout
-from flights_demo.polling import Stopwatch, poll
+from flights_demo.polling import poll
 from flights_demo.quarters import DemoContext
 from flights_demo.screen import StatusLine
 
@@ -17,8 +18,6 @@ SAVEPOINT_DAG, RECOVERY_DAG = "flights_savepoint", "flights_recovery"
 _RIGHT = "            self.total += delay\n"
 _WRONG = "            self.total += abs(delay)  # a plane that lands early is not late\n"
 _TIMEOUT_SECONDS = 180.0
-_DEFERRAL_SECONDS = 5.0
-"""Time that Airflow needs to defer a task before it accepts a response; an earlier response is lost."""
 
 
 def deploy(layout: Layout, wrong: bool = False) -> None:
@@ -52,19 +51,7 @@ def go_back(demo: DemoContext, status_line: StatusLine) -> tuple[dict[str, Any],
     conf = {"target": SAVEPOINT, "reason": "the new version counts early arrivals as late"}
     demo.client.unpause(RECOVERY_DAG)
     demo.client.trigger(RECOVERY_DAG, run_id, conf)
-
-    def asks() -> bool:
-        state = demo.client.task(RECOVERY_DAG, run_id, "approve").state
-        status_line(f"the runbook plans, then waits for approval: {state or 'planning'}")
-        if demo.client.run_state(RECOVERY_DAG, run_id) == "failed":
-            raise AirflowError(f"the runbook failed; see its logs below {demo.layout.airflow}")
-        return state == "awaiting_input"
-
-    if not poll(asks, _TIMEOUT_SECONDS, interval=0.5):
-        raise AirflowError(f"the runbook did not ask for approval in {_TIMEOUT_SECONDS:.0f} s")
-    watch = Stopwatch()
-    poll(lambda: watch.seconds > _DEFERRAL_SECONDS, 2 * _DEFERRAL_SECONDS)
-    demo.client.answer(RECOVERY_DAG, run_id, "approve", "Approve", {"note": "seen"})
+    approve(demo.client, RECOVERY_DAG, run_id, status_line)
     status_line("approved; the job is being restored")
     _wait_for_success(demo, RECOVERY_DAG, run_id)
     return (demo.client.returned(RECOVERY_DAG, run_id, "plan"), demo.client.returned(RECOVERY_DAG, run_id, "restore"))

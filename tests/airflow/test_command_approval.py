@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -86,7 +85,7 @@ def stop(job: AccountsJob, approval: object, run: FakeRun | None = None, **more:
 def test_a_stop_without_an_approval_of_exactly_this_stop_changes_nothing(idle_job: AccountsJob) -> None:
     before = everything(idle_job)
     yes = answered(asks_to_stop(idle_job), task())
-    attacks: list[tuple[object, Mapping[str, object]]] = [
+    attacks: list[tuple[object, dict[str, str]]] = [
         (None, {}),
         ("", {}),
         ({"chosen_options": ["Approve"], "responded_by_user": ADA}, {}),

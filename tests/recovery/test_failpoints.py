@@ -10,7 +10,7 @@ from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, Accounts
 from tests.support.processes import Ended
 
 ONLY_ON_SPARK = {"start.seeded"}
-_ONCE_PER_RUN = {"claim.before", "claim.after", "start.published", "run.end"}
+_ONCE_PER_RUN = {"claim.before", "claim.after", "start.published", "history.indexed", "run.end"}
 _LATER = {name: 9 for name in NAMES if name.startswith("task.")} | {
     "batch.begin": 3,
     "batch.reported": 3,
@@ -107,7 +107,7 @@ _NTH = {name: 6 for name in NAMES if name.startswith("task.")} | {
     "batch.end": 2,
 }
 # A run that stops here has committed everything, or has not claimed yet.
-_HARMLESS = {"claim.before", "run.end"}
+_HARMLESS = {"history.indexed", "claim.before", "run.end"}
 STOPS = sorted(NAMES.keys() - {"start.seeded"} - ON_REQUEST - ASYNCHRONOUS)
 
 

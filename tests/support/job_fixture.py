@@ -52,7 +52,7 @@ class Expected:
 
 def second_time(point: str) -> str:
     """A failpoint when a run reaches it for the second time; for the first time, of those that it reaches only once."""
-    return f"{point}:{1 if point.partition('.')[0] in ('claim', 'start', 'run') else 2}"
+    return f"{point}:{1 if point.partition('.')[0] in ('claim', 'start', 'run', 'history') else 2}"
 
 
 def events(number: int) -> list[Row]:

@@ -265,6 +265,19 @@ def check_no_orphans(root: Path) -> None:
         files -= {key for key in files if key.startswith(own)} - wanted
     assert files == wanted, f"orphans {sorted(files - wanted)}, missing {sorted(wanted - files)}"
     check_hashes(root)
+    check_history_index(root)
+
+
+def history_index(root: Path) -> dict[str, str]:
+    """Hashes of the objects of the history by their keys, as the newest entry records them."""
+    handle = head(root).doc.get("history")
+    return dict(unsealed(_read(root, handle))[0]["objects"]) if handle else {}
+
+
+def check_history_index(root: Path) -> None:
+    """Every object that the index contains exists, to the bit; after a normal end, the index contains every object."""
+    for key, digest in history_index(root).items():
+        assert hashlib.sha256((root / key).read_bytes()).hexdigest() == digest, key
 
 
 # -- one chain --------------------------------------------------------------------------------------------------------

@@ -172,7 +172,11 @@ def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: Sy
     assert client.task("approved", "second", "run").state == "running"
     os.kill(driver, signal.SIGCONT)
     client.wait_for_success("approved", "second")
-    assert client.wait_for_success("approved_savepoint", "one") == {"savepoint": "success", "stop": "skipped"}
+    assert client.wait_for_success("approved_savepoint", "one") == {
+        "savepoint": "success",
+        "approve": "skipped",
+        "stop": "skipped",
+    }
     made = client.returned("approved_savepoint", "one", "savepoint")
     point = int(made["offsets"]["events"]["row"])
     assert made["taken_by"] == "run" and 50 < point < 120
@@ -260,9 +264,10 @@ def test_every_task_completes_after_a_kill_and_a_clear(system: System) -> None:
     assert record["by"] == airflow_user(USER)
     client.trigger("killed_savepoint", "two", {"name": "last", "stop": True})
     system.clear_until_done("killed_savepoint", "two")
-    assert "last" in root_files.savepoints(job.root)
+    assert root_files.savepoints(job.root)["last"]["by"] == airflow_user(USER)
     deaths = {path.name for path in (job.folder / "deaths").iterdir()}
-    tasks = [".run", "_savepoint.savepoint", "_savepoint.stop", "_retention.savepoint", "_retention.collect"]
+    tasks = [".run", "_savepoint.savepoint", "_savepoint.approve", "_savepoint.stop"]
+    tasks += ["_retention.savepoint", "_retention.approve", "_retention.collect"]
     tasks += [f"_recovery.{task}" for task in REJECTED]
     assert deaths >= {f"killed{task}.{moment}" for task in tasks for moment in ("before", "after")}
     job.check_results()
