@@ -36,7 +36,7 @@ class LostIndex(Document, frozen=True, kw_only=True):
 
     key: str
     seq: int
-    """The newest log entry at that time. The loss is reported until no object of the history is older."""
+    """The newest log entry then. The loss is reported until the history would no longer retain anything older."""
 
 
 class HistoryIndex(Document, frozen=True, kw_only=True):
@@ -95,9 +95,8 @@ class HistoryIndexWriter:
         kept = {key: digest for key, digest in before.objects.items() if key not in beyond}
         new = islice((key for key in reversed(found) if key not in kept and key not in beyond), _NEW_AT_ONCE)
         objects = dict(sorted({**kept, **_digests(self._root.storage, list(new))}.items()))
-        lost = [index for index in before.lost if any(history_seq(key) <= index.seq for key in objects)]
-        after = HistoryIndex(objects=objects, lost=lost)
-        if after != before or (self.handle is None and (objects or lost)):
+        after = HistoryIndex(objects=objects, lost=_still_lost(before.lost, objects, keep))
+        if after != before or (self.handle is None and (objects or after.lost)):
             self._write(after, head)
 
     def listed(self, head: Head) -> frozenset[str]:
@@ -131,6 +130,15 @@ class HistoryIndexWriter:
         committed = head.entry.history.key if head.entry.history else ""
         storage.delete([old for old in self._written if old != committed])
         self._written = [old for old in self._written if old == committed] + [key]
+
+
+def _still_lost(lost: list[LostIndex], objects: Iterable[str], keep: int) -> list[LostIndex]:
+    """Returns the lost indexes with objects that the history would still retain, as far as it can be known."""
+
+    def is_over(index: LostIndex) -> bool:
+        return sum(history_records(key) for key in objects if history_seq(key) > index.seq) >= keep
+
+    return [index for index in lost if not is_over(index)]
 
 
 @dataclass(frozen=True)

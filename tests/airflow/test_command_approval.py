@@ -98,7 +98,7 @@ def test_a_stop_without_an_approval_of_exactly_this_stop_changes_nothing(idle_jo
     ]
     for approval, more in attacks:
         with fails(PermanentFailure, "not-approved"):
-            stop(idle_job, approval, **more)
+            stop(idle_job, approval, None, **more)
     assert everything(idle_job) == before
     made = stop(idle_job, yes)
     stored = root_files.savepoints(idle_job.root)["last"]

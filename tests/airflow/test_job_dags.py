@@ -175,7 +175,11 @@ def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, D
     }
     assert done.upstream_task_ids == {"savepoint", "collect"}
     assert collect.savepoints_max_age == timedelta(days=9)
-    assert task(dags, "orders_retention.savepoint").origin == "periodic"
+    savepoint = task(dags, "orders_retention.savepoint")
+    # Otherwise a user who triggers the DAG often enough would have every older periodic savepoint deleted.
+    for user, origin in ((None, "periodic"), ("mallory", "manual")):
+        dag_run = SimpleNamespace(triggering_user_name=user)
+        assert savepoint.render_template(savepoint.origin, {"dag_run": dag_run}) == origin
     params = dags["orders_retention"].params
     assert (params["retain"], params["savepoints"], params["preview"]) == (5, 3, False)
 

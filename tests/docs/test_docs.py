@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from stateflow import errors
+from stateflow.checkpoint.history_index import HistoryIndex, LostIndex
 from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.records import ActionRecord, CheckpointRecord, Spread
 from stateflow.checkpoint.log.sealed_json import seal
@@ -75,7 +76,11 @@ def test_the_format_has_each_stored_document_with_its_fields_in_order() -> None:
         if heading.startswith("`"):
             described[code(heading)[0]] = [code(row[0])[0] for row in rows(body) if code(row[0])]
     found = [v for module in (documents, handles) for v in vars(module).values() if isinstance(v, type)]
-    classes = {c for c in {*found, ActionRecord, CheckpointRecord, Spread} if issubclass(c, handles.Document)}
+    classes = {
+        c
+        for c in {*found, ActionRecord, CheckpointRecord, Spread, HistoryIndex, LostIndex}
+        if issubclass(c, handles.Document)
+    }
     assert described == {c.__name__: list(c.__struct_fields__) for c in classes - {handles.Document}}
 
 

@@ -18,9 +18,13 @@ from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 if TYPE_CHECKING:
     from airflow.sdk.definitions.dag import ScheduleArg
 
+ORIGIN = "{{ 'manual' if dag_run.triggering_user_name else 'periodic' }}"
+"""Origin of the savepoint. A user who triggers the DAG many times would otherwise replace all older periodic ones."""
+
 DOC = """
 Takes a periodic savepoint of {name}, then deletes periodic savepoints beyond the limits and files that no checkpoint
-references. May run concurrently with a run of the job. With *Preview*, it takes no savepoint and deletes nothing.
+references. May run concurrently with a run of the job. With *Preview*, it takes no savepoint and deletes nothing. If a
+user triggers it, the savepoint is a manual one, which displaces no periodic one and is kept until a user deletes it.
 
 Numbers in the form that delete what the configured numbers keep need the approval of another user: task `approve`, tab
 *Required Actions*. Otherwise that task asks nothing.
@@ -37,7 +41,7 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             job=application,
             settings=job.settings,
             locations=job.locations,
-            origin="periodic",
+            origin=ORIGIN,
             outlets=[job.savepoint],
             pre_execute=skip_unless("preview", False),
             **RETRIES,

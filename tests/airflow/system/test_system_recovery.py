@@ -252,7 +252,7 @@ def test_every_task_completes_after_a_kill_and_a_clear(system: System) -> None:
     assert set(root_files.savepoints(job.root)) == {"early"}
     client.trigger("killed_retention", "one", {})
     system.clear_until_done("killed_retention", "one")
-    assert {name.partition("-")[0] for name in root_files.savepoints(job.root)} == {"early", "periodic"}
+    assert {name.partition("-")[0] for name in root_files.savepoints(job.root)} == {"early", "manual"}
 
     job.deliver(120)
     client.trigger("killed", "second", {})

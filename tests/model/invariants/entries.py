@@ -20,7 +20,8 @@ class Entry:
     """A log entry with the contents of the objects that it names.
 
     Attributes:
-        objects: hashes, by key, of the objects that the entry names: retained segments and lists of output.
+        objects: hashes, by key, of the objects that the entry names: retained segments, lists of output, the history's index and
+            the objects of the history in it.
     """
 
     seq: int
@@ -94,6 +95,8 @@ def read_entry(storage: SimStorage, seq: int, data: bytes) -> Entry:
     for pending in doc["pending"]:
         parts = [part for handle in pending["parts"] for part in read(handle)["committables"]]
         pending["committables"] = [*(pending["committables"] or []), *parts]
+    if doc["history"]:
+        objects |= read(doc["history"])["objects"]
     return Entry(seq, sha256, doc, objects)
 
 

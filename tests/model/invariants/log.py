@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOG = re.compile(r"log/(\d{20})")
 _DATA = re.compile(r"data/(\d{20})/(\d{10})-[^/]+/[^/]+")
-_OWNED = re.compile(r"(?:spark|probe)/(\d{20})/.+")
+_OWNED = re.compile(r"(?:spark|probe|history-index)/(\d{20})/.+")
 
 
 class Checker:
@@ -137,7 +137,7 @@ class Checker:
             raise Violation("I1", f"entry {entry.seq} is not linked to {parent.seq}")
         self._check_numbers(parent, entry)
         self.chain.append(entry)
-        self.counts["lists in objects"] += len(entry.objects)
+        self.counts["lists in objects"] += sum(key.startswith("data/") for key in entry.objects)
         if self._origin and not entry.manifest:
             raise Violation("R3", "a fork begins without state")
         self._check_intents(parent, entry)
