@@ -20,8 +20,8 @@ class Entry:
     """A log entry with the contents of the objects that it names.
 
     Attributes:
-        objects: hashes, by key, of the objects that the entry names: retained segments, lists of output, the history's index and
-            the objects of the history in it.
+        objects: hashes, by key, of the objects that the entry names: retained segments, lists of output, the history's
+            index and the objects of the history in it.
     """
 
     seq: int
