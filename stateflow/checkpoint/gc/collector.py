@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
 from stateflow.errors import DataError
+from stateflow.requesters import describe_requester
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import log_entry
@@ -179,7 +180,7 @@ class Collector:
         """Returns the manifests of the head and of each kept checkpoint, by a description of the checkpoint."""
         pins: dict[int, list[str]] = {}
         for pin in head.entry.pinned:
-            pins.setdefault(pin.checkpoint.id, []).append(f"pin of {pin.owner}: {pin.reason}")
+            pins.setdefault(pin.checkpoint.id, []).append(f"pin of {describe_requester(pin.owner)}: {pin.reason}")
         found = {}
         if head.entry.manifest:
             found[f"checkpoint {head.checkpoint_id} (the current one)"] = head.entry.manifest
