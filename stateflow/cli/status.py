@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stateflow import operations
-from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
+from stateflow.checkpoint.log.records import ABORTED, ActionRecord, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
 from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offset, to_seconds
 from stateflow.cli.timeline import draw_timeline
@@ -164,7 +164,9 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     found = operations.timeline(job_root, newest)
     if as_json:
         for record, integrity in zip(found.records, found.integrity, strict=True):
-            print_json({**msgspec.to_builtins(record), **requester_facts(record.by), "integrity": integrity})
+            # The driver of a checkpoint is no requester.
+            who = requester_facts(record.by) if isinstance(record, ActionRecord) else {}
+            print_json({**msgspec.to_builtins(record), **who, "integrity": integrity})
     else:
         width = Console().width if sys.stdout.isatty() else None
         for line in draw_timeline(found.records, width, found.integrity):

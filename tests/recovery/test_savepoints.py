@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow import operations
+from stateflow.requesters import os_user
 from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED
 from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
@@ -65,7 +66,7 @@ def test_a_savepoint_without_a_run_copies_the_newest_checkpoint(idle_job: Accoun
     assert (made["checkpoint_id"], made["taken_by"]) == (head.checkpoint, "head")
     assert made["offsets"] == {"events": '{"row": 50}'}
     stored = idle_job.savepoints["first"]
-    assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "before the upgrade", "manual")
+    assert (stored["by"], stored["reason"], stored["origin"]) == (os_user("ada"), "before the upgrade", "manual")
     tables = {uid: sink["checkpoint_id"] for uid, sink in stored["sinks"].items()}
     assert tables == dict.fromkeys(["movements", "totals"], head.checkpoint)
     # It publishes nothing, and is not an ancestor of later checkpoints.
@@ -293,7 +294,7 @@ def test_a_stop_without_a_savepoint_is_in_the_history(job: AccountsJob) -> None:
     stop, _ = job.asked_at("batch.begin:3", "stop", "--by", "ada", "--reason", "a holiday")
     stop.check()
     (record,) = job.records("stop")
-    assert (record["by"], record["reason"]) == ("ada", "a holiday")
+    assert (record["by"], record["reason"]) == (os_user("ada"), "a holiday")
     (line,) = (line for line in job.command("history").out.splitlines() if "a holiday" in line)
     assert "ada" in line
 
