@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow.query import read_state
+from stateflow.requesters import describe_requester
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, SLICE, AccountsJob, expected
 
@@ -71,7 +72,7 @@ def test_a_file_that_a_pin_needs_is_listed_with_owner_and_reason_of_the_pin(job:
     job.run_to(5 * SLICE)
     (pin,) = job.head.doc["pinned"]
     needs = [who for file in _files(job).values() for who in file["needed_by"]]
-    assert any(pin["owner"] in who and pin["reason"] in who for who in needs)
+    assert any(describe_requester(pin["owner"]) in who and pin["reason"] in who for who in needs)
 
 
 @pytest.mark.parametrize("point", ["pinned", "started", "copied", "complete", "disposing", "disposed"])

@@ -181,9 +181,10 @@ def test_history_of_killed_runs_has_the_newest_checkpoints_and_stays_bounded(job
     job.deliver(200)
     for _ in range(5):
         job.reach("batch.end:3", history__retained=4, checkpoints__retained=100)
-    assert _objects(job) == 2
+    # One more than needed: a start deletes what the log's index does not contain, and its own index is not in the log.
+    assert _objects(job) == 3
     # The newest three are in a manifest only.
-    assert _checkpoints(job) == [e.seq for e in job.commits][-9:]
+    assert _checkpoints(job) == [e.seq for e in job.commits][-12:]
 
 
 @pytest.mark.slow

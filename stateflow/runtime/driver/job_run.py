@@ -216,8 +216,7 @@ class JobRun:
             self.commit_pending()
             self._requests.close(self._committed_point)
             self._maintenance.before_last_entry(self.head)
-            self._pipeline.committer.settle()
-            self._maintenance.after_last_entry(self.head)
+            self._maintenance.after_last_entry(self._pipeline.committer.settle())
             self._context.background.finish()
         failpoints.hit("run.end")
 

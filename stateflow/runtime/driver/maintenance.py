@@ -93,7 +93,7 @@ class Maintenance:
         """Deletes what the run's last log entry made garbage; trims the history and the requests.
 
         Args:
-            head: the log entry before that one.
+            head: that entry.
         """
         self._background.attempt(Work.COLLECTION, self._collector.collect_run_leftovers, at_once=True)
         self._trim_history(head)

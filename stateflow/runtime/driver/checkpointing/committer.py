@@ -82,15 +82,16 @@ class CheckpointCommitter:
         merged, self._aborted = pending.merged_after(self._aborted), PendingCheckpoint()
         return merged
 
-    def settle(self) -> None:
-        """Appends the entry that ends the run, with what was published since its last COMMIT.
+    def settle(self) -> Head:
+        """Appends the entry that ends the run, with what was published since its last COMMIT; returns the newest entry.
 
-        A newer run that claimed the job meanwhile finds that out itself.
+        A newer run that claimed the job meanwhile finds that out itself; this returns the run's newest entry then.
         """
         publisher = self._run.publisher
         maintenance = self._maintenance
         settlement = Settlement(publisher.published, publisher.settled, maintenance.collected, maintenance.history)
-        self._run.job.root.settle(self.head, settlement)
+        outcome = self._run.job.root.settle(self.head, settlement)
+        return self.head if isinstance(outcome, Overtaken) else outcome.head
 
     def run_in_background(self, pending: PendingCheckpoint) -> None:
         """Calls `complete`, and keeps a fatal error in `failure`."""
