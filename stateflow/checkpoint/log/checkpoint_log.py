@@ -20,6 +20,9 @@ from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import LOG, entry_seq, log_entry
 
 _PUT_TRIES = 4
+_HEAD_TRIES = 50
+"""A listed entry may have been collected, or followed by another one, before it is read. A writer that is faster than
+the reader this often in a row does not exist; a storage that lists an entry and denies it does."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,27 @@ class CheckpointLog:
         self._limit = limit
 
     def read_head(self) -> Head | None:
-        """Returns the newest entry, verified; None when the log is empty."""
-        while True:
+        """Returns the newest entry, verified; None when the log is empty.
+
+        Raises StorageError when the storage lists entries that it does not have.
+        """
+        newest = 0
+        for _ in range(_HEAD_TRIES):
             found = self._sequence_numbers(0)
             if not found:
                 return None
-            head = self._read(found[-1])
+            newest = found[-1]
+            head = self._read(newest)
             # Between LIST and GET a driver may have appended another entry.
             if head is not None and not self._sequence_numbers(head.entry.seq):
                 return head
+        raise StorageError(
+            "the newest log entry cannot be read: each listed one is missing, or no longer the newest",
+            hint="check that the storage lists what it stores; then retry",
+            file=log_entry(newest),
+            storage=self.storage.uri,
+            tries=_HEAD_TRIES,
+        )
 
     def newest_on(self, head: Head) -> Head | None:
         """Returns the newest entry, verified, or None if an entry other than ADMIN was appended after `head`."""

@@ -36,8 +36,9 @@ def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:
         newest: number of the newest entry.
     """
     parts = []
-    while (restored_at := max((seq for seq in restores if seq <= newest), default=0)) > 0:
-        parts.append(range(restored_at, newest + 1))
-        # Before the restore, the lineage is that of the restored checkpoint.
-        newest = min(restores[restored_at], restored_at - 1)
+    for restored_at in sorted(restores, reverse=True):
+        if 0 < restored_at <= newest:
+            parts.append(range(restored_at, newest + 1))
+            # Before the restore, the lineage is that of the restored checkpoint.
+            newest = min(restores[restored_at], restored_at - 1)
     return [*parts, range(1, newest + 1)]

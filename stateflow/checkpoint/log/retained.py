@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import EntryRef, LogEntry, RetainedLink, RetainedSegment
 from stateflow.checkpoint.log.manifest_files import read_document, write_document
+from stateflow.errors import CorruptFile
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 
@@ -86,15 +87,16 @@ class RetainedCheckpoints:
     def __init__(self, storage: Storage, sizes: SegmentSizes = SegmentSizes()) -> None:
         self.sizes = sizes
         self._storage = storage
-        self._cached: dict[str, RetainedSegment] = {}
-        self._previous: dict[str, RetainedSegment] = {}
+        # By the hash as well: a key alone would let segments that refer to each other pass as verified.
+        self._cached: dict[FileHandle, RetainedSegment] = {}
+        self._previous: dict[FileHandle, RetainedSegment] = {}
 
     def read(self, entry: LogEntry) -> list[EntryRef]:
         """Returns the checkpoints that the entry retains, oldest first. Raises MissingFile or CorruptFile."""
-        visited: dict[str, RetainedSegment] = {}
+        visited: dict[FileHandle, RetainedSegment] = {}
         parts = [inline_retained(entry)]
         for link, segment in self._segments(entry):
-            visited[link.handle.key] = segment
+            visited[link.handle] = segment
             parts.append(_within(segment, link.newest, entry.oldest_retained))
         # The segments of two reads are cached: another thread may read an older entry at the same time.
         self._previous, self._cached = self._cached, visited
@@ -140,22 +142,41 @@ class RetainedCheckpoints:
             part = refs[start : start + self.sizes.segment]
             segment = RetainedSegment(refs=part, before=before)
             handle = write_document(self._storage, f"{folder}retained-{number}.json", segment)
-            self._cached[handle.key] = segment
+            self._cached[handle] = segment
             before = RetainedLink(handle=handle, newest=part[-1].id)
         return before
 
     def _segments(self, entry: LogEntry) -> Iterator[tuple[RetainedLink, RetainedSegment]]:
         link = entry.retained_before
+        stored = None
         while link is not None and link.newest >= entry.oldest_retained:
             segment = self._segment(link.handle)
             yield link, segment
+            stored = _check_older(link.handle, segment.before, stored)
             link = cut_after(segment.before, link.newest)
 
     def _segment(self, handle: FileHandle) -> RetainedSegment:
-        segment = self._cached.get(handle.key) or self._previous.get(handle.key)
+        segment = self._cached.get(handle) or self._previous.get(handle)
         if segment is None:
-            segment = self._cached[handle.key] = read_document(self._storage, handle, RetainedSegment)
+            segment = self._cached[handle] = read_document(self._storage, handle, RetainedSegment)
         return segment
+
+
+def _check_older(handle: FileHandle, before: RetainedLink | None, newer: int | None) -> int | None:
+    """Returns the newest checkpoint of the segment before, as stored; `newer` is that of the segment itself.
+
+    A restore cuts links in the log entry only, so stored numbers fall strictly, and a chain of segments ends. Raises
+    CorruptFile when they do not.
+    """
+    if before is not None and newer is not None and before.newest >= newer:
+        raise CorruptFile(
+            "a list of retained checkpoints refers to a list that is not older",
+            hint="restore the file from a copy, or restore a savepoint in a new job root",
+            file=handle.key,
+            newest=newer,
+            newest_before=before.newest,
+        )
+    return before.newest if before is not None else None
 
 
 def cut_after(link: RetainedLink | None, newest: int) -> RetainedLink | None:

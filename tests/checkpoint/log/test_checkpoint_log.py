@@ -1,4 +1,5 @@
-"""The log's size limit: an acknowledged entry can be read; a refused one leaves the log as it was."""
+"""The log's size limit: an acknowledged entry can be read, and a refused one leaves the log as it was. And the newest
+entry in a storage whose lists and objects do not fit."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.errors import TooLarge
-from stateflow.storage import MemoryStorage
+from stateflow.errors import StorageError, TooLarge
+from stateflow.storage import BlobInfo, MemoryStorage
+from stateflow.storage.paths import LOG, log_entry
+from tests.support.errors import raises
 from tests.support.graphs import JOB, entry
 
 INPUTS, INPUTS_OF_TEST_ALL = 300, 100_000
@@ -59,3 +62,52 @@ def test_an_acknowledged_entry_can_be_read_for_many_sizes_around_the_limit() -> 
         rng = random.Random(seed)
         room = rng.randint(60, 200)
         check_limit(["é" * ((room + rng.randint(-70, 4)) // 2) for _ in range(2)], EMPTY + room)
+
+
+class _LyingStorage(MemoryStorage):
+    """Lists log entries that it does not have."""
+
+    lists = 0
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        self.lists += 1
+        return [BlobInfo(log_entry(5), 10)] if prefix == LOG and start_after < log_entry(5) else []
+
+
+def test_a_listed_entry_that_does_not_exist_ends_the_search() -> None:
+    storage = _LyingStorage()
+    with raises(StorageError, file=log_entry(5)):
+        CheckpointLog(storage, JOB).read_head()
+    assert storage.lists <= 100
+
+
+class _BusyStorage(MemoryStorage):
+    """Another run appends an entry, and collects the one before, before each of the first reads."""
+
+    def __init__(self, appended: int) -> None:
+        super().__init__()
+        self.left = appended
+        self.head = _appended(_log(self), None)
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        if self.left and key == log_entry(self.head.entry.seq):
+            self.left -= 1
+            before, self.head = self.head, _appended(_log(self), self.head)
+            self.delete([log_entry(before.entry.seq)])
+        return super().get(key, limit)
+
+
+def _log(storage: MemoryStorage) -> CheckpointLog:
+    return CheckpointLog(storage, JOB)
+
+
+def _appended(log: CheckpointLog, head: Head | None) -> Head:
+    outcome = _append(log, head, _after(head, ""))
+    assert isinstance(outcome, Appended)
+    return outcome.head
+
+
+def test_a_reader_catches_up_with_a_run_that_appends_and_collects() -> None:
+    storage = _BusyStorage(20)
+    assert _log(storage).read_head() == storage.head
+    assert storage.left == 0 and storage.head.entry.seq == 21

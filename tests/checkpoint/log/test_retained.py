@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -12,10 +13,11 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryKind, EntryRef
+from stateflow.checkpoint.log.documents import EntryKind, EntryRef, RetainedLink, RetainedSegment
 from stateflow.checkpoint.log.retained import RetentionLimits, SegmentSizes, oldest_kept
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import CorruptFile, MissingFile
+from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import DATA, LOG, log_entry
 from tests.checkpoint.log.memory_job import MemoryJob
@@ -238,3 +240,43 @@ def test_an_entry_that_was_written_again_is_not_the_checkpoint_of_an_older_versi
     job.storage.put_new(log_entry(ref.id), seal(replace(job.head.entry, seq=ref.id))[0])
     with raises(CorruptFile, file=log_entry(ref.id)):
         job.opened().checkpoints.manifest_of(ref)
+
+
+def _link(storage: MemoryStorage, key: str, newest: int, before: RetainedLink | None = None) -> RetainedLink:
+    """Stores a segment without checkpoints as an attacker would, and links it."""
+    data, _ = seal(RetainedSegment(refs=[], before=before))
+    storage.delete([key])
+    storage.put_new(key, data)
+    return RetainedLink(
+        handle=FileHandle(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest()), newest=newest
+    )
+
+
+def _adopt_link(job: MemoryJob, link: RetainedLink) -> Head:
+    entry = replace(job.head.entry, retained_before=link, oldest_retained=0)
+    data, digest = seal(entry)
+    job.storage.delete([log_entry(entry.seq)])
+    job.storage.put_new(log_entry(entry.seq), data)
+    return Head(entry, digest)
+
+
+def test_segments_that_refer_to_each_other_are_corrupt() -> None:
+    """No segment can contain the hash of its successor, so the second link has a wrong one."""
+    job = MemoryJob()
+    one, two = (f"data/{1:020d}/{1:010d}-driver/retained-{n}.json" for n in range(2))
+    wrong = RetainedLink(handle=FileHandle(key=one, size=1, sha256="0" * 64), newest=7)
+    second = _link(job.storage, two, 8, wrong)
+    head = _adopt_link(job, _link(job.storage, one, 9, second))
+    for read in (job.opened().head, lambda: job.opened().checkpoints.retained.segment_handles(head.entry)):
+        with raises(CorruptFile, file=one):
+            read()
+
+
+@pytest.mark.parametrize("newest", [7, 8, 10**9])
+def test_a_segment_that_refers_to_newer_ones_is_corrupt(newest: int) -> None:
+    job = MemoryJob()
+    one, two, three = (f"data/{1:020d}/{1:010d}-driver/retained-{n}.json" for n in range(3))
+    middle = _link(job.storage, two, 7, _link(job.storage, three, newest))
+    head = _adopt_link(job, _link(job.storage, one, 10**10, middle))
+    with raises(CorruptFile, file=two, newest=7, newest_before=newest):
+        job.opened().checkpoints.restorable(head)
