@@ -249,6 +249,8 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
         return
     names = f"{', '.join(done.deleted)}, {human_bytes(done.bytes_freed)}" if done.deleted else "nothing"
     print_text(f"{'would delete' if dry_run else 'deleted'} {names}; kept: {', '.join(done.kept) or 'none'}")
+    for path in done.uncounted:
+        print_text(f"  neither deleted nor counted: {path}")
 
 
 def _parse_age(text: str) -> timedelta | None:

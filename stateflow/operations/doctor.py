@@ -17,6 +17,7 @@ from stateflow.checkpoint.history_index import check_history
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root
+from stateflow.checkpoint.requests.mailbox import damaged_requests
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
 from stateflow.private_files import make_own_folder
@@ -31,6 +32,7 @@ _LARGE_PACKAGES = ("pandas", "pyarrow", "pyspark")
 _MIN_FREE_BYTES = 1 << 30
 _MAX_SKEW_SECONDS = 60.0
 _NOTE = b"stateflow doctor\n"
+_SHOWN_KEYS = 5
 
 
 class Health(enum.Enum):
@@ -175,6 +177,7 @@ def examine_storage(storage: Storage, clock: Clock) -> list[Finding]:
         *_findings_of("job", lambda: _log(storage, clock)),
         *_findings_of("history", lambda: _history(storage, clock)),
         *_findings_of("lifecycle rules", lambda: [_lifecycle(storage)]),
+        *_findings_of("requests", lambda: [_requests(storage)]),
     ]
 
 
@@ -237,6 +240,15 @@ def _history(storage: Storage, clock: Clock) -> list[Finding]:
         raise error
     newer = f", {len(check.unverified)} not verified yet" if check.unverified else ""
     return [Finding("history", Health.GOOD, f"{len(check.verified)} objects as recorded{newer}")]
+
+
+def _requests(storage: Storage) -> Finding:
+    if damaged := damaged_requests(storage):
+        shown = ", ".join(damaged[:_SHOWN_KEYS]) + (
+            f" and {len(damaged) - _SHOWN_KEYS} more" if damaged[_SHOWN_KEYS:] else ""
+        )
+        return Finding("requests", Health.WARNING, f"damaged: {shown}", "runs skip these files; delete them")
+    return Finding("requests", Health.GOOD, "none is damaged")
 
 
 def _lifecycle(storage: Storage) -> Finding:

@@ -11,12 +11,8 @@ from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.client import is_same_request
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoints_named
 from stateflow.checkpoint.savepoints.cleanup import sweep_external
-from stateflow.checkpoint.savepoints.create import (
-    SavepointSpec,
-    check_savepoint_name,
-    make_savepoint,
-    sink_positions_at,
-)
+from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint, sink_positions_at
+from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, DataError
 from stateflow.operations.job_root import now, open_root, pins_of
 from stateflow.operations.savepoints import (

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_uri
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, read_savepoint, savepoint_uri
 from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_external, dispose_savepoint
+from stateflow.errors import ConfigError
 from stateflow.operations.job_root import now, open_root
 from stateflow.operations.savepoints import SavepointReport, describe_savepoint
 from stateflow.requesters import by_process
 from stateflow.storage import open_location, open_storage
-from stateflow.storage.paths import FORMAT, SAVEPOINTS
+from stateflow.storage.paths import FORMAT, SAVEPOINTS, savepoint_folder
 
 
 def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> SavepointReport:
@@ -22,9 +25,16 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> Savepoi
     Raises ConfigError when it does not exist.
     """
     root = open_root(job_root)
+    return _dispose(root, name, lambda: find_savepoint(root.storage, name), by, reason)
+
+
+def _dispose(
+    root: JobRoot, name: str, find: Callable[[], StoredSavepoint | None], by: str, reason: str
+) -> SavepointReport:
+    """Deletes the damaged savepoint in the folder `name`, else the one that `find` returns."""
     freed = dispose_damaged(root, name)
     if freed is None:
-        deleted = describe_savepoint(dispose_savepoint(root, name))
+        deleted = _delete(find(), name)
     else:
         deleted = _unreadable(name, f"{root.storage.uri}/{SAVEPOINTS}{name}", root.job.job, freed)
     head = root.log.read_head()
@@ -41,6 +51,13 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> Savepoi
     return deleted
 
 
+def _delete(stored: StoredSavepoint | None, name: str) -> SavepointReport:
+    if stored is None:
+        raise ConfigError("the savepoint does not exist", hint="list savepoints: stateflow savepoint list", name=name)
+    dispose_savepoint(stored)
+    return describe_savepoint(stored)
+
+
 def _unreadable(name: str, path: str, job: str, freed: int) -> SavepointReport:
     """Returns the report of a deleted savepoint whose document could not be read."""
     return SavepointReport(
@@ -49,14 +66,16 @@ def _unreadable(name: str, path: str, job: str, freed: int) -> SavepointReport:
 
 
 def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
-    """Deletes the savepoint at a path or URI. In a job root this is the same as `dispose` by name.
+    """Deletes the savepoint at a path or URI. In a job root this is the same as `dispose` by folder.
 
     Raises ConfigError when it does not exist.
     """
     storage = open_location(savepoint_uri(path))
     job_root, _, folder = storage.uri.rpartition(f"/{SAVEPOINTS}")
     if job_root and "/" not in folder and open_storage(job_root).size(FORMAT) is not None:
-        return dispose(job_root, folder, by, reason)
+        root = open_root(job_root)
+        # By its folder: the name of another savepoint may be the name of this folder.
+        return _dispose(root, folder, lambda: read_savepoint(root.storage, savepoint_folder(folder)), by, reason)
     uri = storage.uri.rstrip("/")
     parent, _, name = uri.rpartition("/")
     # Through the parent folder, so that the empty folder is deleted as well; the root of a bucket has no parent.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import dispose_savepoint
-from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints
+from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints, uncounted_savepoints
 from stateflow.operations.job_root import open_root
 from stateflow.requesters import by_process
 
@@ -20,7 +20,9 @@ class PruneReport:
 
     Attributes:
         deleted: names of the deleted periodic savepoints, oldest first.
-        kept: names of all other savepoints of the job root.
+        kept: names of the other savepoints of the job root.
+        uncounted: paths of savepoints that were neither deleted nor counted: their folder was renamed, their id is that
+            of another savepoint, or they were made in the future.
     """
 
     job: str
@@ -28,30 +30,35 @@ class PruneReport:
     kept: tuple[str, ...]
     bytes_freed: int
     dry_run: bool
+    uncounted: tuple[str, ...] = ()
 
 
 def prune_savepoints(job_root: str, rule: SavepointRule, *, dry_run: bool = False, by: str = "") -> PruneReport:
     """Deletes the periodic savepoints that a rule expires, and no others; see `checkpoint.savepoints.retention`."""
     root = open_root(job_root)
-    # A folder that a user copied or renamed is not deleted.
-    stored = [s for s in list_savepoints(root.storage) if s.is_original]
-    expired = expired_savepoints([s.document for s in stored], root.job.job_uuid, rule, root.clock.now())
-    ids = {s.id for s in expired}
-    freed = 0
-    for savepoint in [s for s in stored if s.document.id in ids]:
-        freed += savepoint.size
-        if not dry_run:
-            _dispose(root, savepoint, by)
-    kept_names = tuple(s.document.name for s in stored if s.document.id not in ids)
-    return PruneReport(root.job.job, tuple(s.name for s in expired), kept_names, freed, dry_run)
+    found, now = list_savepoints(root.storage), root.clock.now()
+    # Not by id: another user may have planted a document with the id of a manual savepoint.
+    uncounted = {s.folder for s in uncounted_savepoints(found, now)}
+    stored = [s for s in found if s.folder not in uncounted]
+    expired = expired_savepoints(stored, root.job.job_uuid, rule, now)
+    folders = {s.folder for s in expired}
+    for savepoint in [] if dry_run else expired:
+        _dispose(root, savepoint, by)
+    return PruneReport(
+        root.job.job,
+        tuple(s.document.name for s in expired),
+        tuple(s.document.name for s in stored if s.folder not in folders),
+        sum(s.size for s in expired),
+        dry_run,
+        tuple(s.uri for s in found if s.folder in uncounted),
+    )
 
 
 def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
     # By its folder, which no other savepoint has ever used, not even one of the same name.
-    folder = savepoint.folder_name
-    if find_savepoint(root.storage, folder) is None:
+    if read_savepoint(root.storage, savepoint.folder) is None:
         return  # deleted by a concurrent retention
-    dispose_savepoint(root, folder)
+    dispose_savepoint(savepoint)
     document = savepoint.document
     write_action(
         root.storage,

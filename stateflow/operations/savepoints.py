@@ -13,11 +13,11 @@ from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts,
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.create import (
     SavepointSpec,
-    check_savepoint_name,
     make_savepoint,
     newest_published_checkpoint,
     sink_positions_at,
 )
+from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, DataError, Fenced, MissingFile
 from stateflow.launch import RunRequest, open_existing, run_job
 from stateflow.operations.job_root import JobCode, now, open_root, pins_of

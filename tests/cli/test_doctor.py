@@ -28,7 +28,7 @@ from tests.support.commands import invoke
 from tests.support.screens import normalized
 
 MACHINE = ["Python", "Java", "packages", "compiled packages", "Spark", "scratch space"]
-STORAGE = ["permissions", "put-if-absent", "job", "lifecycle rules"]
+STORAGE = ["permissions", "put-if-absent", "job", "lifecycle rules", "requests"]
 VERSIONS = dict.fromkeys(("delta-spark", "rocksdict", "pyarrow", "msgspec", "hdfs"), "1.2.3")
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Answer, Request
 from stateflow.checkpoint.log.sealed_json import seal, unseal
-from stateflow.errors import DataError, MissingFile, StorageError
+from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import REQUESTS, request_done, request_key, request_seen
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=msgspec.Struct)
+M = TypeVar("M", Request, Answer)
 DONE, FAILED, WITHDRAWN = "done", "failed", "withdrawn"
 KEEP = 1000
 """How many answered requests are kept."""
@@ -68,10 +68,28 @@ def _readable(storage: Storage, ids: Iterable[str]) -> Iterator[Request]:
         try:
             found = _read(storage, request_key(request_id), Request)
         except DataError as e:
-            log.warning("skipped a damaged request: %s", e)
+            _log_skipped(str(e))
         else:
             if found is not None:
                 yield found
+
+
+def damaged_requests(storage: Storage) -> list[str]:
+    """Returns the keys of open requests that cannot be read: runs skip them, and never answer or delete them."""
+    keys = {blob.key for blob in storage.list(REQUESTS)}
+    damaged = []
+    for key in sorted(k for k in keys if not k.endswith((".seen", ".done")) and f"{k}.done" not in keys):
+        try:
+            _read(storage, key, Request)
+        except DataError:
+            damaged.append(key)
+    return damaged
+
+
+@lru_cache(maxsize=1000)
+def _log_skipped(reason: str) -> None:
+    """Logs a damaged request once per process: a run reads the open requests every second."""
+    log.warning("skipped a damaged request: %s", reason)
 
 
 def acknowledge(storage: Storage, request_id: str, generation: int) -> None:
@@ -132,15 +150,38 @@ def trim_requests(storage: Storage, keep: int = KEEP) -> None:
     ids = [k.removeprefix(REQUESTS).removesuffix(".done") for k in keys if k.endswith(".done")]
     if len(ids) <= keep + keep // _TRIM_FRACTION:
         return
-    answers = sorted((a for i in ids if (a := read_answer(storage, i))), key=lambda a: (a.at, a.id))
+    answers = sorted(_readable_answers(storage, ids), key=lambda a: (a.at, a.id))
     for old in answers[: len(answers) - keep]:
         # Delete the answer last: without it the request would be open again.
         storage.delete([request_seen(old.id), request_key(old.id)])
         storage.delete([request_done(old.id)])
 
 
-def _read(storage: Storage, key: str, kind: type[T]) -> T | None:
+def _readable_answers(storage: Storage, ids: Iterable[str]) -> Iterator[Answer]:
+    for request_id in ids:
+        try:
+            if (found := read_answer(storage, request_id)) is not None:
+                yield found
+        except DataError as e:
+            _log_skipped(str(e))
+
+
+def _read(storage: Storage, key: str, kind: type[M]) -> M | None:
     try:
-        return unseal(storage.get(key, LIMIT), kind, key)[0]
+        found = unseal(storage.get(key, LIMIT), kind, key)[0]
     except MissingFile:
         return None
+    # The answer to a request with another id would not answer it, so each run would serve it again, without an end.
+    if key not in (request_key(found.id), request_done(found.id)):
+        raise CorruptFile("a request or answer has another id than its file", file=key, id=found.id[:100])
+    for field, text in (("at", found.at), ("until", found.until if isinstance(found, Request) else "")):
+        if not _is_time(text):
+            raise CorruptFile("a time in a request or answer is not valid", file=key, field=field)
+    return found
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return not text or datetime.fromisoformat(text) is not None
+    except ValueError:
+        return False

@@ -14,7 +14,7 @@ from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryRef, Manifest, So
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints, savepoint_at
-from stateflow.checkpoint.savepoints.create import LATEST
+from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 
 log = logging.getLogger(__name__)

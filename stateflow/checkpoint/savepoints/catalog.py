@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, get_
 from stateflow.checkpoint.log.records import SAVEPOINT_RECORD, ActionRecord
 from stateflow.checkpoint.log.sealed_json import unseal
 from stateflow.checkpoint.requests.mailbox import read_answer
+from stateflow.checkpoint.savepoints.names import invalid_field
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage, open_location
@@ -197,27 +198,29 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
         name: name of the savepoint, or of its folder.
         within: the folder to search, as for `list_savepoints`.
 
-    Raises ConfigError when several have the name, which only happens when they were created concurrently.
+    Raises ConfigError when it means several: they were created concurrently, or the name of one is the folder of
+    another, which a user may have planted.
     """
     found = [s for s in savepoints_named(storage, name, within) if is_confirmed(storage, s)]
     if len(found) > 1:
         raise ConfigError(
-            "several savepoints have this name",
-            hint="use the folder name of one of them",
+            "the name means several savepoints",
+            hint="use the path of one of them",
             name=name,
-            folders=[s.folder_name for s in found],
+            paths=[s.uri for s in found],
         )
     return found[0] if found else None
 
 
 def savepoints_named(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
-    """Returns the complete savepoints that a name means: the one in the folder of this name, else all with the name."""
+    """Returns the complete savepoints that a name means: in a folder of this name, or with this name."""
     found = list(_complete(storage, within))
-    if in_folder := [s for s in found if s.folder_name == name]:
-        return in_folder
+    in_folder = [s for s in found if s.folder_name == name]
     named = [s for s in found if s.document.name == name]
     # A copied folder must not hide the original; but a folder may be renamed, so that no original exists.
-    return [s for s in named if s.is_original] or named
+    named = [s for s in named if s.is_original] or named
+    # A copy in the folder of this name is the same savepoint; a different one must not hide the savepoint of this name.
+    return in_folder + [s for s in named if s.sha256 not in {other.sha256 for other in in_folder}]
 
 
 def savepoint_uri(path: str) -> str:
@@ -266,6 +269,9 @@ def read_savepoint(storage: Storage, folder: str) -> StoredSavepoint | None:
             known=VERSION,
             written_by=document.stateflow,
         )
+    if field := invalid_field(document):
+        path = f"{storage.uri.rstrip('/')}/{folder}{SAVEPOINT}"
+        raise CorruptFile("a savepoint's document has an invalid value", hint=_NO_USE, file=path, field=field)
     return StoredSavepoint(storage, folder, document, digest)
 
 

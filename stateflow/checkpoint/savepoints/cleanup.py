@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Set
 
 from stateflow import failpoints
@@ -13,7 +14,6 @@ from stateflow.checkpoint.requests.mailbox import read_answer
 from stateflow.checkpoint.savepoints.catalog import (
     TOMBSTONE,
     StoredSavepoint,
-    find_savepoint,
     put_marker,
     read_savepoint,
     record_savepoint,
@@ -34,6 +34,10 @@ from stateflow.storage.paths import (
 log = logging.getLogger(__name__)
 
 _MARKERS = (SAVEPOINT, STARTED, DISPOSED)
+DAMAGED = "damaged"
+"""Content of `_disposed` of a savepoint whose document cannot be read; of others, it is the savepoint's id."""
+_MARKER = re.compile(rb"[0-9a-f]{32}|damaged")
+_LONGEST_MARKER = 32
 
 
 def finish_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
@@ -81,7 +85,7 @@ def leftover_keys(root: JobRoot) -> frozenset[str]:
 
 
 def _left_over_in(storage: Storage, folder: str, files: Mapping[str, int], pins: Set[bytes]) -> Set[str]:
-    if DISPOSED in files:
+    if _is_disposed(storage, folder, files):
         return files.keys()
     is_abandoned = _is_abandoned(storage, folder, files)
     is_complete = SAVEPOINT in files and not is_abandoned
@@ -105,8 +109,31 @@ def _is_abandoned(storage: Storage, folder: str, files: Mapping[str, int]) -> bo
     return has_size and get_or_none(storage, f"{folder}{SAVEPOINT}") == TOMBSTONE
 
 
+def _is_disposed(storage: Storage, folder: str, files: Mapping[str, int]) -> bool:
+    """Returns whether the deletion of a savepoint has begun: `_disposed` contains its id, or says that it is damaged.
+
+    Any other content was not written by a deletion: then the savepoint stays, and the file is logged.
+    """
+    size = files.get(DISPOSED)
+    if size is None:
+        return False
+    marker = get_or_none(storage, f"{folder}{DISPOSED}") if 0 < size <= _LONGEST_MARKER else b""
+    if marker is None:
+        return False  # Another collection has completed the deletion.
+    try:
+        stored = read_savepoint(storage, folder)
+        is_expected = marker.decode() == stored.document.id if stored else bool(_MARKER.fullmatch(marker))
+    except CorruptFile:
+        is_expected = marker == DAMAGED.encode()
+    except (ConfigError, UnicodeDecodeError):
+        is_expected = False
+    if not is_expected:
+        log.warning("skipped %s%s: no deletion has written its content", folder, DISPOSED)
+    return is_expected
+
+
 def _sweep_leftovers(storage: Storage, folder: str, files: Mapping[str, int]) -> bool:
-    if DISPOSED in files:
+    if _is_disposed(storage, folder, files):
         _finish_deletion(storage, folder)
         return True
     # A creator that was paused while its savepoint was abandoned may have continued to copy files.
@@ -168,13 +195,9 @@ def _sweep_complete(root: JobRoot, folder: str) -> None:
         finish_savepoint(root, made, given)
 
 
-def dispose_savepoint(root: JobRoot, name: str) -> StoredSavepoint:
-    """Deletes a savepoint of this job root and returns it. Raises ConfigError when it does not exist."""
-    stored = find_savepoint(root.storage, name)
-    if stored is None:
-        raise ConfigError("the savepoint does not exist", hint="list savepoints: stateflow savepoint list", name=name)
-    _delete_savepoint(root.storage, stored.folder, stored.document.id)
-    return stored
+def dispose_savepoint(stored: StoredSavepoint) -> None:
+    """Deletes a complete savepoint of a job root."""
+    _delete_savepoint(stored.storage, stored.folder, stored.document.id)
 
 
 def dispose_damaged(root: JobRoot, folder: str) -> int | None:
@@ -188,7 +211,7 @@ def dispose_damaged(root: JobRoot, folder: str) -> int | None:
         return None
     except CorruptFile:
         freed = sum(blob.size for blob in root.storage.list(key))
-    _delete_savepoint(root.storage, key, "damaged")
+    _delete_savepoint(root.storage, key, DAMAGED)
     return freed
 
 
@@ -220,7 +243,7 @@ def dispose_external(storage: Storage, folder: str) -> tuple[Savepoint | None, i
     if get_or_none(storage, f"{folder}{SAVEPOINT}") == TOMBSTONE:
         storage.delete([*files, f"{folder}{STARTED}"])
     else:
-        _delete_savepoint(storage, folder, document.id if document else "damaged", files)
+        _delete_savepoint(storage, folder, document.id if document else DAMAGED, files)
     return document, sum(files.values()) + sum(markers.values())
 
 

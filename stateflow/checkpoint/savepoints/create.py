@@ -36,8 +36,8 @@ from stateflow.checkpoint.savepoints.catalog import (
     savepoints_named,
 )
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
+from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, DataError, StateflowError
-from stateflow.ids import check_name
 from stateflow.requesters import by_process
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage, open_location
@@ -46,8 +46,6 @@ from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepo
 log = logging.getLogger(__name__)
 
 _THREADS = 4
-LATEST = "latest"
-"""Names the newest checkpoint as a restore target, so no savepoint may have this name."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +133,6 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint:
     if not spec.generation:
         record_savepoint(root, made, round((root.clock.monotonic() - began) * 1000, 1))
     return made
-
-
-def check_savepoint_name(name: str) -> str:
-    """Returns `name` if a savepoint may have it. Raises ConfigError for a name that as a target means a checkpoint."""
-    if check_name("a savepoint's name", name) == LATEST or name.isdigit():
-        raise ConfigError(
-            "a savepoint's name may not be a number or latest, which mean checkpoints",
-            hint="use a name with letters, other than latest",
-            name=name,
-        )
-    return name
 
 
 def _created_before(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint | None:

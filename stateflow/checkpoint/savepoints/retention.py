@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from stateflow.checkpoint.log.documents import Origin, Savepoint
+from stateflow.checkpoint.log.documents import Origin
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.checkpoint.savepoints.names import savepoint_time
 from stateflow.errors import ConfigError
 
 
@@ -30,30 +33,43 @@ class SavepointRule:
 
 
 def expired_savepoints(
-    complete: Sequence[Savepoint], job_uuid: str, rule: SavepointRule, now: datetime
-) -> list[Savepoint]:
+    complete: Sequence[StoredSavepoint], job_uuid: str, rule: SavepointRule, now: datetime
+) -> list[StoredSavepoint]:
     """Returns the expired savepoints, oldest first: periodic savepoints of this job beyond the number or age limit.
 
     The newest periodic savepoint never expires: a job whose savepoints fail for weeks keeps its last one. Manual
     savepoints, those of stops and upgrades, and those of other jobs never expire.
 
     Args:
-        complete: every complete savepoint, in any order.
+        complete: every complete savepoint that can be counted (see `uncounted_savepoints`), in any order.
         job_uuid: the job.
         rule: the limits.
         now: timestamp with time zone.
     """
-    periodic = [s for s in complete if s.origin is Origin.PERIODIC and s.job_uuid == job_uuid]
-    newest_first = sorted(periodic, key=lambda s: (_timestamp(s.made_at), s.id), reverse=True)
+    periodic = [s for s in complete if s.document.origin is Origin.PERIODIC and s.document.job_uuid == job_uuid]
+    newest_first = sorted(periodic, key=lambda s: (_made_at(s), s.document.id), reverse=True)
     expired = []
     for position, savepoint in enumerate(newest_first):
         too_many = rule.keep is not None and position >= rule.keep
-        too_old = rule.max_age is not None and now - _timestamp(savepoint.made_at) > rule.max_age
+        too_old = rule.max_age is not None and now - _made_at(savepoint) > rule.max_age
         if position > 0 and (too_many or too_old):
             expired.append(savepoint)
     return expired[::-1]
 
 
-def _timestamp(text: str) -> datetime:
-    timestamp = datetime.fromisoformat(text)
-    return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+def uncounted_savepoints(complete: Sequence[StoredSavepoint], now: datetime) -> list[StoredSavepoint]:
+    """Returns the savepoints that retention neither deletes nor counts, because they can be copies or forgeries.
+
+    Such a savepoint could make genuine ones expire: its folder was renamed, its id is that of another one, or it was
+    made in the future. One that a host with a wrong clock has made counts as soon as its time has come.
+
+    Args:
+        complete: every complete savepoint, in any order.
+        now: timestamp with time zone.
+    """
+    count = Counter(s.document.id for s in complete if s.is_original)
+    return [s for s in complete if not s.is_original or count[s.document.id] > 1 or _made_at(s) > now]
+
+
+def _made_at(stored: StoredSavepoint) -> datetime:
+    return savepoint_time(stored.document.made_at)

@@ -1,0 +1,48 @@
+"""Rules for the names and times of savepoints, when one is created and when its document is read. Pure functions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from stateflow.checkpoint.log.documents import Savepoint
+from stateflow.errors import ConfigError
+from stateflow.ids import check_name
+
+LATEST = "latest"
+"""Names the newest checkpoint as a restore target, so no savepoint may have this name."""
+
+
+def check_savepoint_name(name: str) -> str:
+    """Returns `name` if a savepoint may have it. Raises ConfigError for a name that as a target means a checkpoint."""
+    if check_name("a savepoint's name", name) == LATEST or name.isdigit():
+        raise ConfigError(
+            "a savepoint's name may not be a number or latest, which mean checkpoints",
+            hint="use a name with letters, other than latest",
+            name=name,
+        )
+    return name
+
+
+def savepoint_time(text: str) -> datetime:
+    """Returns a time of a savepoint's document, in UTC if it names no zone. Raises ValueError."""
+    timestamp = datetime.fromisoformat(text)
+    return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+
+
+def invalid_field(document: Savepoint) -> str:
+    """Returns the field of a savepoint's document that no creation could have written; empty if there is none.
+
+    Others may have written it: a name could mean a checkpoint or contain control characters, and a time that cannot be
+    compared would fail the retention of all savepoints.
+    """
+    try:
+        check_savepoint_name(document.name)
+    except ConfigError:
+        return "name"
+    for field, text in (("made_at", document.made_at), ("committed_at", document.committed_at)):
+        try:
+            # Older versions did not store when the checkpoint was committed.
+            savepoint_time(text or document.made_at)
+        except ValueError:
+            return field
+    return ""
