@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from stateflow.errors import DataError, MissingFile, StorageError
+from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 
 
 def key_parts(key: str, uri: str) -> list[str]:
@@ -103,11 +103,18 @@ class Storage(ABC):
         yield self.get(key)
 
     @abstractmethod
-    def fetch(self, key: str, target: Path) -> None:
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
         """Copies or links the object to the new local file `target`.
+
+        Args:
+            key: key of the object.
+            target: path of the file.
+            limit: the recorded size in bytes: a larger object may have been put in place of the recorded one, and is
+                not copied; None for no limit.
 
         Raises:
             MissingFile: the object does not exist.
+            CorruptFile: the object is larger than `limit`.
         """
 
     @abstractmethod
@@ -183,6 +190,23 @@ class Storage(ABC):
 def missing_object(storage: Storage, key: str) -> MissingFile:
     """Returns the error for an object that does not exist."""
     return MissingFile("object does not exist", hint=MISSING_OBJECT_HINT, key=key, storage=storage.uri)
+
+
+def check_limit(key: str, size: int, limit: int | None) -> None:
+    """Raises CorruptFile if an object of which at least `size` bytes are known is larger than `limit`."""
+    if limit is not None and size > limit:
+        raise CorruptFile(
+            "a stored object is larger than recorded", hint="restore an older checkpoint", file=key, expected=limit
+        )
+
+
+def limited(chunks: Iterable[bytes], key: str, limit: int | None) -> Iterator[bytes]:
+    """Yields the chunks of an object; raises CorruptFile as soon as they are more than `limit` bytes."""
+    received = 0
+    for chunk in chunks:
+        received += len(chunk)
+        check_limit(key, received, limit)
+        yield chunk
 
 
 def write_chunks(chunks: Iterator[bytes], target: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,13 @@ from pathlib import Path
 
 from stateflow.storage.no_follow import open_folder, open_root
 
+log = logging.getLogger(__name__)
+
 _REMEMBERED_FOLDERS = 1000
 """How many synced folders are remembered."""
 _MOST_LEVELS = 32
 """How many levels of folders a listing descends: each takes a descriptor, and the keys of stateflow have at most 8."""
+_LONGEST_SHOWN = 200
 
 Names = Sequence[str]
 
@@ -75,7 +78,7 @@ class FolderTree:
         """Yields the regular files below a folder, in any order; none when the folder does not exist."""
         try:
             with self.opened(names) as folder:
-                yield from _files_below(folder, "/".join(names), _MOST_LEVELS)
+                yield from _files_below(folder, "/".join(names))
         except (FileNotFoundError, NotADirectoryError):
             return
 
@@ -132,19 +135,58 @@ def _replaced(folder: int, inner: int) -> int:
     return inner
 
 
-def _files_below(folder: int, path: str, levels: int) -> Iterator[FoundFile]:
-    if not levels:
-        raise OSError(errno.ENAMETOOLONG, "folders are nested too deeply", path)
-    with os.scandir(folder) as entries:
-        found = list(entries)
-    for entry in found:
-        inner_path = f"{path}/{entry.name}" if path else entry.name
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if entry.is_file(follow_symlinks=False):
-                yield FoundFile(inner_path, entry.stat(follow_symlinks=False).st_size)
-            elif entry.is_dir(follow_symlinks=False):
-                inner = open_folder(folder, entry.name)
-                try:
-                    yield from _files_below(inner, inner_path, levels - 1)
-                finally:
-                    os.close(inner)
+@dataclass
+class _Level:
+    """An open folder of a listing: its descriptor, its path below the root, and what is still to be visited in it."""
+
+    folder: int
+    path: str
+    entries: list[os.DirEntry[str]]
+
+    @classmethod
+    def of(cls, folder: int, path: str) -> _Level:
+        with os.scandir(folder) as entries:
+            return cls(folder, path, list(entries))
+
+
+def _files_below(folder: int, path: str) -> Iterator[FoundFile]:
+    levels = [_Level.of(folder, path)]
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.entries:
+                levels.pop()
+                _close_inner(level, folder)
+                continue
+            entry = level.entries.pop()
+            inner_path = f"{level.path}/{entry.name}" if level.path else entry.name
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if entry.is_file(follow_symlinks=False):
+                    yield FoundFile(inner_path, entry.stat(follow_symlinks=False).st_size)
+                elif entry.is_dir(follow_symlinks=False) and _may_descend(inner_path, len(levels)):
+                    levels.append(_opened_level(level.folder, entry.name, inner_path))
+    finally:
+        for level in levels:
+            _close_inner(level, folder)
+
+
+def _may_descend(path: str, levels: int) -> bool:
+    if levels < _MOST_LEVELS:
+        return True
+    # One user's folder must not make every command fail. Nothing of stateflow is as deep.
+    log.warning("skipped %r: folders are nested more than %d levels deep", path[:_LONGEST_SHOWN], _MOST_LEVELS)
+    return False
+
+
+def _opened_level(parent: int, name: str, path: str) -> _Level:
+    folder = open_folder(parent, name)
+    try:
+        return _Level.of(folder, path)
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _close_inner(level: _Level, root: int) -> None:
+    if level.folder != root:
+        os.close(level.folder)

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stateflow.errors import DataError
-from stateflow.storage.base import BlobInfo, PutResult, Storage, check_same_content, key_parts, missing_object
+from stateflow.storage.base import (
+    BlobInfo,
+    PutResult,
+    Storage,
+    check_limit,
+    check_same_content,
+    key_parts,
+    missing_object,
+)
 
 
 class MemoryStorage(Storage):
@@ -40,8 +48,10 @@ class MemoryStorage(Storage):
             raise DataError("object exceeds the size limit", key=key, size=len(data), limit=limit)
         return data
 
-    def fetch(self, key: str, target: Path) -> None:
-        target.write_bytes(self.get(key))
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        data = self.get(key)
+        check_limit(key, len(data), limit)
+        target.write_bytes(data)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         target.write_bytes(self.get(key)[offset : offset + size])

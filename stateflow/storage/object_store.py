@@ -28,6 +28,7 @@ from stateflow.storage.base import (
     Storage,
     check_same_content,
     key_parts,
+    limited,
     missing_object,
     write_chunks,
 )
@@ -140,8 +141,8 @@ class ObjectStorage(Storage):
     def chunks(self, key: str) -> Iterator[bytes]:
         return self._chunks(key)
 
-    def fetch(self, key: str, target: Path) -> None:
-        write_chunks(self._chunks(key), target)
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        write_chunks(limited(self._chunks(key), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         if not size:

@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from stateflow.errors import ConfigError, CorruptFile, DataError, StorageError
-from stateflow.storage.base import BlobInfo, PutResult, Storage, check_same_content, key_parts, missing_object
+from stateflow.storage.base import (
+    BlobInfo,
+    PutResult,
+    Storage,
+    check_limit,
+    check_same_content,
+    key_parts,
+    limited,
+    missing_object,
+    write_chunks,
+)
 from stateflow.storage.folder_tree import FolderTree, sync_folder
 from stateflow.storage.no_follow import LinkedFolder, NotRegular, is_ours_alone, open_file, open_root
 
@@ -71,13 +81,14 @@ class PosixStorage(Storage):
             while chunk := file.read(_COPY_CHUNK):
                 yield chunk
 
-    def fetch(self, key: str, target: Path) -> None:
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
         with self.open(key) as file, self._translated_errors(key):
-            if is_ours_alone(os.fstat(file.fileno())) and _linked(file, target):
+            found = os.fstat(file.fileno())
+            check_limit(key, found.st_size, limit)
+            if is_ours_alone(found) and _linked(file, target):
                 return
-            with target.open("xb") as copy:
-                while chunk := file.read(_COPY_CHUNK):
-                    copy.write(chunk)
+            # Its owner may still append to a file of another user.
+            write_chunks(limited(iter(lambda: file.read(_COPY_CHUNK), b""), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         with self.open(key) as source, self._translated_errors(key), target.open("xb") as file:

@@ -174,7 +174,6 @@ ANSWERS: dict[str, Callable[[Asked], Answer]] = {
     "endless header": lambda _: iter([b"HTTP/1.1 200 OK\r\n", *[b"X: " + b"x" * 60_000 + b"\r\n"] * 200]),
     "too short": lambda _: iter([b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + _SECRET]),
     "negative length": lambda _: iter([b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n" + _SECRET]),
-    "folders without end": lambda _: _folder("d"),
     "a folder above": lambda _: _folder(".."),
     "a folder itself": lambda _: _folder(""),
     "a redirection with an endless body": lambda _: _endless(
@@ -253,3 +252,28 @@ def test_a_transfer_that_is_too_slow_is_an_error() -> None:
         with pytest.raises(BadAnswer):
             for _ in hdfs.read("/x", 0, 1 << 40):
                 pass
+
+
+# -- listings without end ---------------------------------------------------------------------------------------------
+
+
+def _tree(names: list[str], files: list[str]) -> Callable[[Asked], Answer]:
+    """Answers of a NameNode each of whose folders contains these folders and files."""
+    folders = [{**_FILE, "pathSuffix": name, "type": "DIRECTORY"} for name in names]
+    listing = _json({"FileStatuses": {"FileStatus": [*folders, *({**_FILE, "pathSuffix": name} for name in files)]}})
+    return lambda _: listing
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_listing_descends_no_deeper_than_a_job_root(names: str) -> None:
+    with hostile_server(_tree(list(names), ["file"])) as server:
+        found = _storage(server).list("data/")
+    assert len(found) == len(server.asked) == sum(len(names) ** level for level in range(9))
+
+
+def test_a_tree_of_empty_folders_is_an_error() -> None:
+    with hostile_server(_tree([f"f{n}" for n in range(100)], [])) as server:
+        storage = HdfsStorage("webhdfs", server.host, "/jobs/a", _ONCE, most_empty_folders=50)
+        with raises(DataError, folder="data", folders=51, files=0):
+            storage.list("data/")
+    assert len(server.asked) == 50

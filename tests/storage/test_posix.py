@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
+import hashlib
 import os
 import resource
 import signal
@@ -17,8 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
+from stateflow.state.files.host_cache import HostCache
+from stateflow.state.handles import FileHandle, StateFile
 from stateflow.storage import PosixStorage, PutResult, Storage
+from stateflow.storage.folder_tree import FolderTree
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk
 from tests.storage.savepoint_copies import SavepointCopies
@@ -241,12 +247,32 @@ def test_only_regular_files_are_read_and_nothing_is_waited_for(storage: PosixSto
     assert [blob.key for blob in storage.list("")] == ["a/object"]
 
 
-def test_a_listing_of_deeply_nested_folders_fails(storage: PosixStorage) -> None:
-    storage.put_new("a", b"x")
-    storage.root.joinpath(*"d" * 40).mkdir(parents=True)
-    with raises(StorageError, errno=errno.ENAMETOOLONG):
-        storage.list("")
-    assert storage.get("a") == b"x"
+def test_a_listing_skips_deeply_nested_folders(storage: PosixStorage, caplog: pytest.LogCaptureFixture) -> None:
+    """Another user may make them; the commands of all others must not fail."""
+    for key in ("a/object", "x/object"):
+        storage.put_new(key, b"x")
+    deepest = storage.root.joinpath("d", *"d" * 39)
+    deepest.mkdir(parents=True)
+    for folder in (deepest, storage.root.joinpath(*"d" * 31)):
+        (folder / "file").write_bytes(b"x")
+    before = len(os.listdir("/proc/self/fd"))
+    assert [blob.key for blob in storage.list("")] == ["a/object", "d/" * 31 + "file", "x/object"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    next(iter(FolderTree(storage.root).files(())))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_sparse_file_in_place_of_a_small_one_is_not_copied(storage: PosixStorage, tmp_path: Path) -> None:
+    storage.put_new("a/object", b"x" * 1264)
+    os.truncate(storage.root / "a/object", 1 << 33)
+    os.chown(storage.root / "a/object", 65534, 65534)
+    cache = HostCache.direct(tmp_path / "cache", storage, SystemClock())
+    handle = FileHandle(key="a/object", size=1264, sha256=hashlib.sha256(b"x" * 1264).hexdigest())
+    with raises(CorruptFile, file="a/object", expected=1264):
+        cache.link(StateFile(handle=handle, local_name="1.sst"), tmp_path / "target")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

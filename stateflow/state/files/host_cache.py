@@ -266,7 +266,7 @@ class HostCache:
             self._await_object(key)
         try:
             if part is None:
-                storage.fetch(key, partial)
+                storage.fetch(key, partial, file.handle.size)
                 check_file(file.handle, partial)
             else:
                 storage.fetch_part(key, part.offset, part.size, partial)

@@ -24,6 +24,7 @@ from stateflow.storage.base import (
     BlobInfo,
     PutResult,
     Storage,
+    check_limit,
     check_same_content,
     key_parts,
     missing_object,
@@ -40,8 +41,12 @@ _ABANDONED = timedelta(days=1)
 """The age at which a temporary file has no living writer. HDFS does not change the time of a file while it is written,
 so this is longer than any upload takes."""
 _FOLDER_TRIES = 20
-_MOST_LEVELS = 32
-"""How many levels of folders a listing descends; the keys of stateflow have at most 8."""
+_MOST_LEVELS = 8
+"""How many levels of folders a listing descends; the keys of stateflow have at most 8 segments."""
+_FOLDERS_PER_FILE = 8
+"""At most so many folders belong to a file: the delete of the last file in a folder removes the folder."""
+_EMPTY_FOLDERS = 100_000
+"""How many folders may be empty in addition: a process that is killed while it deletes leaves some."""
 
 
 class HdfsStorage(Storage):
@@ -52,15 +57,25 @@ class HdfsStorage(Storage):
         hosts: NameNodes with their HTTP ports, separated by commas; the active one is used.
         folder: absolute path of the root, without a slash at its end.
         retries: the policy for requests that fail, or that no NameNode is ready to serve.
+        most_empty_folders: how many folders a listing accepts in addition to those that its files need.
     """
 
     host_local = False
 
-    def __init__(self, scheme: str, hosts: str, folder: str, retries: Retry = RETRIES) -> None:
+    def __init__(
+        self,
+        scheme: str,
+        hosts: str,
+        folder: str,
+        retries: Retry = RETRIES,
+        *,
+        most_empty_folders: int = _EMPTY_FOLDERS,
+    ) -> None:
         self.uri = f"{scheme}://{hosts}{folder}"
         self._folder = folder
         self._hdfs = WebHdfs(scheme, hosts, retries, SystemClock())
         self._has_root = False
+        self._most_empty_folders = most_empty_folders
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         with self._translated_errors(key):
@@ -92,8 +107,11 @@ class HdfsStorage(Storage):
     def chunks(self, key: str) -> Iterator[bytes]:
         yield from self._chunks(key, 0, self._existing_size(key))
 
-    def fetch(self, key: str, target: Path) -> None:
-        write_chunks(self._chunks(key, 0, self._existing_size(key)), target)
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        size = self._existing_size(key)
+        check_limit(key, size, limit)
+        # The answer cannot be longer than asked for.
+        write_chunks(self._chunks(key, 0, size), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         if not size:
@@ -193,19 +211,38 @@ class HdfsStorage(Storage):
                     raise missing_object(self, key) from None
                 raise
 
-    def _walk(self, folder: str, levels: int = _MOST_LEVELS) -> Iterator[BlobInfo]:
-        listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
-        for status in listing.statuses if listing is not None else ():
-            name = status.pathSuffix
-            key = f"{folder}/{name}" if folder else name
-            if status.type == "DIRECTORY":
-                # A listing without end, or one that leads back, would never be complete.
-                if not levels or name in ("", ".", "..") or "/" in name:
-                    raise BadAnswer("a listing contains a folder that HDFS cannot have")
-                if key != _TEMPORARY:
-                    yield from self._walk(key, levels - 1)
-            elif name:  # that of a file itself is empty
-                yield BlobInfo(key, status.length)
+    def _walk(self, start: str) -> Iterator[BlobInfo]:
+        """Yields the files below a folder. A listing that has no end, or leads back, ends with an error."""
+        folders, files, listed = [(start, 0)], 0, 0
+        while folders:
+            folder, level = folders.pop()
+            listed += 1
+            if listed > self._most_empty_folders + _FOLDERS_PER_FILE * files:
+                raise self._too_many_folders(start, listed, files)
+            listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
+            for status in listing.statuses if listing is not None else ():
+                name = status.pathSuffix
+                key = f"{folder}/{name}" if folder else name
+                if status.type == "DIRECTORY":
+                    if name in ("", ".", "..") or "/" in name:
+                        raise BadAnswer("a listing contains a folder that HDFS cannot have")
+                    if level == _MOST_LEVELS:
+                        log.warning("skipped %r: folders are nested more than %d levels deep", key, _MOST_LEVELS)
+                    elif key != _TEMPORARY:
+                        folders.append((key, level + 1))
+                elif name:  # that of a file itself is empty
+                    files += 1
+                    yield BlobInfo(key, status.length)
+
+    def _too_many_folders(self, folder: str, listed: int, files: int) -> DataError:
+        return DataError(
+            "a folder contains more folders than a job root can have",
+            hint="check that the address is that of a job root; delete its empty folders",
+            storage=self.uri,
+            folder=folder,
+            folders=listed,
+            files=files,
+        )
 
     def _remove_empty(self, folder: str) -> None:
         with self._translated_errors(folder):

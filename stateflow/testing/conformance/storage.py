@@ -26,7 +26,7 @@ from typing import TypeVar
 
 import pytest
 
-from stateflow.errors import DataError, MissingFile, StorageError
+from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.storage import BlobInfo, MemoryStorage, PutResult, Storage
 
 R = TypeVar("R")
@@ -81,6 +81,15 @@ class StorageConformance:
         with pytest.raises(DataError) as refused:
             storage.get("object", 4)
         assert refused.value.facts["key"] == "object"
+
+    def test_an_object_that_is_larger_than_recorded_is_not_fetched(self, storage: Storage, tmp_path: Path) -> None:
+        storage.put_new("object", b"12345")
+        with pytest.raises(CorruptFile) as refused:
+            storage.fetch("object", tmp_path / "target", 4)
+        assert refused.value.facts["file"] == "object"
+        assert not (tmp_path / "target").exists()
+        storage.fetch("object", tmp_path / "target", 5)
+        assert (tmp_path / "target").read_bytes() == b"12345"
 
     # -- files --------------------------------------------------------------------------------------------------
 

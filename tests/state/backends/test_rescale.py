@@ -269,9 +269,9 @@ class _Counting(MemoryStorage):
         super().__init__()
         self.fetched: list[tuple[str, int]] = []
 
-    def fetch(self, key: str, target: Path) -> None:
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
         self.fetched.append((key, 0))
-        super().fetch(key, target)
+        super().fetch(key, target, limit)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         self.fetched.append((key, offset))
