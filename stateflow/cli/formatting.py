@@ -28,8 +28,14 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def one_line(text: str) -> str:
+    r"""Returns the text like `visible`, with ``\u000a`` for a line feed, so that a name or reason forges no line."""
+    return visible(text).replace("\n", "\\u000a").replace("\t", "\\u0009")
+
+
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns rows as lines with aligned columns; nothing is cut or wrapped, however narrow the terminal."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return [line.rstrip() for line in lines]
@@ -48,7 +54,7 @@ def short_offset(offset: str) -> str:
 
 def to_seconds(timestamp: str) -> str:
     """Returns an ISO timestamp to the second, without its zone: ``2026-01-31 03:00:00``."""
-    return timestamp[:19].replace("T", " ")
+    return one_line(timestamp[:19].replace("T", " "))
 
 
 def in_utc(timestamp: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import Origin
@@ -27,7 +28,7 @@ from stateflow.cli.common import (
     settings_layers,
     with_options,
 )
-from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, print_text, to_seconds
+from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, one_line, print_text, to_seconds
 from stateflow.config.sources import parse_duration
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, SavepointReport, SavepointRequest
@@ -175,9 +176,10 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json({**msgspec.to_builtins(document), **requester_facts(document.by)})
         return
-    print_text(f"savepoint {document.name} ({document.id})\n  {stored.uri}")
+    document = replace(document, by=one_line(document.by), reason=one_line(document.reason), job=one_line(document.job))
+    print_text(f"savepoint {document.name} ({one_line(document.id)})\n  {stored.uri}")
     print_text(
-        f"  job {document.job} ({document.job_uuid}), checkpoint {document.checkpoint_id}, "
+        f"  job {document.job} ({one_line(document.job_uuid)}), checkpoint {document.checkpoint_id}, "
         f"max parallelism {document.max_parallelism}"
     )
     print_text(
@@ -189,12 +191,13 @@ def show(job_root: str, name: str, as_json: bool) -> None:
         states = ", ".join(
             f"{s.name}: {s.kind} of {s.value_type}" for s in [*operator.states, *operator.operator_states]
         )
-        print_text(f"  operator {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}")
+        parallelism = f"parallelism {operator.parallelism}"
+        print_text(one_line(f"  operator {operator.uid}: {human_bytes(size)}, {parallelism}; {states}"))
     for position in document.manifest.sources:
-        print_text(f"  source {position.uid} at {offset_text(position.offset)}")
+        print_text(one_line(f"  source {position.uid} at {offset_text(position.offset)}"))
     for uid, sink in document.sinks.items():
         version = f"version {sink.version}" if sink.version >= 0 else "version unknown"
-        print_text(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}")
+        print_text(one_line(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}"))
 
 
 @savepoint.command()

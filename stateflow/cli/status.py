@@ -14,7 +14,7 @@ from rich.table import Table
 from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, ActionRecord, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
-from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offset, to_seconds
+from stateflow.cli.formatting import human_bytes, in_utc, one_line, print_text, short_offset, to_seconds
 from stateflow.cli.timeline import draw_timeline
 from stateflow.operations import JobCode
 from stateflow.requesters import describe_requester, requester_facts
@@ -52,7 +52,7 @@ def status(job_root: str, job: Path | None, config: Path | None, assignments: tu
         return
     restore = _incomplete_restore(found.restoring, restored)
     for line in [*_position(found), *restore, *map(_background_failure, found.background), *_skipped(found)]:
-        print_text(line)
+        print_text(one_line(line))
     if records:
         Console().print(_checkpoint_table(records, undone))
     for record in records:
@@ -122,7 +122,11 @@ def _skipped(found: operations.JobDescription) -> list[str]:
     more = f", the newest {len(newest)}" if found.quarantined_count > len(newest) else ""
     return [
         f"{found.quarantined_count} corrupt input files were skipped{more}:",
-        *(f"  {in_utc(q.at)}  generation {q.generation}  {q.source}: {q.file}\n    {q.error}" for q in newest),
+        *(
+            line
+            for q in newest
+            for line in (f"  {in_utc(q.at)}  generation {q.generation}  {q.source}: {q.file}", f"    {q.error}")
+        ),
     ]
 
 

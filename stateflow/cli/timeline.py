@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stateflow.checkpoint.log.records import ActionRecord, CheckpointRecord, Record, in_order, is_position, seq_of
-from stateflow.cli.formatting import human_bytes, to_seconds
+from stateflow.cli.formatting import human_bytes, one_line, to_seconds
 from stateflow.requesters import describe_requester
 
 _MARKS = {
@@ -31,6 +31,7 @@ _INTERNAL_FACTS = ("base", "id", "path", "request")
 _LEGEND = "●  part of the current state    ○  undone by a restore to an earlier point"
 _INDENT = " " * 21
 """Indentation of continued lines: the width of the timestamp."""
+_LONGEST_ID = 20
 _MIN_WIDTH = 50
 """Smallest width of a record's text, however many branches the graph has."""
 
@@ -57,7 +58,7 @@ def draw_timeline(records: Sequence[Record], width: int | None = None, integrity
         result += [f"{drawn:<{across}}{first}", *(f"{below:<{across}}{part}" for part in more)]
     if tree.undone:
         result += ["", _LEGEND]
-    return result
+    return [one_line(line) for line in result]
 
 
 # -- ancestry ---------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def _base(record: Record) -> int | None:
     if isinstance(record, CheckpointRecord) or "base" not in record.facts:
         return None
     text = record.facts["base"]
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _LONGEST_ID else 0
 
 
 def _path(parent: Sequence[int | None], points: Sequence[int]) -> frozenset[int]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.cli.formatting import visible
+from stateflow.cli.formatting import one_line, visible
+from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 
@@ -72,3 +76,43 @@ def test_no_log_line_has_a_control_character(
     )
     shown = invoke(*cli.command("--log-format", log_format))
     assert not _controls(shown.output + capfd.readouterr().err)
+
+
+FORGED = "mine\nNEXT LINE\tx"
+
+
+def _forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    document, _ = root_files.unsealed(path.read_bytes())
+    change(document)
+    path.write_bytes(root_files.sealed(document))
+
+
+def _forge_operators(document: dict[str, Any]) -> None:
+    document |= {"by": FORGED, "reason": FORGED, "job": FORGED}
+    for part in ("operators", "sources"):
+        for each in document["manifest"][part]:
+            each["uid"] = FORGED
+
+
+@pytest.mark.parametrize("words", [("savepoint", "list"), ("savepoint", "show", "s"), ("status",)], ids=" ".join)
+def test_a_text_with_a_line_feed_forges_no_line(cli: CliFixture, words: tuple[str, ...]) -> None:
+    cli.run()
+    root = Path(cli.root)
+    assert invoke("savepoint", "create", "--name", "s", "--from-head", "--job-root", cli.root).exit_code == 0
+    genuine = invoke(*words, "--job-root", cli.root).output
+    (savepoint,) = root.glob("savepoints/*/_savepoint")
+    _forge(savepoint, _forge_operators)
+    _forge(root_files.entry_path(root, root_files.newest_seq(root)), _forge_offsets)
+    shown = invoke(*words, "--job-root", cli.root).output
+    assert shown.count("\n") == genuine.count("\n")
+    assert not [line for line in shown.splitlines() if line.lstrip().startswith("NEXT")]
+
+
+def _forge_offsets(document: dict[str, Any]) -> None:
+    for source in document["sources"]:
+        source["uid"] = FORGED
+
+
+@given(st.text())
+def test_one_line_is_one_line(text: str) -> None:
+    assert len(one_line(text).splitlines()) <= 1
