@@ -18,7 +18,6 @@ _REMEMBERED_FOLDERS = 1000
 """How many synced folders are remembered."""
 _MOST_LEVELS = 32
 """How many levels of folders a listing descends: each takes a descriptor, and the keys of stateflow have at most 8."""
-_LONGEST_SHOWN = 200
 
 Names = Sequence[str]
 
@@ -150,7 +149,7 @@ class _Level:
 
 
 def _files_below(folder: int, path: str) -> Iterator[FoundFile]:
-    levels = [_Level.of(folder, path)]
+    levels, skipped = [_Level.of(folder, path)], 0
     try:
         while levels:
             level = levels[-1]
@@ -163,19 +162,17 @@ def _files_below(folder: int, path: str) -> Iterator[FoundFile]:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 if entry.is_file(follow_symlinks=False):
                     yield FoundFile(inner_path, entry.stat(follow_symlinks=False).st_size)
-                elif entry.is_dir(follow_symlinks=False) and _may_descend(inner_path, len(levels)):
-                    levels.append(_opened_level(level.folder, entry.name, inner_path))
+                elif entry.is_dir(follow_symlinks=False):
+                    if len(levels) < _MOST_LEVELS:
+                        levels.append(_opened_level(level.folder, entry.name, inner_path))
+                    else:
+                        skipped += 1
     finally:
         for level in levels:
             _close_inner(level, folder)
-
-
-def _may_descend(path: str, levels: int) -> bool:
-    if levels < _MOST_LEVELS:
-        return True
-    # One user's folder must not make every command fail. Nothing of stateflow is as deep.
-    log.warning("skipped %r: folders are nested more than %d levels deep", path[:_LONGEST_SHOWN], _MOST_LEVELS)
-    return False
+    if skipped:
+        # One user's folders must not make every command fail. Nothing of stateflow is as deep.
+        log.warning("skipped %d folders that are more than %d levels below %r", skipped, _MOST_LEVELS, path)
 
 
 def _opened_level(parent: int, name: str, path: str) -> _Level:

@@ -213,7 +213,7 @@ class HdfsStorage(Storage):
 
     def _walk(self, start: str) -> Iterator[BlobInfo]:
         """Yields the files below a folder. A listing that has no end, or leads back, ends with an error."""
-        folders, files, listed = [(start, 0)], 0, 0
+        folders, files, listed, skipped = [(start, 0)], 0, 0, 0
         while folders:
             folder, level = folders.pop()
             listed += 1
@@ -227,12 +227,14 @@ class HdfsStorage(Storage):
                     if name in ("", ".", "..") or "/" in name:
                         raise BadAnswer("a listing contains a folder that HDFS cannot have")
                     if level == _MOST_LEVELS:
-                        log.warning("skipped %r: folders are nested more than %d levels deep", key, _MOST_LEVELS)
+                        skipped += 1
                     elif key != _TEMPORARY:
                         folders.append((key, level + 1))
                 elif name:  # that of a file itself is empty
                     files += 1
                     yield BlobInfo(key, status.length)
+        if skipped:
+            log.warning("skipped %d folders that are more than %d levels below %r", skipped, _MOST_LEVELS, start)
 
     def _too_many_folders(self, folder: str, listed: int, files: int) -> DataError:
         return DataError(
