@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.cli.formatting import one_line, visible
+from stateflow.cli.formatting import align_columns, one_line, visible
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
@@ -116,3 +116,4 @@ def _forge_offsets(document: dict[str, Any]) -> None:
 @given(st.text())
 def test_one_line_is_one_line(text: str) -> None:
     assert len(one_line(text).splitlines()) <= 1
+    assert all(len(line.splitlines()) <= 1 for line in align_columns([[text, "x"], ["x", text]]))

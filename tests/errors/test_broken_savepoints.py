@@ -207,7 +207,11 @@ def test_a_savepoint_with_the_name_of_another_s_folder_does_not_stop_its_deletio
     assert planted.exists() and not genuine.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"damaged", b"f" * 32, b"f" * 1000, b"\xff" * 32])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"damaged", b"f" * 32, b"f" * 1000, b"\xff" * 32],
+    ids=["empty", "damaged", "another-id", "long", "no-text"],
+)
 def test_a_deletion_that_nobody_has_begun_is_not_completed(ran: CliFixture, content: bytes) -> None:
     genuine = _whole(ran.root)
     (genuine / "_disposed").write_bytes(content)
