@@ -53,6 +53,15 @@ class Source(ABC):
         """Checks what needs no Spark, such as limits and folders. Raises ConfigError."""
 
     @property
+    def files_address(self) -> str | None:
+        """The folder, or Hadoop's glob pattern, of all files that the source reads; None if unknown, or without files.
+
+        A start refuses a checkpoint in which the source has read other files. For a source that reads files through
+        Spark and returns None, a forged savepoint can name any file as one that was read.
+        """
+        return None
+
+    @property
     def has_files(self) -> bool:
         """Whether `read_files` can read the rows of a batch again."""
         return type(self).read_files is not Source.read_files

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -246,3 +248,25 @@ def _asked_of_a_run_that_dies(job: FlightsJob, *command: str) -> Running:
     run.kill()
     run.wait()
     return requester
+
+
+def test_a_forged_savepoint_reads_no_file_of_others(flights: FlightsJob, tmp_path: Path) -> None:
+    """An entry of Spark's source log with another file, which the next run would read and publish."""
+    flights.run_to(2)
+    made = flights.create_savepoint("forged", "--into", str(tmp_path / "kept"))
+    stored = Path(unquote(made["path"].removeprefix("file://"))) / "_savepoint"
+    intact, _ = root_files.unsealed(stored.read_bytes())
+    shutil.copy(flights.input / "0000.parquet", tmp_path / "secret.parquet")
+    secret = (tmp_path / "secret.parquet").as_uri()
+    settings = {**flights.settings, "job__flights": flights.input}
+    for number, facts in ((1, {"file": secret}), (2, {"entry": "2"})):
+        files = intact["manifest"]["spark"]["source_files"]
+        line = json.dumps({"path": secret, "timestamp": 1, "batchId": number})
+        forged = {"path": f"0/{number}", "content": root_files.encoded(f"v1\n{line}".encode())}
+        kept = [file for file in files if file["path"] != forged["path"]]
+        spark = {**intact["manifest"]["spark"], "source_files": [*kept, forged]}
+        stored.write_bytes(root_files.sealed({**intact, "manifest": {**intact["manifest"], "spark": spark}}))
+        new = FlightsJob(tmp_path / f"new{number}", settings, job_name=flights.job_name, launcher=spawn)
+        ended = new.begin("run", new.job_file, "--from-savepoint", str(stored.parent), with_job=True).wait()
+        ended.check_error(4, "corrupt-file", source="flights", **facts)
+        assert not list(new.folder.rglob("*.parquet"))

@@ -20,7 +20,8 @@ def main(table: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
+    # Another writer can create a FIFO of such a name at any time; opening it would wait.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(number)
     finally:

@@ -37,6 +37,7 @@ Action = dict[str, Any]
 
 # deltalake's default. Delta's own, 10, would rewrite the list of all files ten times as often.
 _CHECKPOINT_INTERVAL = 100
+_INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
 
 _LOG_FILE = re.compile(
     r"(?P<version>\d{20})\.(?P<kind>json|\d{20}\.compacted\.json"
@@ -181,11 +182,12 @@ def create_overdue_checkpoint(table: Path, head: DeltaHead) -> None:
 
 def _checkpoint_interval(metadata: Metadata) -> int:
     interval = (metadata.configuration or {}).get("delta.checkpointInterval") or ""
-    return int(interval) if interval.isdecimal() and int(interval) else _CHECKPOINT_INTERVAL
+    return int(interval) if _INTERVAL.fullmatch(interval) else _CHECKPOINT_INTERVAL
 
 
 def _try_checkpoint(table: Path, version: int) -> None:
     try:
+        _names(table / LOG_FOLDER)
         checkpoint(table)
     except Exception:
         _logger.warning("no checkpoint of the Delta table %s at version %d was created", table, version, exc_info=True)
@@ -228,10 +230,19 @@ def list_log(table: Path) -> LogListing:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the names in the folder of a log. Raises CorruptFile for a FIFO or a device in it.
+    """Returns the names in the folder of a log.
 
-    deltalake would wait for its content.
+    Raises CorruptFile for a FIFO or a device in it, or in one of its folders, such as that of sidecars: deltalake would
+    wait for its content.
     """
+    found = _checked_files(folder)
+    for entry in found:
+        if entry.is_dir():
+            _checked_files(Path(entry.path))
+    return [entry.name for entry in found]
+
+
+def _checked_files(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
@@ -245,7 +256,7 @@ def _names(folder: Path) -> list[str]:
                 hint="remove it, or restore the file from a copy",
                 file=entry.path,
             )
-    return [entry.name for entry in found]
+    return found
 
 
 def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:

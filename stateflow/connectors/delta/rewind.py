@@ -15,7 +15,7 @@ from uuid import UUID
 
 from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
 from stateflow.connectors.delta.data_files import disk_error
-from stateflow.connectors.delta.log import Action, DeltaHead, Metadata
+from stateflow.connectors.delta.log import Action, DeltaHead, Metadata, list_log
 from stateflow.connectors.delta.rewind_preview import Divergence, other_commit
 from stateflow.connectors.delta.versions import Content, DataFile, Entry, parent, read_content, read_entry
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
@@ -82,10 +82,24 @@ class Rewinder:
 
     def changes_since(self, version: int) -> TableChanges:
         """Returns the commits after `version` that changed rows, up to the version of the head."""
-        entries = {v: self._entry(v) for v in range(version + 1, self._head.version + 1)}
+        entries = {v: self._entry(v) for v in self._later_versions(version)}
         published = any(e is not None and self._application in e.tokens for e in entries.values())
         others = (_other(v, e, self._application) for v, e in entries.items())
         return TableChanges(str(self._table), published, tuple(o for o in others if o))
+
+    def _later_versions(self, version: int) -> Iterator[int]:
+        """Yields the later versions that have a log entry, and the first version of each gap.
+
+        Not each missing one: a checkpoint in the log can make any number the newest version.
+        """
+        expected = version + 1
+        for found in sorted({*list_log(self._table).entries, self._head.version + 1}):
+            if version < found <= self._head.version + 1:
+                if found > expected:
+                    yield expected
+                if found <= self._head.version:
+                    yield found
+                expected = found + 1
 
     def _version_before(self, checkpoint_id: int) -> int:
         """Returns the version before the first one whose token is above `checkpoint_id`, as far as the log reaches."""

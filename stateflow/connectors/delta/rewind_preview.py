@@ -6,6 +6,7 @@ unknown: a preview must not be wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from stateflow.api.sink import OtherCommit
 from stateflow.connectors.delta.versions import DataFile, Entry, Key, restored
 
 _COPIED = ("numCopiedRows", "num_copied_rows", "numTargetRowsCopied", "num_target_rows_copied")
+_COUNT = re.compile(r"[0-9]{1,18}")
 _COPYING = frozenset({"DELETE", "UPDATE", "MERGE"})
 
 Files = Mapping[Key, DataFile]
@@ -106,10 +108,12 @@ def _copied(now: _RowsByPath, then: _RowsByPath, entries: Iterable[Entry]) -> It
 
 
 def _copied_rows(entry: Entry) -> int | None:
-    if entry.info.get("operation") not in _COPYING:
+    commit = entry.commit
+    if commit.operation not in _COPYING:
         return 0
-    metrics = entry.info.get("operationMetrics") or {}
-    return next((int(metrics[name]) for name in _COPIED if name in metrics), None)
+    metrics = commit.operation_metrics or {}
+    found = next((str(metrics[name]) for name in _COPIED if name in metrics), "")
+    return int(found) if _COUNT.fullmatch(found) else None
 
 
 def _least(a: int | None, b: int | None) -> int | None:
@@ -128,20 +132,15 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 def _commit(entry: Entry, rows: int | None) -> OtherCommit:
     paths = sorted({f.path for f in (*entry.added, *entry.removed)})
     return OtherCommit(
-        entry.version,
-        frozenset(entry.tokens),
-        _sentence(entry, rows),
-        tuple(paths),
-        entry.info.get("operation", ""),
-        rows,
+        entry.version, frozenset(entry.tokens), _sentence(entry, rows), tuple(paths), entry.commit.operation or "", rows
     )
 
 
 def _sentence(entry: Entry, rows: int | None) -> str:
     who = "".join(f" by {application}" for application in sorted(entry.tokens))
-    ms = entry.info.get("timestamp")
+    ms = entry.commit.timestamp
     when = f" at {datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if ms else ""
-    what = entry.info.get("operation", "a commit")
+    what = entry.commit.operation or "a commit"
     return f"version {entry.version}: {what}{who}{when}, {_counted(rows)}"
 
 

@@ -7,10 +7,12 @@ in a temporary folder with links to the log up to that version, and the files ar
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow.parquet as pq
@@ -23,6 +25,9 @@ from stateflow.types.decoders import json_decoder
 _SIDECARS = "_sidecars"
 
 ENGINE, RESTORE = "stateflow", "RESTORE"
+_VERSION = re.compile(r"[0-9]{1,20}")
+_YEAR_9999 = 253_402_300_799_999
+"""Milliseconds since 1970."""
 
 Key = tuple[str, str]
 """Identifies the content of a file in a version: its path, and its deletion vector."""
@@ -94,6 +99,19 @@ class DataFile:
 _action = json_decoder(dict[str, Action])
 
 
+class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """What is used of a ``commitInfo``; writers may leave out any of it."""
+
+    engine_info: str | None = None
+    operation: str | None = None
+    timestamp: Annotated[int, msgspec.Meta(ge=0, le=_YEAR_9999)] | None = None
+    operation_parameters: dict[str, Any] | None = None
+    operation_metrics: dict[str, Any] | None = None
+
+
+json_decoder(CommitInfo)  # so that `convert` may be called in several threads
+
+
 @dataclass(frozen=True)
 class Entry:
     """A decoded entry of the log.
@@ -110,6 +128,15 @@ class Entry:
     tokens: Mapping[str, int]
     added: tuple[DataFile, ...]
     removed: tuple[DataFile, ...]
+
+    @property
+    def commit(self) -> CommitInfo:
+        """The ``commitInfo`` with checked types. Raises CorruptFile."""
+        try:
+            return msgspec.convert(self.info or {}, CommitInfo)
+        except msgspec.ValidationError as e:
+            message = "the commitInfo of a log entry of the Delta table cannot be decoded"
+            raise CorruptFile(message, version=self.version, reason=str(e)) from e
 
 
 @dataclass(frozen=True)
@@ -131,13 +158,15 @@ def parent(entry: Entry) -> int:
 
 def restored(entry: Entry) -> int | None:
     """Returns the version that stateflow restored with this entry; None for any other entry."""
-    if (entry.info.get("engineInfo"), entry.info.get("operation")) != (ENGINE, RESTORE):
+    commit = entry.commit
+    if (commit.engine_info, commit.operation) != (ENGINE, RESTORE):
         return None
-    try:
-        return int(entry.info["operationParameters"]["version"])
-    except (LookupError, TypeError, ValueError) as e:
-        message = "a log entry of the Delta table does not say to which version it went back"
-        raise CorruptFile(message, version=entry.version, info=str(entry.info)[:200]) from e
+    text = str((commit.operation_parameters or {}).get("version"))
+    # An entry that restores itself, or a later version, would make the path to its base endless.
+    if not _VERSION.fullmatch(text) or int(text) >= entry.version:
+        message = "a log entry of the Delta table does not have an earlier version that it went back to"
+        raise CorruptFile(message, version=entry.version, found=text[:200])
+    return int(text)
 
 
 def read_entry(table: Path, version: int) -> Entry | None:

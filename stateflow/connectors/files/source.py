@@ -97,6 +97,10 @@ class FileSource(Source):
     def description(self) -> str:
         return f"FileSource[{self.format}:{self.path}]"
 
+    @property
+    def files_address(self) -> str:
+        return self.path
+
     def check_settings(self, limits: SourceSettings) -> None:
         """See `Source.check_settings`. Raises ConfigError for a missing folder, or a limit that has no effect."""
         local = self._local

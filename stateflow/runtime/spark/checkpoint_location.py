@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosi
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.private_files import make_folders, make_own_folder
+from stateflow.runtime.spark.restored_position import QuerySource, checked_log, checked_offsets, offset_lines
 from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.no_follow import NotRegular, read_file
@@ -44,15 +46,17 @@ class SparkLocation:
         self._storage = storage
         self._newest: dict[str, SourceFile] = {}
 
-    def create(self, position: SparkPosition | None, query_id: str) -> None:
+    def create(self, position: SparkPosition | None, query_id: str, sources: Sequence[QuerySource]) -> None:
         """Creates the location.
 
         Args:
             position: the position that Spark continues after; None for a job without a checkpoint.
             query_id: id of the streaming query.
+            sources: the sources of the query, in its order.
 
         Raises:
-            CorruptFile: the position is incomplete, or a stored source log is damaged.
+            CorruptFile: the position is incomplete, a stored source log is damaged, or contains files that the source
+                does not read.
         """
         make_folders(self.folder.parent)
         self.folder.mkdir(mode=0o700)
@@ -61,11 +65,11 @@ class SparkLocation:
         n = position.batch_id
         self._write("metadata", json.dumps({"id": query_id}).encode())
         if position.previous_offsets is not None:
-            self._write(f"offsets/{n - 1}", position.previous_offsets)
-        self._write(f"offsets/{n}", position.offsets)
-        self._write(f"commits/{n}", position.commit)
+            self._write(f"offsets/{n - 1}", checked_offsets(position.previous_offsets, sources))
+        self._write(f"offsets/{n}", checked_offsets(position.offsets, sources))
+        self._write(f"commits/{n}", _COMMIT)
         for file in position.source_files:
-            self._write(f"sources/{_checked(file.path)}", source_log(self._storage, file))
+            self._write(f"sources/{_checked(file.path)}", self._checked_log(file, position, sources))
         self._remember(position.source_files)
         if missing := _missing_in_checkpoint(position):
             raise CorruptFile(
@@ -107,6 +111,13 @@ class SparkLocation:
             )
         return position
 
+    def _checked_log(self, file: SourceFile, position: SparkPosition, sources: Sequence[QuerySource]) -> bytes:
+        number, _, name = file.path.partition("/")
+        newest = dict(zip(map(str, range(len(sources))), newest_entries(position), strict=True))
+        if number not in newest:
+            raise CorruptFile("a manifest has a source log of a source that the job does not have", path=file.path)
+        return checked_log(name, source_log(self._storage, file), newest[number], sources[int(number)])
+
     def _remember(self, files: list[SourceFile]) -> None:
         """Keeps the files of the newest position, because the next one may have them, too.
 
@@ -138,7 +149,7 @@ class SparkLocation:
     def _log_offset(self, batch_id: int, source: int) -> int | None:
         """Returns the last entry of a file source's log that the batch reads; None without one, or for others."""
         content = self._read(f"offsets/{batch_id}")
-        lines = content.decode().splitlines()[2:] if content else []
+        lines = offset_lines(content)[2:] if content else []
         offset = lines[source] if source < len(lines) else NOT_BEGUN
         found = json.loads(offset) if offset != NOT_BEGUN else None
         return int(found["logOffset"]) if isinstance(found, dict) and "logOffset" in found else None
@@ -251,14 +262,18 @@ def missing_entries(position: SparkPosition) -> list[str]:
         source, _, name = file.path.partition("/")
         logs.setdefault(source, set()).add(name)
     missing = []
-    for number, line in enumerate(position.offsets.decode().splitlines()[2:]):
-        newest = _file_log_offset(line)
+    for number, newest in enumerate(newest_entries(position)):
         names = logs.get(str(number), set())
         compacted = max((int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1)
         needed = range(compacted + 1, newest + 1)
         # The offset may be any number, so that all of them could take any time and memory.
         missing += [f"{number}/{n}" for n in islice((n for n in needed if str(n) not in names), _SHOWN)]
     return missing
+
+
+def newest_entries(position: SparkPosition) -> list[int]:
+    """Returns the newest entry of each source's log that its offset includes; -1 for none, or for other sources."""
+    return [_file_log_offset(line) for line in offset_lines(position.offsets)[2:]]
 
 
 def _file_log_offset(line: str) -> int:
@@ -277,7 +292,7 @@ def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) ->
     Args:
         sources: pairs of uid and description, in the order of the query.
     """
-    lines = position.offsets.decode().splitlines()[2:]
+    lines = offset_lines(position.offsets)[2:]
     return [SourcePosition(uid=uid, description=d, offset=o) for (uid, d), o in zip(sources, lines, strict=True)]
 
 

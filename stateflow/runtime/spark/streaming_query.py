@@ -21,6 +21,7 @@ from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.checkpoint_location import SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.frames import source_frame
+from stateflow.runtime.spark.restored_position import FilePattern, QuerySource
 from stateflow.storage.paths import spark_location
 
 _POLL_SECONDS = 0.1
@@ -93,9 +94,16 @@ class SparkRun:
             folder = driver_location(settings.local_folder, root.job.job_uuid, generation)
         location = SparkLocation(folder, root.storage)
         manifest = self._run.manifest
-        location.create(manifest.spark if manifest else None, _query_id(self._run.job.root.clock.new_id()))
+        query_id = _query_id(self._run.job.root.clock.new_id())
+        location.create(manifest.spark if manifest else None, query_id, self._query_sources())
         failpoints.hit("start.seeded")
         return location
+
+    def _query_sources(self) -> list[QuerySource]:
+        # Hadoop's settings, which PySpark has no method for.
+        default = self._spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")  # noqa: SLF001
+        addresses = {node.uid: self._sources[node.uid].files_address for node in self._run.job.plan.sources}
+        return [QuerySource(uid, FilePattern(a, default) if a is not None else None) for uid, a in addresses.items()]
 
     def _frame(self) -> DataFrame:
         limits = self._run.job.settings.source

@@ -19,24 +19,30 @@ from stateflow.runtime.spark.checkpoint_location import (
     needed_entries,
     source_positions,
 )
+from stateflow.runtime.spark.restored_position import FilePattern, QuerySource
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.paths import data_folder, parse_data
 from tests.support.errors import raises
 
+FILES = [QuerySource("files", FilePattern("/data"))]
+SOURCES = [*FILES, QuerySource("topic", None)]
 QUERY = "0d4c1b2a-0000-4000-8000-000000000000"
-OFFSETS = b'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n'
-LARGE = b"v1\n" + b'{"path":"file:///data/part.parquet"}\n' * 1000
+ABOUT = '{"batchWatermarkMs":0,"batchTimestampMs":1795486084602,"conf":{}}'
+OFFSETS = f'v1\n{ABOUT}\n{{"logOffset":7}}\n{{"topic":3}}'.encode()
+BEFORE = f'v1\n{ABOUT}\n{{"logOffset":6}}\n-'.encode()
+LARGE = "\n".join(["v1", *['{"path":"file:///data/part.parquet","timestamp":1,"batchId":6}'] * 1000]).encode()
+SEVEN = b'v1\n{"path":"file:///data/part%2041.parquet","timestamp":1795486056780,"batchId":7}'
 FOLDER = data_folder(4, 2, "driver")
 IN_BATCH_7 = {
     "metadata": b'{"id":"x"}',
     "offsets/5": b"old",
-    "offsets/6": b"before",
+    "offsets/6": BEFORE,
     "offsets/7": OFFSETS,
     "commits/6": b"c",
     "sources/0/5": b"five",
     "sources/0/6.compact": LARGE,
-    "sources/0/7": b"seven",
+    "sources/0/7": SEVEN,
     "sources/0/.7.crc": b"crc",
     "sources/0/8.tmp": b"half",
     "sources/1/0": b"first offset",
@@ -93,16 +99,16 @@ def test_a_location_made_from_a_captured_position_captures_the_same(tmp_path: Pa
     storage = MemoryStorage()
     _write(tmp_path / "first", IN_BATCH_7)
     position = SparkLocation(tmp_path / "first", storage).capture(7, FOLDER)
-    assert (position.batch_id, position.offsets, position.previous_offsets) == (7, OFFSETS, b"before")
+    assert (position.batch_id, position.offsets, position.previous_offsets) == (7, OFFSETS, BEFORE)
     large, *others = position.source_files
-    assert others == [SourceFile(path="0/7", content=b"seven"), SourceFile(path="1/0", content=b"first offset")]
+    assert others == [SourceFile(path="0/7", content=SEVEN), SourceFile(path="1/0", content=b"first offset")]
     assert (large.path, large.content) == ("0/6.compact", None), "a large log is a file of the checkpoint"
     assert large.handle is not None and storage.get(large.handle.key) == LARGE
     parsed = parse_data(large.handle.key)
     assert parsed is not None and (parsed.generation, parsed.ordinal) == (4, 2), "so that garbage collection knows it"
 
     again = SparkLocation(tmp_path / "deep" / "second", storage)
-    again.create(position, QUERY)
+    again.create(position, QUERY, SOURCES)
     found = _read(again.folder)
     assert json.loads(found.pop("metadata")) == {"id": QUERY}
     kept = ["offsets/6", "offsets/7", "sources/0/6.compact", "sources/0/7", "sources/1/0"]
@@ -115,11 +121,11 @@ def test_a_location_made_from_a_captured_position_captures_the_same(tmp_path: Pa
 
 
 def test_the_position_of_the_first_batch_has_no_previous_offsets(tmp_path: Path) -> None:
-    _write(tmp_path, {"offsets/0": b'v1\n{"batchWatermarkMs":0}\n-\n'})
+    _write(tmp_path, {"offsets/0": f"v1\n{ABOUT}\n-".encode()})
     position = SparkLocation(tmp_path, MemoryStorage()).capture(0, FOLDER)
     assert (position.batch_id, position.previous_offsets, position.source_files) == (0, None, [])
     again = SparkLocation(tmp_path / "again", MemoryStorage())
-    again.create(position, QUERY)
+    again.create(position, QUERY, FILES)
     assert [name for name in _read(again.folder) if name.startswith("offsets")] == ["offsets/0"]
 
 
@@ -139,7 +145,7 @@ ELSEWHERE = "x /etc/x ../x 0/../../x 0/.. 0/./1 0//1 0/ a/b/c/d/e .."
 def test_a_path_outside_the_location_is_refused(tmp_path: Path, path: str) -> None:
     location = SparkLocation(tmp_path / "root" / "location", MemoryStorage())
     with raises(CorruptFile, path=path):
-        location.create(_position(SourceFile(path=path, content=b"x")), QUERY)
+        location.create(_position(SourceFile(path=path, content=b"x")), QUERY, SOURCES)
     assert sorted(_read(tmp_path)) == [f"root/location/{name}" for name in ("commits/0", "metadata", "offsets/0")]
 
 
@@ -161,14 +167,14 @@ def test_a_stored_log_that_is_not_as_recorded_is_refused(
     storage = MemoryStorage()
     storage.put_new(HANDLE.key, b"abc")
     with raises(error) as refused:
-        SparkLocation(tmp_path / "x", storage).create(_position(SourceFile(path="0/1", handle=handle)), QUERY)
+        SparkLocation(tmp_path / "x", storage).create(_position(SourceFile(path="0/1", handle=handle)), QUERY, SOURCES)
     assert handle.key in refused.value.facts.values()
 
 
 def test_each_source_has_its_own_offset() -> None:
-    position = _position(offsets=OFFSETS + b'{"topic":{"0":3}}\n')
+    position = _position(offsets=BEFORE.replace(b"-", b'{"topic":{"0":3}}'))
     assert source_positions(position, [("files", "reads files"), ("topic", "reads a topic")]) == [
-        SourcePosition(uid="files", description="reads files", offset='{"logOffset":7}'),
+        SourcePosition(uid="files", description="reads files", offset='{"logOffset":6}'),
         SourcePosition(uid="topic", description="reads a topic", offset='{"topic":{"0":3}}'),
     ]
 
@@ -176,10 +182,10 @@ def test_each_source_has_its_own_offset() -> None:
 def test_a_paused_driver_leaves_a_newer_run_s_location_alone(tmp_path: Path) -> None:
     """It was stopped after its CLAIM, and continues while another run on this host has claimed the job and works."""
     newer = driver_location(tmp_path, "job", 6)
-    SparkLocation(newer, MemoryStorage()).create(None, QUERY)
+    SparkLocation(newer, MemoryStorage()).create(None, QUERY, [])
     _write(newer, {"offsets/0": OFFSETS})
     paused = driver_location(tmp_path, "job", 5)
-    SparkLocation(paused, MemoryStorage()).create(None, QUERY)
+    SparkLocation(paused, MemoryStorage()).create(None, QUERY, [])
     assert _read(newer) == {"offsets/0": OFFSETS}
     assert paused != newer
     # The next run removes both: each of them is fenced.
@@ -189,7 +195,7 @@ def test_a_paused_driver_leaves_a_newer_run_s_location_alone(tmp_path: Path) -> 
 
 def _logs(offsets: list[str], names: str) -> SparkPosition:
     text = "v1\n{}\n" + "".join(f"{line}\n" for line in offsets)
-    return _position(*(SourceFile(path=name, content=b"x") for name in names.split()), offsets=text.encode(), batch=3)
+    return _position(*(SourceFile(path=name, content=b"v1") for name in names.split()), offsets=text.encode(), batch=3)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +225,7 @@ def test_a_log_with_a_gap_is_neither_captured_nor_restored(tmp_path: Path) -> No
     with raises(BatchFailed, batch=7, missing=["0/7"]):
         SparkLocation(tmp_path / "first", MemoryStorage()).capture(7, FOLDER)
     with raises(CorruptFile, batch=3, missing=["0/1"]):
-        SparkLocation(tmp_path / "second", MemoryStorage()).create(_logs(['{"logOffset":2}'], "0/0 0/2"), QUERY)
+        SparkLocation(tmp_path / "second", MemoryStorage()).create(_logs(['{"logOffset":2}'], "0/0 0/2"), QUERY, FILES)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +247,7 @@ def test_a_position_that_spark_does_not_write_is_a_corrupt_file(tmp_path: Path, 
         source_files=[SourceFile(path=file, content=b"")],
     )
     with raises(CorruptFile):
-        SparkLocation(tmp_path / "location", MemoryStorage()).create(position, "q")
+        SparkLocation(tmp_path / "location", MemoryStorage()).create(position, "q", FILES)
 
 
 def test_a_fifo_in_the_location_is_an_error_at_once(tmp_path: Path) -> None:

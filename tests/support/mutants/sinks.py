@@ -75,6 +75,6 @@ _seed = SparkLocation.create
 
 
 @MUTANTS.plant("no-seed", (SparkLocation, "create"))
-def _seed_nothing(self: SparkLocation, _: Any, query_id: str) -> None:
+def _seed_nothing(self: SparkLocation, _: Any, query_id: str, sources: Any) -> None:
     """A start does not restore the sources' positions in Spark."""
-    _seed(self, None, query_id)
+    _seed(self, None, query_id, sources)
