@@ -85,7 +85,7 @@ def test_scratch_space_of_another_user_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("trap", ["folder", "link"])
 def test_a_run_uses_no_scratch_space_that_another_user_has_made(tmp_path: Path, trap: str) -> None:
-    """In a folder such as /tmp, where everybody may write, another user is there first."""
+    """In a folder such as /tmp, where all users may write, another user can create the folder first."""
     job = CliFixture(tmp_path)
     # The temporary folder of the tests may be closed to others.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

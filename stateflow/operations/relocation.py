@@ -26,8 +26,8 @@ from stateflow.errors import ConfigError, DataError, PlanOutdated
 from stateflow.operations.job_root import now, open_root
 from stateflow.requesters import by_process
 from stateflow.runtime.restore.state_import import import_state
-from stateflow.runtime.spark.checkpoint_location import INLINE_LIMIT, source_log
-from stateflow.runtime.spark.source_paths import (
+from stateflow.runtime.spark.location.checkpoint_location import INLINE_LIMIT, source_log
+from stateflow.runtime.spark.location.source_paths import (
     FolderMove,
     LoggedFile,
     logged_files,

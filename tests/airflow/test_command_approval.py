@@ -129,7 +129,7 @@ def test_an_approval_of_a_stop_is_void_after_another_run_has_started(
         stop(idle_job, again, run)
 
 
-def test_a_stop_of_another_job_is_not_approved_with_it(idle_job: AccountsJob, tmp_path: Any) -> None:
+def test_the_approval_of_a_stop_does_not_approve_that_of_another_job(idle_job: AccountsJob, tmp_path: Any) -> None:
     other = AccountsJob(tmp_path / "other", settings=idle_job.settings, variables=idle_job.variables)
     other.run_to(10)
     with fails(PermanentFailure, "not-approved"):

@@ -19,7 +19,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.files.columns import ColumnPolicy
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
-from stateflow.runtime.spark.source_paths import FolderMove, relocate_log
+from stateflow.runtime.spark.location.source_paths import FolderMove, relocate_log
 from tests.support.errors import raises
 
 _WEEK = 7 * 86400

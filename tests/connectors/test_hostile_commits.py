@@ -11,7 +11,8 @@ import pytest
 
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.checkpoint import checkpoint
-from stateflow.connectors.delta.log import LOG_FOLDER, DeltaHead, Metadata, entry_path, maintain_log, read_head
+from stateflow.connectors.delta.log import DeltaHead, Metadata, entry_path, maintain_log, read_head
+from stateflow.connectors.delta.log_listing import LOG_FOLDER
 from stateflow.connectors.delta.rewind import Rewinder
 from stateflow.connectors.delta.rewind_preview import Divergence
 from stateflow.connectors.delta.versions import read_entry
@@ -105,7 +106,7 @@ def test_a_fifo_that_is_named_like_a_new_checkpoint_does_not_stop_the_driver(
         checkpoint(table)
 
 
-def test_the_process_that_creates_a_checkpoint_is_killed_when_it_waits(table: Path) -> None:
+def test_a_checkpoint_process_that_waits_is_killed(table: Path) -> None:
     os.mkfifo(table / LOG_FOLDER / "_last_checkpoint")
     with raises(StorageError, seconds=0.5):
         checkpoint(table, seconds=0.5)

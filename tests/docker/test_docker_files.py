@@ -74,7 +74,7 @@ def test_every_image_that_is_not_built_here_is_taken_by_a_digest_without_a_defau
     declared = arguments("ARG")
     for image, found in zip([*bases, *taken], variables, strict=True):
         assert found is not None
-        # Docker refuses an empty digest; Compose is told to.
+        # Docker refuses an empty digest; Compose does so by `:?`.
         assert found[1] in declared if image in bases else found[2], image
     assert {found[1] for found in variables if found} == image_digests.images(DOCKER).keys()
     build = COMPOSE["x-airflow"]["build"]["args"]

@@ -189,7 +189,7 @@ def test_a_savepoint_with_a_value_that_none_is_created_with_is_damaged(
     assert not planted.exists()
 
 
-def test_a_folder_with_the_name_of_another_savepoint_does_not_replace_it(ran: CliFixture) -> None:
+def test_a_folder_with_the_name_of_a_savepoint_does_not_replace_the_savepoint(ran: CliFixture) -> None:
     genuine = _whole(ran.root)
     planted = _plant(ran.root, "whole", id="f" * 32)
     for find in (lambda: operations.find(ran.root, "whole"), lambda: operations.dispose(ran.root, "whole")):
@@ -212,7 +212,7 @@ def test_a_savepoint_with_the_name_of_another_s_folder_does_not_stop_its_deletio
     [b"", b"damaged", b"f" * 32, b"f" * 1000, b"\xff" * 32],
     ids=["empty", "damaged", "another-id", "long", "no-text"],
 )
-def test_a_deletion_that_nobody_has_begun_is_not_completed(ran: CliFixture, content: bytes) -> None:
+def test_a_deletion_that_was_not_begun_is_not_completed(ran: CliFixture, content: bytes) -> None:
     genuine = _whole(ran.root)
     (genuine / "_disposed").write_bytes(content)
     before = root_files.digests(genuine)

@@ -73,7 +73,7 @@ def test_an_error_keeps_sentence_facts_and_hint_when_copied_or_sent_by_a_task(cl
 
 
 @pytest.mark.parametrize("huge", ["k" * 30_000_000, ["k" * 30_000_000]], ids=["text", "list"])
-def test_no_text_of_an_error_is_as_large_as_the_data_that_it_is_about(huge: object) -> None:
+def test_the_text_of_an_error_is_shorter_than_huge_data(huge: object) -> None:
     error = errors.StateError("x" * 30_000_000, key=huge)
     error.add_facts(row=huge)
     texts = [error.message, error.sentence, str(error), *Failure.of(error).facts.values(), Failure.of(error).message]

@@ -30,7 +30,7 @@ class AttackedJob:
     """A job with a savepoint in its root and a copy of another one, which an attacker forges.
 
     Attributes:
-        outside: a folder that nobody may read or change.
+        outside: a folder that must not be read or changed.
         forged: the folder of the forged savepoint.
     """
 

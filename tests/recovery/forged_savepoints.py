@@ -48,7 +48,7 @@ class ForgedSavepoint:
     """A savepoint in `folder`, and a folder of others.
 
     Attributes:
-        outside: belongs to a user who trusts nobody; the attacker can make links to it.
+        outside: belongs to another user; the attacker can make links to it.
         document: what `seal` writes.
     """
 
@@ -89,7 +89,7 @@ class ForgedSavepoint:
         (self.folder / handle["key"]).write_bytes(data)
 
     def make_plain_store(self) -> tuple[Any, StoreManifest]:
-        """Writes the store of a subtask anew, as one file without compression; its content is the same."""
+        """Writes the store of a subtask again, as one file without compression; its content is the same."""
         subtask = self.subtask
         entries = list(stored_state.stored_entries(self.folder, subtask))
         with tempfile.TemporaryDirectory() as folder:
@@ -273,7 +273,7 @@ def _size_or_hash_of_another(forged: ForgedSavepoint) -> None:
 
 @_forgery(Outcome.REFUSED)
 def _path_out_of_the_savepoint(forged: ForgedSavepoint) -> None:
-    """The bytes are there, and are those that are recorded."""
+    """The file contains the recorded bytes."""
     handle = forged.rng.choice(forged.handles)
     target = forged.outside / handle["sha256"]
     shutil.copy(forged.folder / handle["key"], target)
@@ -337,7 +337,7 @@ def _files_of_another_user(forged: ForgedSavepoint) -> Sequence[Path]:
 
 @_forgery(Outcome.SAME)
 def _links_in_the_savepoint(forged: ForgedSavepoint) -> None:
-    """No file of the savepoint is one; whoever deletes the savepoint must not follow them."""
+    """No file of the savepoint is one; the deletion of the savepoint must not follow them."""
     (forged.folder / "files" / "linked").symlink_to(forged.outside)
     (forged.folder / "linked").symlink_to(forged.outside)
     (forged.folder / "files" / "passwd").symlink_to(forged.outside / "secret")

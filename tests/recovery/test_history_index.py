@@ -1,4 +1,4 @@
-"""The history against somebody who can write to the job root, and against kills: what changed later is reported."""
+"""The history against a user who can write to the job root, and against kills: what changed later is reported."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_record_is_unverified_until_a_run_has_recorded_its_hash(told: Accounts
     assert len(root_files.history_index(told.root)) == len(objects(told))
 
 
-def test_a_history_without_an_index_stays_readable_and_the_next_run_indexes_it(told: AccountsJob) -> None:
+def test_a_history_without_an_index_stays_readable_and_is_indexed_by_the_next_run(told: AccountsJob) -> None:
     """As an older version leaves a job root: its newest entry names no index, and there is none."""
     newest = root_files.head(told.root)
     path = root_files.entry_path(told.root, newest.seq)
@@ -196,7 +196,7 @@ def test_a_kill_between_record_index_and_log_entry_is_no_false_alarm(told: Accou
     told.check()
 
 
-def test_retention_of_the_history_keeps_it_verified_and_bounded(job: AccountsJob) -> None:
+def test_the_history_stays_verified_and_bounded_when_retention_trims_records(job: AccountsJob) -> None:
     job.settings = {"history__retained": 8}
     for until in range(10, 110, 10):
         job.run_to(until)

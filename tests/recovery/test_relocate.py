@@ -25,8 +25,8 @@ from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.operations.relocation import FileCheck, check_files, files_of_source
-from stateflow.runtime.spark.checkpoint_location import source_log
-from stateflow.runtime.spark.source_paths import FolderMove, logged_files, relocate_description, relocate_log
+from stateflow.runtime.spark.location.checkpoint_location import source_log
+from stateflow.runtime.spark.location.source_paths import FolderMove, logged_files, relocate_description, relocate_log
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from tests.support.errors import raises

@@ -15,7 +15,7 @@ from stateflow.checkpoint.log.documents import Manifest
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
 from tests.support.errors import raises
 

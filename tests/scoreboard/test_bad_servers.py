@@ -34,7 +34,7 @@ _MISTAKES = {"internal", "fenced"}
 
 @dataclass(frozen=True)
 class _Site:
-    """A storage server behind a proxy that misbehaves, and another server.
+    """A storage server that is reached through a misbehaving proxy, and another server.
 
     Attributes:
         address: of the job root.

@@ -29,7 +29,7 @@ _BACKENDS: dict[str, dict[str, object]] = {
     within=15,
     is_slow=True,
 )
-def test_a_forged_savepoint_harms_nobody(round_: Round) -> int:
+def test_a_forged_savepoint_does_no_harm(round_: Round) -> int:
     """A savepoint is forged by a user who may write it, with hashes that fit: numbers of RocksDB's manifest, blocks of
     its files, blocks of hash maps, documents, sizes, paths that lead out of it, links, FIFOs, files of another user.
 

@@ -20,14 +20,15 @@ from pathlib import Path
 from rocksdict import DBCompressionType
 from urllib3 import Retry
 
-from stateflow.checkpoint.history import LIMIT as HISTORY_LIMIT
 from stateflow.checkpoint.history import read_history
+from stateflow.checkpoint.history_index import LIMIT as HISTORY_LIMIT
 from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Savepoint
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.config.sources import read_toml
-from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
+from stateflow.connectors.delta.log import entry_path
+from stateflow.connectors.delta.log_listing import LOG_FOLDER
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations.job_root import open_root

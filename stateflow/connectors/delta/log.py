@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,13 +23,12 @@ import msgspec
 from stateflow.connectors.delta.checkpoint import checkpoint
 from stateflow.connectors.delta.data_files import UnnamedFile, disk_error, own_names
 from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
+from stateflow.connectors.delta.log_listing import LOG_FOLDER, list_log, log_names
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-
-LOG_FOLDER = "_delta_log"
 
 Action = dict[str, Any]
 """An action of the log, as decoded JSON."""
@@ -38,11 +36,6 @@ Action = dict[str, Any]
 # deltalake's default. Delta's own, 10, would rewrite the list of all files ten times as often.
 _CHECKPOINT_INTERVAL = 100
 _INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
-
-_LOG_FILE = re.compile(
-    r"(?P<version>\d{20})\.(?P<kind>json|\d{20}\.compacted\.json"
-    r"|(?P<checkpoint>checkpoint)\.(?:parquet|\d{10}\.(?P<parts>\d{10})\.parquet|[0-9a-fA-F-]{36}\.(?:json|parquet)))"
-)
 
 _logger = logging.getLogger(__name__)
 
@@ -187,76 +180,10 @@ def _checkpoint_interval(metadata: Metadata) -> int:
 
 def _try_checkpoint(table: Path, version: int) -> None:
     try:
-        _names(table / LOG_FOLDER)
+        log_names(table)
         checkpoint(table)
     except Exception:
         _logger.warning("no checkpoint of the Delta table %s at version %d was created", table, version, exc_info=True)
-
-
-@dataclass(frozen=True)
-class LogListing:
-    """The files of a table's log.
-
-    Attributes:
-        names: the version of each file by name; the first version for a file that covers several.
-        entries: versions that have a log entry.
-        checkpoints: versions that have a complete checkpoint.
-    """
-
-    names: Mapping[str, int]
-    entries: frozenset[int]
-    checkpoints: frozenset[int]
-
-    @property
-    def other_texts(self) -> list[str]:
-        """JSON files other than entries: compacted entries, and V2 checkpoints."""
-        return [name for name in self.names if name.endswith(".json") and name.count(".") > 1]
-
-    def newest_checkpoint(self, version: int) -> int:
-        """Returns the newest version up to `version` that has a checkpoint; 0 when there is none."""
-        return max((v for v in self.checkpoints if v <= version), default=0)
-
-
-def list_log(table: Path) -> LogListing:
-    """Lists the files of a table's log. Raises StorageError."""
-    folder = table / LOG_FOLDER
-    found = [match for name in _names(folder) if (match := _LOG_FILE.fullmatch(name))]
-    parts_found = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
-    return LogListing(
-        names={match.string: int(match["version"]) for match in found},
-        entries=frozenset(int(m["version"]) for m in found if m["kind"] == "json"),
-        checkpoints=frozenset(version for (version, parts), number in parts_found.items() if number >= parts),
-    )
-
-
-def _names(folder: Path) -> list[str]:
-    """Returns the names in the folder of a log.
-
-    Raises CorruptFile for a FIFO or a device in it, or in one of its folders, such as that of sidecars: deltalake would
-    wait for its content.
-    """
-    found = _checked_files(folder)
-    for entry in found:
-        if entry.is_dir():
-            _checked_files(Path(entry.path))
-    return [entry.name for entry in found]
-
-
-def _checked_files(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except OSError as e:
-        raise disk_error(e, folder) from e
-    for entry in found:
-        # Views of a log consist of links, whose files a clean-up may have removed.
-        if not (entry.is_file() or entry.is_dir() or (entry.is_symlink() and not os.path.exists(entry.path))):
-            raise CorruptFile(
-                "the Delta table's log contains something other than files",
-                hint="remove it, or restore the file from a copy",
-                file=entry.path,
-            )
-    return found
 
 
 def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
@@ -325,7 +252,7 @@ def open_deltalake(table: Path) -> DeltaTable:
     Raises SinkRefused, CorruptFile, StorageError, or deltalake's TableNotFoundError.
     """
     if (table / LOG_FOLDER).is_dir():
-        _names(table / LOG_FOLDER)
+        log_names(table)
     # The import takes 0.2 s, and tasks never need it.
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -19,7 +19,6 @@ from stateflow.clock import SystemClock
 from stateflow.connectors.delta.checks import check_table, new_table
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, sync_folder
 from stateflow.connectors.delta.log import (
-    LOG_FOLDER,
     Action,
     DeltaHead,
     append_entry,
@@ -30,6 +29,7 @@ from stateflow.connectors.delta.log import (
     read_head,
     unreferenced_files,
 )
+from stateflow.connectors.delta.log_listing import LOG_FOLDER
 from stateflow.connectors.delta.rewind import FileChange, Rewinder
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
 from stateflow.errors import (

@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow.parquet as pq
 
-from stateflow.connectors.delta.log import LOG_FOLDER, Action, Metadata, Protocol, entry_path, list_log, open_deltalake
+from stateflow.connectors.delta.log import Action, Metadata, Protocol, entry_path, open_deltalake
 from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
+from stateflow.connectors.delta.log_listing import LOG_FOLDER, list_log
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.types.decoders import json_decoder
 

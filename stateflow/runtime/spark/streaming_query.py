@@ -18,10 +18,10 @@ from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.checkpoint_location import SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.frames import source_frame
-from stateflow.runtime.spark.restored_position import FilePattern, QuerySource
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
+from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
 from stateflow.storage.paths import spark_location
 
 _POLL_SECONDS = 0.1

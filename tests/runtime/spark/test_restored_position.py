@@ -1,4 +1,4 @@
-"""Savepoints whose Spark files somebody has forged: which input a run reads, and which settings Spark gets."""
+"""Savepoints whose Spark files are forged: which input a run reads, and which settings Spark gets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SourceFile, SparkPosition
 from stateflow.errors import CorruptFile
-from stateflow.runtime.spark.checkpoint_location import SparkLocation
-from stateflow.runtime.spark.restored_position import FilePattern, QuerySource
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
 from stateflow.storage import MemoryStorage
 from tests.support.errors import raises
 
@@ -54,7 +54,7 @@ def _created(folder: Path, position: SparkPosition, *sources: QuerySource) -> di
     }
 
 
-def test_spark_reads_what_the_run_before_it_wrote(tmp_path: Path) -> None:
+def test_spark_reads_what_the_previous_run_wrote(tmp_path: Path) -> None:
     assert _created(tmp_path, _position({"0/0": GOOD})) == {
         "offsets/0": f'v1\n{METADATA}\n{{"logOffset":0}}',
         "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',

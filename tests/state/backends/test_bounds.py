@@ -159,7 +159,7 @@ def test_a_stored_manifest_has_prefixes_and_the_store_has_every_key(
     store.close()
 
 
-def test_a_manifest_with_whole_bounds_as_older_versions_stored_it_is_read(
+def test_a_manifest_of_older_versions_with_whole_bounds_is_read(
     stores: RocksStoreFixture, taken: Snapshot, table: Path
 ) -> None:
     exact = with_exact_bounds(_file(taken), table)
@@ -200,7 +200,7 @@ def test_bounds_that_are_no_prefixes_of_the_files_keys_are_a_corrupt_file(
 
 
 def test_keys_that_are_not_in_order_are_refused(tmp_path: Path) -> None:
-    """Whoever can forge checksums can also write keys in any order, and prefixes that fit them."""
+    """A user who can forge checksums can also write keys in any order, and prefixes that fit them."""
     options = rocksdb_options(RocksDBSettings())
     options.set_compression_type(DBCompressionType.none())
     store = Rdict(str(tmp_path / "store"), options=options)

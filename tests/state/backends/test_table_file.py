@@ -84,7 +84,7 @@ def test_a_forged_file_is_refused(plain: Path, tmp_path: Path, attack: Callable[
 
 
 @pytest.mark.parametrize(("kind", "is_accepted"), [(0, True), (1, True), (2, False), (15, False), (22, False)])
-def test_the_kind_of_an_entry_is_checked_where_it_shares_it_with_the_key_before(kind: int, is_accepted: bool) -> None:
+def test_a_kind_that_an_entry_shares_with_the_key_before_is_checked(kind: int, is_accepted: bool) -> None:
     """The second key is ``x``; its kind is the second byte of the first key."""
     sequence = bytes(7)
     first = bytes([0, 10, 0]) + b"x" + bytes([kind, 1]) + sequence

@@ -12,7 +12,7 @@ from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
 from stateflow.checkpoint.sink_commit import Decision, PublishingSink, SinkOutput
 from stateflow.connectors.delta.sink import DeltaSinkTable
 from stateflow.runtime import publisher
-from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.state.handles import Committable
 from tests.support.mutants.registry import Mutants
 

@@ -19,7 +19,7 @@ from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosi
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.private_files import make_folders, make_own_folder
-from stateflow.runtime.spark.restored_position import QuerySource, checked_log, checked_offsets, offset_lines
+from stateflow.runtime.spark.location.restored_position import QuerySource, checked_log, checked_offsets, offset_lines
 from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.no_follow import NotRegular, read_file
