@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import xxhash
 
@@ -72,7 +73,7 @@ class ForgedTable:
 
     def _data_blocks(self, index: bytes) -> Iterator[Block]:
         offset = 0
-        for size in data_blocks(index, shortest_key=0):
+        for size in chain.from_iterable(sizes.tolist() for sizes in data_blocks(index, shortest_key=0)):
             yield Block("data", offset, size)
             offset += size + TRAILER_BYTES
 

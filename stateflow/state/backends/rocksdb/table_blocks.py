@@ -35,6 +35,8 @@ _LONGEST_VARINT = 5
 _SMALLEST_BLOCK = 8
 _WITHOUT_ENTRIES = struct.pack("<II", 0, 1)
 """The index of a file that has only deleted ranges."""
+_INDEX_ENTRIES = 1 << 16
+"""Entries of an index that are followed at a time."""
 _LARGEST_START = 16 << 10
 """Bound of the position of an entry in its block: RocksDB ends a block with the entry that makes it 4 KiB."""
 _NUMBER = 4
@@ -119,31 +121,38 @@ class Blocks:
         return np.ndarray((len(self.buffer) - 7,), np.dtype("<i8"), self.buffer.data, strides=(1,))
 
 
-def data_blocks(index: bytes, shortest_key: int) -> list[int]:
-    """Returns the sizes of the data blocks of an index, without their trailers.
+def data_blocks(index: bytes, shortest_key: int) -> Iterator[Numbers]:
+    """Yields the sizes of the data blocks of an index, without their trailers, some thousands at a time.
 
     Args:
-        index: the index block.
+        index: the index block. It has a restart for each entry.
         shortest_key: least size of a key in bytes.
 
     Raises:
         ValueError: the data blocks do not follow one another from the start of the file.
     """
     if index == _WITHOUT_ENTRIES:
-        return []
-    blocks = Blocks.joined([index])
-    buffer, entries = blocks.buffer, _Entries(blocks)
-    shared, at = _varints(buffer, entries.restarts)
-    key_size, at = _varints(buffer, at)
-    require(not shared.any() and bool((key_size >= shortest_key).all()), "an index entry has no whole key")
-    offsets, at = _varints(buffer, at + key_size)
-    sizes, at = _varints(buffer, at)
-    ends = np.append(entries.restarts[1:], entries.ends)
-    require(bool((at == ends).all()), "an index entry does not end where the next one starts")
-    expected = np.cumsum(sizes + TRAILER) - sizes - TRAILER
-    require(bool((offsets == expected).all()), "data blocks have gaps or overlap")
-    found: list[int] = sizes.tolist()
-    return found
+        return
+    require(len(index) >= _SMALLEST_BLOCK, "a block is too short")
+    count = int.from_bytes(index[-_NUMBER:], "little")
+    end = len(index) - _NUMBER * (count + 1)
+    require(count > 0 and end > 0, "a block has too many restarts")
+    buffer, starts = np.frombuffer(index, np.uint8), np.frombuffer(index, "<u4", count, end)
+    require(starts[0] == 0, "restarts are not in order")
+    offset = 0
+    for first in range(0, count, _INDEX_ENTRIES):
+        following = first + _INDEX_ENTRIES
+        shared, at = _varints(buffer, starts[first:following].astype(np.int64))
+        key_size, at = _varints(buffer, at)
+        require(not shared.any() and bool((key_size >= shortest_key).all()), "an index entry has no whole key")
+        offsets, at = _varints(buffer, at + key_size)
+        sizes, at = _varints(buffer, at)
+        next_starts = np.append(starts[first + 1 : following + 1], [end] if following >= count else [])
+        require(bool((at == next_starts).all()), "an index entry does not end where the next one starts")
+        ends = offset + np.cumsum(sizes + TRAILER)
+        require(bool((offsets == ends - sizes - TRAILER).all()), "data blocks have gaps or overlap")
+        offset = int(ends[-1])
+        yield sizes
 
 
 def check_blocks(blocks: Blocks, kinds: Sequence[int] = (_DELETION, _VALUE)) -> None:

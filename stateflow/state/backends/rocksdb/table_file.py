@@ -42,8 +42,8 @@ _FOOTER = struct.Struct("<B4s4xII24sIQ")
 _EXTENDED_MAGIC, _MAGIC = b"\x3e\x00\x7a\x00", 0x88E241B785F4CFF7
 _XXH3 = 4
 _CHECKSUM = struct.Struct("<I")
-_LARGEST_INDEX = 128 << 20
-"""Bytes of any other block, decompressed. An index grows with the size of the file and that of the keys."""
+_LARGEST_INDEX = 90 << 20
+"""Bytes of any other block, stored and decompressed. An index grows with the size of the file and that of the keys."""
 _BATCH_BYTES = 4 << 20
 _INDEX, _PROPERTIES, _RANGE_DELETIONS = b"rocksdb.index", b"rocksdb.properties", b"rocksdb.range_del"
 _FILTER = b"fullfilter.rocksdb.BuiltinBloomFilter"
@@ -119,14 +119,17 @@ class _TableFile:
             check_blocks(batch)
 
     def key_bounds(self) -> tuple[bytes, bytes] | None:
-        sizes = self._data_sizes(self._meta_blocks())
-        if not sizes:
+        first = last = None
+        end = 0
+        for sizes in self._data_sizes(self._meta_blocks()):
+            first = first or _Handle(0, int(sizes[0]))
+            end += int((sizes + TRAILER).sum())
+            last = _Handle(end - TRAILER - int(sizes[-1]), int(sizes[-1]))
+        if first is None or last is None:
             return None
-        last = _Handle(sum(sizes[:-1]) + TRAILER * (len(sizes) - 1), sizes[-1])
-        smallest = first_key(self._read(_Handle(0, sizes[0]), LARGEST_BLOCK))
-        return smallest, last_key(self._read(last, LARGEST_BLOCK))
+        return first_key(self._data_block(first)), last_key(self._data_block(last))
 
-    def _data_sizes(self, blocks: dict[bytes, _Handle]) -> list[int]:
+    def _data_sizes(self, blocks: dict[bytes, _Handle]) -> Iterator[Numbers]:
         """Returns the sizes of the data blocks; removes the blocks that it reads from `blocks`."""
         properties = dict(entries_of(self._read(blocks.pop(_PROPERTIES))))
         _check_properties(properties)
@@ -149,13 +152,16 @@ class _TableFile:
             raise ValueError("the blocks of the file are not named as expected")
         return blocks
 
-    def _data_blocks(self, sizes: list[int]) -> Iterator[Blocks]:
+    def _data_blocks(self, sizes: Iterable[Numbers]) -> Iterator[Blocks]:
         """Yields the data blocks, in batches. They follow one another from the start of the file."""
-        self._bounded(_Handle(0, sum(sizes) + TRAILER * (len(sizes) - 1)))
-        require(max(sizes, default=0) <= LARGEST_BLOCK, "a data block is too large")
         self._file.seek(0)
-        for batch in _batches(sizes, int):
-            yield from self._next_blocks(np.array(batch))
+        end = 0
+        for some in sizes:
+            require(int(some.max()) <= LARGEST_BLOCK, "a data block is too large")
+            end += int((some + TRAILER).sum())
+            require(end <= self._end, "a data block is not in the file")
+            for batch in _batches(some.tolist(), int):
+                yield from self._next_blocks(np.array(batch))
 
     def _next_blocks(self, sizes: Numbers) -> Iterator[Blocks]:
         """Reads blocks from the current position of the file."""
@@ -181,13 +187,17 @@ class _TableFile:
         if handle.offset < 0 or handle.offset + handle.size + TRAILER > self._end:
             raise ValueError(f"a block at {handle.offset} of {handle.size} bytes is not in the file")
 
-    def _read(self, handle: _Handle, largest: int = _LARGEST_INDEX) -> bytes:
+    def _data_block(self, handle: _Handle) -> bytes:
+        return self._read(handle, LARGEST_BLOCK)
+
+    def _read(self, handle: _Handle, largest: int | None = None) -> bytes:
         """Returns a block, decompressed, after its checksum was verified.
 
         Args:
-            largest: bytes that it may have.
+            largest: bytes that it may have; by default as many as the stored and the decompressed block may have.
         """
         self._bounded(handle)
+        largest = _LARGEST_INDEX - handle.size if largest is None else largest
         require(handle.size <= largest, "a block is too large")
         self._file.seek(handle.offset)
         stored = self._file.read(handle.size + TRAILER)
