@@ -12,6 +12,14 @@ from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
 
 
+def is_timestamp(text: str) -> bool:
+    """Returns whether a stored text is a time with a zone, as `Clock.now` returns it; others cannot be compared."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
 class Clock(ABC):
     """Source of time, random numbers and ids. Correctness never depends on a clock, only waiting and reports do."""
 

@@ -11,7 +11,7 @@ import click
 from stateflow import operations
 from stateflow.checkpoint.gc.collector import FileStatus
 from stateflow.cli.common import JSON, ROOT, print_json, refuse
-from stateflow.cli.formatting import count_of, human_bytes, print_text, to_seconds
+from stateflow.cli.formatting import count_of, human_bytes, one_line, print_text, to_seconds
 from stateflow.operations import GarbageReport
 from stateflow.requesters import describe_requester
 
@@ -94,6 +94,6 @@ def pins(job_root: str, drop: str | None) -> None:
     found = operations.list_pins(job_root)
     for pin in found:
         owner, since = describe_requester(pin.owner), to_seconds(pin.since)
-        print_text(f"{pin.id}  checkpoint {pin.checkpoint.id}  {owner}: {pin.reason}  since {since}")
+        print_text(one_line(f"{pin.id}  checkpoint {pin.checkpoint.id}  {owner}: {pin.reason}  since {since}"))
     if not found:
         print_text("no pins")

@@ -15,6 +15,7 @@ from typing import TypeVar
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import EntryKind, EntryRef, JobFormat, LogEntry
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
+from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import LOG, entry_seq, log_entry
@@ -245,6 +246,10 @@ class CheckpointLog:
             raise CorruptFile(
                 "a log entry belongs to another position or job", file=key, seq=entry.seq, job_uuid=entry.job_uuid
             )
+        current = [entry.checkpoint] if entry.checkpoint else []
+        for at in (entry.at, *(ref.at for ref in (*current, *entry.retained))):
+            if at and not is_timestamp(at):
+                raise CorruptFile("a log entry contains a time that is not valid", file=key, time=at[:100])
         return Head(entry, digest)
 
     @staticmethod

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import EntryRef, LogEntry, RetainedLink, RetainedSegment
 from stateflow.checkpoint.log.manifest_files import read_document, write_document
+from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
@@ -158,7 +159,13 @@ class RetainedCheckpoints:
     def _segment(self, handle: FileHandle) -> RetainedSegment:
         segment = self._cached.get(handle) or self._previous.get(handle)
         if segment is None:
-            segment = self._cached[handle] = read_document(self._storage, handle, RetainedSegment)
+            segment = read_document(self._storage, handle, RetainedSegment)
+            for ref in segment.refs:
+                if ref.at and not is_timestamp(ref.at):
+                    raise CorruptFile(
+                        "a list of checkpoints contains a time that is not valid", file=handle.key, time=ref.at[:100]
+                    )
+            self._cached[handle] = segment
         return segment
 
 

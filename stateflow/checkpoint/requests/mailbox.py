@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Answer, Request
 from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.storage import PutResult, Storage
@@ -103,14 +104,8 @@ def clear_acknowledgement(storage: Storage, request_id: str) -> None:
 
 
 def is_expired(request: Request, now: datetime) -> bool:
-    """Returns whether the requester has stopped waiting; True if its time is not valid."""
-    if not request.until:
-        return False
-    try:
-        until = datetime.fromisoformat(request.until)
-    except ValueError:
-        return True
-    return now > (until if until.tzinfo else until.replace(tzinfo=UTC))
+    """Returns whether the requester has stopped waiting."""
+    return bool(request.until) and now > datetime.fromisoformat(request.until)
 
 
 def is_acknowledged(storage: Storage, request_id: str) -> bool:
@@ -175,13 +170,6 @@ def _read(storage: Storage, key: str, kind: type[M]) -> M | None:
     if key not in (request_key(found.id), request_done(found.id)):
         raise CorruptFile("a request or answer has another id than its file", file=key, id=found.id[:100])
     for field, text in (("at", found.at), ("until", found.until if isinstance(found, Request) else "")):
-        if not _is_time(text):
+        if text and not is_timestamp(text):
             raise CorruptFile("a time in a request or answer is not valid", file=key, field=field)
     return found
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return not text or datetime.fromisoformat(text) is not None
-    except ValueError:
-        return False
