@@ -33,7 +33,15 @@ def _run_with_more_rows(cli: CliFixture) -> int:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"until": "x"}, {"at": "x"}, {"id": "bbb"}, {"id": "aaa.done"}, {"id": "../aaa"}, {"kind": "x"}],
+    [
+        {"until": "x"},
+        {"until": "2030-01-01T00:00:00"},
+        {"at": "x"},
+        {"id": "bbb"},
+        {"id": "aaa.done"},
+        {"id": "../aaa"},
+        {"kind": "x"},
+    ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
 def test_a_forged_stop_stops_no_run(ran: CliFixture, changes: dict[str, object]) -> None:

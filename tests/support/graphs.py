@@ -100,7 +100,7 @@ def entry(seq: int, kind: EntryKind = EntryKind.COMMIT, **changes: Any) -> LogEn
         "writer": "w",
         "nonce": f"n{seq}",
         "parent": f"p{seq}",
-        "at": "now",
+        "at": "2026-01-31T03:00:00+00:00",
         **changes,
     }
     return LogEntry(job_uuid=JOB.job_uuid, seq=seq, kind=kind, **given)

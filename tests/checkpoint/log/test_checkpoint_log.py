@@ -8,11 +8,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
-from stateflow.checkpoint.log.documents import EntryKind, LogEntry
+from stateflow.checkpoint.log.documents import EntryKind, EntryRef, LogEntry
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.errors import StorageError, TooLarge
+from stateflow.errors import CorruptFile, StorageError, TooLarge
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import LOG, log_entry
 from tests.support.errors import raises
@@ -111,3 +112,18 @@ def test_a_reader_catches_up_with_a_run_that_appends_and_collects() -> None:
     storage = _BusyStorage(20)
     assert _log(storage).read_head() == storage.head
     assert storage.left == 0 and storage.head.entry.seq == 21
+
+
+BAD_TIMES = ["x", "2026-01-01T00:00:00", "9" * 5000]
+
+
+@pytest.mark.parametrize("at", BAD_TIMES, ids=["text", "no-zone", "digits"])
+@pytest.mark.parametrize("field", ["at", "checkpoint", "retained"])
+def test_an_entry_with_a_time_that_cannot_be_compared_is_corrupt(field: str, at: str) -> None:
+    """Retention, the doctor and the rewinding of tables compare these times."""
+    ref = EntryRef(id=1, sha256="0" * 64, at=at)
+    value: object = {"at": at, "checkpoint": ref, "retained": [ref]}[field]
+    storage = MemoryStorage()
+    storage.put_new(log_entry(1), seal(replace(_after(None, ""), **{field: value}))[0])
+    with raises(CorruptFile, file=log_entry(1), time=at[:100]):
+        _log(storage).read_head()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -242,9 +242,11 @@ def test_an_entry_that_was_written_again_is_not_the_checkpoint_of_an_older_versi
         job.opened().checkpoints.manifest_of(ref)
 
 
-def _link(storage: MemoryStorage, key: str, newest: int, before: RetainedLink | None = None) -> RetainedLink:
-    """Stores a segment without checkpoints as an attacker would, and links it."""
-    data, _ = seal(RetainedSegment(refs=[], before=before))
+def _link(
+    storage: MemoryStorage, key: str, newest: int, before: RetainedLink | None = None, refs: Sequence[EntryRef] = ()
+) -> RetainedLink:
+    """Stores a segment as an attacker would, and links it."""
+    data, _ = seal(RetainedSegment(refs=list(refs), before=before))
     storage.delete([key])
     storage.put_new(key, data)
     return RetainedLink(
@@ -279,4 +281,13 @@ def test_a_segment_that_refers_to_newer_ones_is_corrupt(newest: int) -> None:
     middle = _link(job.storage, two, 7, _link(job.storage, three, newest))
     head = _adopt_link(job, _link(job.storage, one, 10**10, middle))
     with raises(CorruptFile, file=two, newest=7, newest_before=newest):
+        job.opened().checkpoints.restorable(head)
+
+
+def test_a_segment_with_a_time_that_cannot_be_compared_is_corrupt() -> None:
+    job = MemoryJob()
+    key = f"data/{1:020d}/{1:010d}-driver/retained-0.json"
+    ref = EntryRef(id=7, sha256="0" * 64, at="2026-01-01T00:00:00")
+    head = _adopt_link(job, _link(job.storage, key, 7, refs=[ref]))
+    with raises(CorruptFile, file=key, time=ref.at):
         job.opened().checkpoints.restorable(head)
