@@ -171,7 +171,7 @@ def test_a_stop_keeps_the_origin_that_the_form_gave(idle_job: AccountsJob, origi
 def test_a_request_that_was_withdrawn_or_failed_is_made_again(idle_job: AccountsJob, status: str) -> None:
     idle_job.deliver(70)
     assert idle_job.run("batch.begin:2").code == -9
-    asked = {"id": "r1", "savepoint": "mine", "by": "ada", "at": "2026-01-01"}
+    asked = {"id": "r1", "savepoint": "mine", "by": "ada", "at": "2026-01-01T00:00:00+00:00"}
     request = {**asked, "kind": "savepoint", "origin": "manual", "reason": "", "drain": False}
     answer = {**asked, "status": status, "checkpoint_id": 0, "savepoint_id": "", "code": "data", "message": "no space"}
     (idle_job.root / "requests").mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ def _post(job: AccountsJob, request: str, kind: str, name: str, **more: Any) -> 
     """Stores a request as a command does that may be dead by now."""
     document = {"id": request, "kind": kind, "savepoint": name, "origin": "manual", "by": "ada", "reason": ""}
     (job.root / "requests").mkdir(exist_ok=True)
-    content = root_files.sealed({**document, "drain": False, "at": "2026-01-01", **more})
+    content = root_files.sealed({**document, "drain": False, "at": LONG_AGO, **more})
     (job.root / "requests" / request).write_bytes(content)
 
 

@@ -264,7 +264,13 @@ def test_a_failed_drain_is_reported_and_the_job_continues(jobs: TimerJobs) -> No
 
 def _request_drain(jobs: TimerJobs) -> None:
     request = Request(
-        id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True, at="2026-01-01"
+        id="r1",
+        kind=RequestKind.STOP,
+        savepoint="last",
+        origin=Origin.STOP,
+        by="ada",
+        drain=True,
+        at="2026-01-01T00:00:00Z",
     )
     post(jobs.storage, request)
 

@@ -115,7 +115,7 @@ def test_a_run_that_is_asked_to_drain_fires_every_timer_once_before_the_savepoin
     any_job: TimedJob, kills: tuple[str, ...]
 ) -> None:
     before = _rest_with_open_windows(any_job)
-    common = {"id": "r1", "kind": "stop", "origin": "stop", "by": "ada", "reason": "", "at": "2026-01-01"}
+    common = {"id": "r1", "kind": "stop", "origin": "stop", "by": "ada", "reason": "", "at": "2026-01-01T00:00:00Z"}
     (any_job.root / "requests").mkdir(exist_ok=True)
     request = root_files.sealed({**common, "savepoint": "last", "drain": True})
     (any_job.root / "requests" / "r1").write_bytes(request)

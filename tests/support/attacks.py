@@ -27,6 +27,7 @@ from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.config.sources import read_toml
+from stateflow.config.state_settings import LARGEST_VALUE
 from stateflow.connectors.delta.log import entry_path
 from stateflow.connectors.delta.log_listing import LOG_FOLDER
 from stateflow.connectors.delta.versions import read_entry
@@ -234,7 +235,7 @@ TEXTS = {
 
 
 def _store(folder: Path) -> Path:
-    make_store(folder / "store", DBCompressionType.lz4(), {b"\0\0key": bytes(60 << 20)})
+    make_store(folder / "store", DBCompressionType.lz4(), {b"\0\0key": bytes(LARGEST_VALUE)})
     return next((folder / "store").glob("*.sst"))
 
 
@@ -253,7 +254,7 @@ def _check(folder: Path) -> None:
         raise CorruptFile(str(e)) from e
 
 
-FILES = {"LZ4 value of 4 GB": Attack(_forged_store, _check), "LZ4 value of 60 MiB": Attack(_store, _check, "accepted")}
+FILES = {"LZ4 value of 4 GB": Attack(_forged_store, _check), "LZ4 value of 32 MiB": Attack(_store, _check, "accepted")}
 
 
 # -- legitimate ones --------------------------------------------------------------------------------------------------

@@ -55,7 +55,9 @@ def configured_retention(retain: Limit, savepoints: Limit, max_age: timedelta | 
     operator's argument `configured` has it.
 
     Args:
-        retain, savepoints, max_age: arguments of the operator, before templates are rendered.
+        retain: number of checkpoints, as given to the operator, before templates are rendered.
+        savepoints: number of savepoints, likewise.
+        max_age: age of savepoints, likewise.
     """
     given = (None if isinstance(value, str) and "{" in value else value for value in (retain, savepoints, max_age))
     return Retention.of_arguments(*given)  # type: ignore[arg-type]
