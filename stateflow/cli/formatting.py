@@ -2,7 +2,7 @@
 
 Names, reasons, positions and paths come from job roots, savepoints and servers. An escape sequence in one of them could
 erase or rewrite what the user sees, and a character that changes the direction of writing could reorder it. So all
-output goes through `print_text`, which makes such characters visible.
+output goes through `print_text` or `add_row`, which make such characters visible.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\ufff9-\ufffb]"
@@ -31,6 +33,11 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     r"""Returns the text like `visible`, with ``\u000a`` for a line feed, so that a name or reason forges no line."""
     return visible(text).replace("\n", "\\u000a").replace("\t", "\\u0009")
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Adds a row to a table. The cells are shown as they are, since rich would interpret brackets as its markup."""
+    table.add_row(*(Text(one_line(cell)) for cell in cells))
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

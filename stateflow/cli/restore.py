@@ -26,7 +26,7 @@ from stateflow.cli.common import (
     settings_layers,
     with_options,
 )
-from stateflow.cli.formatting import human_bytes, in_utc, print_text, short_offset
+from stateflow.cli.formatting import add_row, human_bytes, in_utc, print_text, short_offset
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
 from stateflow.private_files import open_private
@@ -244,7 +244,7 @@ def _state_table(plan: RestorePlan) -> Table:
         change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"
         parallelism = str(s.to_parallelism) if s.from_parallelism == s.to_parallelism else change
         now = "unknown" if s.bytes_now is None else human_bytes(s.bytes_now)
-        table.add_row(s.uid, s.action.value, now, human_bytes(s.bytes), parallelism)
+        add_row(table, s.uid, s.action.value, now, human_bytes(s.bytes), parallelism)
     return table
 
 
@@ -253,7 +253,7 @@ def _source_table(plan: RestorePlan) -> Table:
     for c in plan.sources:
         held = {True: "yes", False: "NO", None: "unknown"}[c.held]
         files = "-" if c.files is None else f"{c.files:,}"
-        table.add_row(c.uid, short_offset(c.now), short_offset(c.then), files, held)
+        add_row(table, c.uid, short_offset(c.now), short_offset(c.then), files, held)
     return table
 
 
@@ -261,7 +261,7 @@ def _sink_table(plan: RestorePlan) -> Table:
     table = Table("sink", "current", "target", "rows after target", "rows restored", box=None, pad_edge=False)
     for t in plan.sinks:
         then = "kept" if t.mode is SinkMode.KEEP else f"version {t.then}" if t.then is not None else "unchanged"
-        table.add_row(t.uid, f"version {t.now}", then, _count(t.rows_removed), _count(t.rows_returned))
+        add_row(table, t.uid, f"version {t.now}", then, _count(t.rows_removed), _count(t.rows_returned))
     return table
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, ActionRecord, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
-from stateflow.cli.formatting import human_bytes, in_utc, one_line, print_text, short_offset, to_seconds
+from stateflow.cli.formatting import add_row, human_bytes, in_utc, one_line, print_text, short_offset, to_seconds
 from stateflow.cli.timeline import draw_timeline
 from stateflow.operations import JobCode
 from stateflow.requesters import describe_requester, requester_facts
@@ -135,7 +135,8 @@ def _checkpoint_table(records: list[CheckpointRecord], undone: frozenset[int]) -
     for title in ("checkpoint", "gen", "ended (UTC)", "ms", "rows", "increment", "full", "files"):
         table.add_column(title, justify="right", no_wrap=True)
     for r in records:
-        table.add_row(
+        add_row(
+            table,
             _label(r, undone),
             str(r.generation),
             to_seconds(r.committed_at),

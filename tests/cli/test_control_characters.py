@@ -78,6 +78,23 @@ def test_no_log_line_has_a_control_character(
     assert not _controls(shown.output + capfd.readouterr().err)
 
 
+@pytest.mark.parametrize("text", [HOSTILE, "[/x]", "[red]x[/red]", "[link=file:///x]x"])
+def test_the_tables_of_a_plan_and_of_the_status_show_texts_as_they_are(cli: CliFixture, text: str) -> None:
+    cli.run()
+    made = invoke("savepoint", "create", "--name", "s", "--from-head", "--job-root", cli.root)
+    assert made.exit_code == 0
+    root = Path(cli.root)
+    (savepoint,) = root.glob("savepoints/*/_savepoint")
+    _forge(savepoint, lambda document: document["manifest"]["sources"][0].update(offset=text))
+    for path in root.glob("history/*-checkpoints-*"):
+        path.write_text(json.dumps([{**record, "committed_at": text} for record in json.loads(path.read_text())]))
+    plan = invoke("restore", str(cli.job), *cli.command()[2:], "--plan", "s")
+    status = invoke("status", "--job-root", cli.root)
+    for shown in (plan, status):
+        assert shown.exit_code == 0 and not _controls(shown.output)
+        assert one_line(text)[:7] in shown.output
+
+
 FORGED = "mine\nNEXT LINE\tx"
 
 
