@@ -6,9 +6,9 @@
     block   = length items                           length: of items in bytes, 4 bytes, big-endian, not zero
     items   = a msgpack array of bin: key, value, key, value, …
 
-Readers do not trust lengths: a block or an array cannot be larger than the remaining bytes, so memory is bounded by the
-size that the checkpoint has recorded. Keys that do not ascend, or are too short to hold a key group, are refused, as
-are bytes after the end.
+Readers do not trust lengths: a block is neither larger than the remaining bytes nor than the largest one that a writer
+makes, and has as few entries, so memory is bounded whatever the checkpoint has recorded. Keys that do not ascend, or
+are too short to hold a key group, are refused, as are bytes after the end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 
+from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -28,7 +29,12 @@ _LENGTH = struct.Struct(">I")
 _COUNT = struct.Struct(">Q")
 _BLOCK = 64 << 10
 _GROUP_BYTES = 2
-_items = msgspec.msgpack.Decoder(list[bytes])
+_MOST_ITEMS = 2 * _BLOCK // _GROUP_BYTES
+"""Keys and values of a block: a writer ends it with the entry that makes it 64 KiB, and no key is shorter."""
+_LONGEST_HEADER = 5
+_LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK + _LONGEST_HEADER * (_MOST_ITEMS + 1)
+"""Bytes of a block: entries of 64 KiB, and the largest entry that any settings permit."""
+_items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=_MOST_ITEMS)])
 
 Entry = tuple[bytes, bytes]
 
@@ -74,12 +80,15 @@ def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
         left -= _LENGTH.size + length
         if left < 0:
             raise _corrupt(name, "a block is longer than the file")
+        if length > _LARGEST_BLOCK:
+            raise _corrupt(name, "a block is larger than any that is written")
         items = _decode_block(_exactly(stream, length, name), name)
         keys = items[::2]
         _check_order(last, keys, name)
         last = keys[-1]
         count += len(keys)
         yield from zip(keys, items[1::2], strict=True)
+        del items, keys  # Before the next block is read, since each may be large.
     if _number(stream, _COUNT, name) != count:
         raise _corrupt(name, "its number of entries differs from the recorded count")
     if stream.read(1):
@@ -108,7 +117,7 @@ def _block(items: list[bytes]) -> bytes:
 
 def _decode_block(data: bytes, name: str) -> list[bytes]:
     try:
-        items = _items.decode(data)
+        items: list[bytes] = _items.decode(data)
     except msgspec.DecodeError as e:
         raise _corrupt(name, str(e)) from e
     if not items or len(items) % 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import BACKENDS, RocksDBSettings, StateSettings
+from stateflow.config.state_settings import BACKENDS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, MissingFile
 from stateflow.state.backends import hashmap_snapshot
 from stateflow.state.backends.factory import StoreLocation, open_backend
@@ -69,6 +70,7 @@ def _sized(data: bytes) -> bytes:
 HEAD = b"SFKV\x01"
 END = bytes(4)
 ONE = _array([b"key", b"value"])
+MANY = [item for n in range(1 << 16) for item in (b"\0%c%c%c" % (0, n >> 8, n & 255), b"")]
 HOSTILE = {
     "empty": b"",
     "another kind of file": b"PK\x03\x04" + bytes(100),
@@ -90,6 +92,7 @@ HOSTILE = {
     "a key twice": HEAD + ONE + ONE + END + struct.pack(">Q", 2),
     "keys out of order": HEAD + _array([b"kez", b"", b"key", b""]) + END + struct.pack(">Q", 2),
     "a key without a key group": HEAD + _array([b"k", b""]) + END + struct.pack(">Q", 1),
+    "a block of more entries than a writer puts into one": HEAD + _array(MANY) + END + struct.pack(">Q", 1 << 16),
     "another number of entries": HEAD + ONE + END + struct.pack(">Q", 2),
     "something after its end": HEAD + ONE + END + struct.pack(">Q", 1) + b"x",
 }
@@ -109,6 +112,21 @@ def test_a_hostile_stream_is_a_corrupt_file_and_takes_no_memory(kind: str) -> No
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_block_that_is_larger_than_any_entry_may_be_is_not_read() -> None:
+    # The size is that of a file without content on the disk, which costs an attacker nothing.
+    stream = io.BytesIO(HEAD + struct.pack(">I", 1 << 30) + b"\x92\xc4\x02ab\xc6\x3f\xff\xff\xf0")
+    with pytest.raises(CorruptFile) as refused:
+        list(hashmap_snapshot.decode(stream, 2 << 30, "file"))
+    assert "larger" in str(refused.value.facts["reason"])
+
+
+def test_the_smallest_entries_and_the_largest_one_are_read_again() -> None:
+    small = {bytes([n >> 8, n & 255]): b"" for n in range(1 << 16)}
+    assert _decoded(_encoded(small)) == small
+    large = {b"\0" * 6 + bytes(2 * LARGEST_KEY): bytes(LARGEST_VALUE), b"\1\0": b""}
+    assert _decoded(_encoded(large)) == large
 
 
 class Stored:
