@@ -6,10 +6,12 @@ The reader pins the checkpoint in the job's log, copies its files to a scratch f
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -24,9 +26,12 @@ from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage, open_storage
-from stateflow.types.serializers import decode_key, decode_untyped
+from stateflow.types.serializers import decode_key, decode_untyped, payload_start
 
 _GROUP_BYTES, _STATE_BYTES = 2, 4
+_DECODED_BYTES = 1 << 20
+"""Size of the largest value that is decoded only to check it."""
+_structure = msgspec.msgpack.Decoder(msgspec.Raw)
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,13 @@ def stored_entries(
             yield subtask, read_entries(StoreLocation(folder / "work", cache, RocksDBSettings()), Base.of(subtask))
 
 
-def check_entry(names: dict[bytes, StateSchema | None], columns: int, stored: bytes, data: bytes) -> StateEntry | None:
+def check_entry(
+    names: dict[bytes, StateSchema | None],
+    columns: int,
+    stored: bytes,
+    data: bytes,
+    decode: Callable[[bytes], Any] = decode_untyped,
+) -> StateEntry | None:
     """Decodes a stored entry; returns None for an internal one, such as a timer.
 
     Args:
@@ -136,6 +147,7 @@ def check_entry(names: dict[bytes, StateSchema | None], columns: int, stored: by
         columns: number of key columns.
         stored: the encoded key: key group, state id, key columns, namespace, and map key or list position.
         data: the encoded value.
+        decode: decodes the value.
 
     Raises:
         CorruptFile: the key belongs to no state, or key or value does not decode.
@@ -148,5 +160,21 @@ def check_entry(names: dict[bytes, StateSchema | None], columns: int, stored: by
         return None
     end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
     parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
+    if len(parts) <= columns:
+        raise CorruptFile("a stored key has too few columns", key=stored.hex()[:80], columns=columns)
     map_key = parts[columns + 1] if len(parts) > columns + 1 else None
-    return StateEntry(schema.name, parts[:columns], map_key, decode_untyped(data), parts[columns])
+    return StateEntry(schema.name, parts[:columns], map_key, decode(data), parts[columns])
+
+
+def check_value(data: bytes) -> None:
+    """Raises CorruptFile unless `data` is a stored value; of a large value, only the structure is checked.
+
+    A value of one byte can take 64 bytes in memory once it is decoded.
+    """
+    if len(data) <= _DECODED_BYTES:
+        decode_untyped(data)
+        return
+    try:
+        _structure.decode(memoryview(data)[payload_start(data) :])
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise CorruptFile("a stored value does not decode", reason=str(e)) from e
