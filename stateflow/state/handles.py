@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from stateflow.config.state_settings import BACKENDS
-from stateflow.errors import ConfigError
-from stateflow.types.key_groups import KeyGroupRange
+from stateflow.errors import ConfigError, CorruptFile
+from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""A number in a document that tasks receive: JSON has larger ones, which msgpack cannot encode."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +41,15 @@ class FileHandle(Document, frozen=True, kw_only=True, gc=False):
     """A reference to one immutable stored file."""
 
     key: str
-    size: int
+    size: Int64
     sha256: str
 
 
 class FilePart(Document, frozen=True, kw_only=True, gc=False):
     """The position of a file within a stored object that contains several."""
 
-    offset: int
-    size: int
+    offset: Int64
+    size: Int64
     sha256: str
 
 
@@ -69,6 +73,22 @@ class StateFile(Document, frozen=True, kw_only=True, gc=False):
         return self.part.sha256 if self.part else self.handle.sha256
 
 
+def check_position(handle: FileHandle, part: FilePart) -> None:
+    """Raises CorruptFile unless a part is within its object.
+
+    A negative size would read the whole object at once, and a negative position is an error that is retried.
+    """
+    if not 0 <= part.offset <= part.offset + part.size <= handle.size:
+        raise CorruptFile(
+            "a file is recorded as a part outside of its object",
+            hint="restore an older checkpoint",
+            file=handle.key,
+            offset=part.offset,
+            size=part.size,
+            object_size=handle.size,
+        )
+
+
 class TypeNode(Document, frozen=True, kw_only=True):
     """A type or a part of one, with everything that its stored bytes depend on."""
 
@@ -76,11 +96,11 @@ class TypeNode(Document, frozen=True, kw_only=True):
     """``int``, ``list``, ``numpy.int32``, ``class``, … as ``docs/format.md`` lists them."""
     parts: list[TypeNode] = []
     """The member types of a container or a union; of a dict the key, then the value."""
-    class_index: int = -1
+    class_index: Int64 = -1
     """Index into the schema's classes; -1 for other kinds."""
     choices: list[str] = []
     """The values of an enum or a literal, as JSON."""
-    limits: dict[str, int | float | str | bool] = {}
+    limits: dict[str, Int64 | float | str | bool] = {}
     """Constraints on values, by msgspec's names."""
 
 
@@ -118,7 +138,7 @@ class TypeSchema(Document, frozen=True, kw_only=True):
     classes: list[ClassSchema] = []
     serializer: str = ""
     """Name of the custom serializer that wrote them; empty for msgpack."""
-    serializer_version: int = 0
+    serializer_version: Int64 = 0
 
 
 class StateSchema(Document, frozen=True, kw_only=True):
@@ -132,7 +152,7 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """The name for queries from outside the job; empty if the state is not queryable."""
     ttl_time: str = ""
     """The time domain of its TTL, ``processing`` or ``event``; empty without a TTL."""
-    ttl_since: int | None = None
+    ttl_since: Int64 | None = None
     """The time since which the state has had a TTL in this time domain, in milliseconds since 1970; the TTL of older
     entries counts from here. None before the first watermark."""
     ttl_always: bool = False
@@ -152,9 +172,9 @@ class StateSchema(Document, frozen=True, kw_only=True):
 class SubtaskState(Document, frozen=True, kw_only=True):
     """The state of one subtask of an operator at a barrier."""
 
-    subtask: int
-    first_group: int
-    last_group: int
+    subtask: Int64
+    first_group: Int64
+    last_group: Int64
     snapshot: str
     """Unique name of the local snapshot. An open store with exactly this content may be reused without restoring."""
     files: list[StateFile] = []
@@ -164,9 +184,9 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     """The whole state if it is not in files."""
     store_manifest: bytes = b""
     """RocksDB's manifest for the files; in older snapshots the manifest is one of the files."""
-    event_timer: int | None = None
+    event_timer: Int64 | None = None
     """Lower bound for the times of event-time timers, in milliseconds since 1970; None without timers."""
-    processing_timer: int | None = None
+    processing_timer: Int64 | None = None
     """The same for processing-time timers."""
 
     @property
@@ -185,6 +205,9 @@ class SubtaskState(Document, frozen=True, kw_only=True):
         return EarliestTimers(self.event_timer, self.processing_timer)
 
 
+KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM_LIMIT)]
+
+
 class OperatorContent(Document, frozen=True, kw_only=True):
     """The operator state that a subtask stores; elements and entries are msgpack, encoded one by one."""
 
@@ -196,14 +219,14 @@ class OperatorContent(Document, frozen=True, kw_only=True):
     """Entries of broadcast states by name; subtask 0 stores them for all subtasks."""
     raw: list[bytes] = []
     """Partitions of the raw operator state."""
-    raw_keyed: list[tuple[int, bytes]] = []
+    raw_keyed: Annotated[list[tuple[KeyGroup, bytes]], msgspec.Meta(max_length=MAX_PARALLELISM_LIMIT)] = []
     """Raw keyed state as (key group, bytes) pairs, in order of key groups."""
 
 
 class OperatorPart(Document, frozen=True, kw_only=True):
     """The operator state of one subtask: an `OperatorContent`, in the manifest or in a file."""
 
-    subtask: int
+    subtask: Int64
     content: bytes = b""
     handle: FileHandle | None = None
 

@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations import JobCode, SavepointRequest, create_savepoint, plan_restore
 from stateflow.operations.compatibility import check_job
+from stateflow.operations.verification import verify_savepoint
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.types.serializers import ValueSerializer, decode_key, decode_untyped, timestamp_of
 from tests.support import root_files
@@ -103,6 +105,7 @@ MANIFESTS: dict[str, Change] = {
     "key groups from below zero": lambda d: _operator(d)["subtasks"][0].update(first_group=-5),
     "key groups to the end of the world": lambda d: _operator(d)["subtasks"][0].update(last_group=1 << 60),
     "key groups twice": lambda d: _operator(d)["subtasks"].append(_operator(d)["subtasks"][0]),
+    "a timer before the first time": lambda d: _operator(d)["subtasks"][0].update(event_timer=-1 << 70),
     "an operator of another name": lambda d: _operator(d).update(uid="../x"),
 }
 
@@ -169,6 +172,17 @@ def test_a_forged_manifest_that_changes_nothing_is_taken(ran: CliFixture) -> Non
 def test_a_made_up_manifest_is_refused(ran: CliFixture, name: str) -> None:
     _forge(Path(ran.root), partial(_changed, MANIFESTS[name]))
     _refused(ran)
+
+
+@pytest.mark.parametrize("content", ["/w==", "gaVsaXN0c4GhYZHEAP8=", "gaVsaXN0c4GhYZHEAv8B"])
+def test_a_savepoint_with_operator_state_that_cannot_be_read_is_not_verified(ran: CliFixture, content: str) -> None:
+    made = create_savepoint(ran.root, SavepointRequest("s", from_head=True))
+    (path,) = Path(ran.root).glob("savepoints/*/_savepoint")
+    document, _ = root_files.unsealed(path.read_bytes())
+    _operator(document["manifest"]).update(parts=[{"subtask": 0, "content": content}])
+    _replace(path, root_files.sealed(document))
+    with pytest.raises(CorruptFile):
+        verify_savepoint(savepoint_at(made.path))
 
 
 DEEP_TYPE = '{"kind":"list","parts":[' * 100_000

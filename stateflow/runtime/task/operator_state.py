@@ -130,6 +130,14 @@ def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
         CorruptFile: the part is damaged.
     """
     data, name = part.content, "the manifest"
+    if len(data) > INLINE_BYTES:
+        raise CorruptFile(
+            "the operator state of a subtask in a manifest is larger than any that is stored there",
+            hint="restore an older checkpoint",
+            subtask=part.subtask,
+            bytes=len(data),
+            limit=INLINE_BYTES,
+        )
     if part.handle is not None:
         assert storage is not None
         name = part.handle.key

@@ -27,7 +27,7 @@ from stateflow.observability.logging import log_event
 from stateflow.private_files import make_folders
 from stateflow.state.files.processes import is_running
 from stateflow.state.files.uploads import COPY_CHUNK, PARTIAL_PREFIX, SynchronousUploads, Uploads, partial_path
-from stateflow.state.handles import FileHandle, FilePart, StateFile
+from stateflow.state.handles import FileHandle, FilePart, StateFile, check_position
 from stateflow.storage import Storage
 from stateflow.storage.base import MISSING_OBJECT_HINT
 from stateflow.storage.paths import check_key
@@ -269,6 +269,7 @@ class HostCache:
                 storage.fetch(key, partial, file.handle.size)
                 check_file(file.handle, partial)
             else:
+                check_position(file.handle, part)
                 storage.fetch_part(key, part.offset, part.size, partial)
                 check_file(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
             _sync_copy(partial)

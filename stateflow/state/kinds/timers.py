@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from stateflow.errors import StateError
+from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
 from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
@@ -291,6 +291,10 @@ def timers_in(entries: Iterable[tuple[bytes, bytes]], domain: TimeDomain) -> lis
     return [_timer(entry) for entry in sorted(map(_time_ordered, stored))]
 
 
+def _corrupt(stored: bytes) -> CorruptFile:
+    return CorruptFile("a stored timer has no key", hint="restore an older checkpoint", timer=stored.hex()[:80])
+
+
 def _time_bytes(time: int) -> bytes:
     if isinstance(time, bool) or not isinstance(time, int) or not NO_WATERMARK <= time <= MAX_WATERMARK:
         raise StateError("a timer's time is not a timestamp", hint="pass milliseconds since 1970 as an int", time=time)
@@ -300,6 +304,8 @@ def _time_bytes(time: int) -> bytes:
 def _time_ordered(stored: bytes) -> bytes:
     """Returns a timer as bytes that sort by time over key groups: time, key group, key, namespace."""
     key_start = KEY_OFFSET + _TIME_BYTES
+    if len(stored) <= key_start:
+        raise _corrupt(stored)
     return stored[KEY_OFFSET:key_start] + stored[:_GROUP_BYTES] + stored[key_start:]
 
 
@@ -323,6 +329,8 @@ def _key_of(entry: bytes) -> tuple[bytes, bytes]:
 
 def _timer(entry: bytes) -> Timer:
     rest = entry[_TIME_BYTES + _GROUP_BYTES :]
-    *values, namespace = decode_key(rest)
+    *values, namespace = decode_key(rest) or [None]
+    if not values:
+        raise _corrupt(entry)
     key = rest[: len(rest) - len(encode_namespace(namespace))]
     return Timer(_time(entry), _group(entry), key, tuple(values), namespace)

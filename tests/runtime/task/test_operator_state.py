@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime.task import operator_state
 from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, read_part
@@ -95,6 +96,23 @@ def test_other_bytes_are_corrupt(data: bytes) -> None:
     with raises(CorruptFile, subtask=3) as refused:
         read_part(None, OperatorPart(subtask=3, content=data))
     assert refused.value.facts["reason"]
+
+
+@pytest.mark.parametrize(
+    "pieces", [[(0, b"")] * (1 << 15) + [(0, b"")], [(-1, b"")], [(1 << 15, b"")]], ids=["too many", "below", "above"]
+)
+def test_raw_keyed_state_has_as_many_key_groups_as_a_job_may_have(root: Root, pieces: list[tuple[int, bytes]]) -> None:
+    # A piece takes four bytes here, and twenty times as many once it is decoded.
+    data = msgspec.msgpack.encode({"raw_keyed": pieces})
+    part = OperatorPart(subtask=3, handle=write_bytes(root.storage, "data/x/operator", data))
+    with raises(CorruptFile, subtask=3, file="data/x/operator"):
+        read_part(root.storage, part)
+
+
+def test_a_part_in_the_manifest_is_as_small_as_those_that_are_written_there() -> None:
+    data = msgspec.msgpack.encode({"lists": {"a": [bytes(INLINE_BYTES)]}})
+    with raises(CorruptFile, subtask=3, bytes=len(data)):
+        read_part(None, OperatorPart(subtask=3, content=data))
 
 
 def test_a_file_with_another_hash_is_corrupt(root: Root) -> None:

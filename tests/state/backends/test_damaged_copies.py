@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stateflow.clock import ManualClock
@@ -19,9 +20,10 @@ from stateflow.state.backends.factory import StoreLocation, open_backend, read_e
 from stateflow.state.backends.rocksdb.errors import to_stateflow_error
 from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache
-from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.handles import Base, FilePart, SubtaskState
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.types.key_groups import KeyGroupRange
+from tests.support.errors import raises
 
 Damage = Callable[[bytes], bytes]
 CONTENT = {b"\0%c%05d" % (n % 100, n): random.Random(n).randbytes(100) for n in range(5000)}
@@ -249,6 +251,21 @@ def test_a_compaction_of_a_damaged_file_fails(host: Host, name: str) -> None:
         except DamagedCopy:
             store = host.open("rocksdb", base)
     assert host.content("rocksdb", _base(taken, "rocksdb")) == changed
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 10), (0, -1), (0, -5), (1 << 62, 1 << 62), (0, 1 << 40), (1, None)])
+@every_backend
+def test_a_part_outside_of_its_object_is_a_corrupt_file(
+    host: Host, backend: str, offset: int, size: int | None
+) -> None:
+    base = _filled(host, backend)[1]
+    (state,) = base.parts
+    file = state.files[0]
+    part = FilePart(offset=offset, size=file.size if size is None else size, sha256=file.sha256)
+    forged = msgspec.structs.replace(file, part=part)
+    with raises(CorruptFile, file=file.handle.key, offset=offset):
+        HostCache.direct(host.folder / "other", host.storage, ManualClock(1)).link(forged, host.folder / "target")
+    assert not list((host.folder / "other").iterdir())
 
 
 @every_damage

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.errors import StateError
+from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.handles import EarliestTimers
@@ -197,6 +197,15 @@ def test_a_timer_needs_a_key_and_a_time(subtask: Subtask) -> None:
     subtask.timers.register(EVENT, (1 << 63) - 1)
     subtask.timers.register(EVENT, -(1 << 63))
     assert [t for t, _, _ in subtask.fire((1 << 63) - 1)] == [-(1 << 63), (1 << 63) - 1]
+
+
+@pytest.mark.parametrize("rest", [b"\xff", bytes([255] * 7), bytes(8), bytes(8) + encode_key((None,))])
+@pytest.mark.parametrize("domain", TimeDomain)
+def test_a_stored_timer_without_time_or_key_is_a_corrupt_file(domain: TimeDomain, rest: bytes) -> None:
+    # A timer without a namespace has a key, and a None for the namespace.
+    store = DictBackend({group_of("a") + TIMER_IDS[domain] + rest: b""})
+    with pytest.raises(CorruptFile):
+        Subtask(store, TimerIndex(EarliestTimers(-(1 << 63), -(1 << 63)))).fire((1 << 63) - 1, domain=domain)
 
 
 def test_a_timer_reads_the_state_of_its_key_and_is_no_named_state(subtask: Subtask) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.records import CheckpointRecord
-from stateflow.state.handles import Document, FileHandle, OperatorPart, StateSchema, SubtaskState
+from stateflow.state.handles import Document, FileHandle, Int64, OperatorPart, StateSchema, SubtaskState
 
 NOT_BEGUN = "-"
 """The offset of a source that had no data yet, as in Spark's offset log."""
@@ -15,7 +15,7 @@ class OperatorState(Document, frozen=True, kw_only=True):
     """The state of one keyed operator at a barrier."""
 
     uid: str
-    parallelism: int
+    parallelism: Int64
     key_types: list[str]
     states: list[StateSchema]
     subtasks: list[SubtaskState]
@@ -23,7 +23,7 @@ class OperatorState(Document, frozen=True, kw_only=True):
     """Schemas of the declared operator state."""
     parts: list[OperatorPart] = []
     """Operator state by subtask, without subtasks that have none."""
-    watermark: int | None = None
+    watermark: Int64 | None = None
     """Watermark of its batch, in milliseconds since 1970; None before the first watermark."""
 
     @property
@@ -59,9 +59,9 @@ class SourceWatermark(Document, frozen=True, kw_only=True):
     """The watermark of one source, and whether the source is idle."""
 
     uid: str
-    watermark: int | None = None
+    watermark: Int64 | None = None
     """In milliseconds since 1970; None before the first row."""
-    active_at: int
+    active_at: Int64
     """Processing time, in milliseconds, of the last batch with rows of this source; of the first batch if none had."""
     idle: bool = False
 

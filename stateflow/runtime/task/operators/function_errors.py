@@ -28,6 +28,11 @@ class FunctionErrors:
         self._key_columns = key_columns
         self._function = function
 
+    @property
+    def columns(self) -> int:
+        """The number of key columns."""
+        return len(self._key_columns)
+
     def describe_key(self, key: Key) -> Mapping[str, object] | None:
         """Returns the key by column; None for the empty key of broadcast rows."""
         return dict(zip(self._key_columns, key, strict=True)) if key else None

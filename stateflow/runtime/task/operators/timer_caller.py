@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stateflow.errors import StateflowError
+from stateflow.errors import CorruptFile, StateflowError
 from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import Timer
@@ -47,8 +47,16 @@ class TimerCaller:
 
         Raises:
             UserCodeError: `on_timer` raised.
+            CorruptFile: the timer's key does not have as many columns as the operator's.
         """
         runtime, context = self._runtime, self._context
+        if len(timer.values) != runtime.errors.columns:
+            raise CorruptFile(
+                "a stored timer has another number of key columns",
+                hint="restore an older checkpoint",
+                key=timer.key.hex()[:80],
+                columns=runtime.errors.columns,
+            )
         runtime.emitters.add(len(emitted), timer.values)
         self._state.set_key(timer.group, timer.key)
         if timer.namespace is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 
+from stateflow.errors import CorruptFile
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, state_id
 from stateflow.state.kinds.write_buffer import ABSENT, Absent
@@ -175,8 +176,14 @@ def decode_index_key(index_key: bytes, state: bytes) -> tuple[int, bytes]:
     Args:
         index_key: key of the expiry entry.
         state: the state id.
+
+    Raises CorruptFile.
     """
     end = KEY_OFFSET + _TIMESTAMP_BYTES
+    if len(index_key) < end:
+        raise CorruptFile(
+            "a stored expiry entry has no timestamp", hint="restore an older checkpoint", key=index_key.hex()[:80]
+        )
     (timestamp,) = struct.unpack(">Q", index_key[KEY_OFFSET:end])
     return timestamp - _ZERO, index_key[:_GROUP_BYTES] + state + index_key[end:]
 
