@@ -63,7 +63,7 @@ def failure_of(program: str, arguments: Sequence[object], limits: ChildLimits, d
             printed, _ = child.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             child.kill()
-            return f"a process that opened it did not end within {timeout} s"
+            return f"a process that read it did not end within {timeout} s"
     if child.returncode == 0:
         return ""
-    return printed.decode(errors="replace") or f"a process that opened it ended with {child.returncode}"
+    return printed.decode(errors="replace") or f"a process that read it ended with {child.returncode}"

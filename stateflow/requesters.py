@@ -1,4 +1,4 @@
-"""Who requested an action, and who says so: the stored text in the field `by` of records and requests.
+"""The requester of an action, and the source of the requester's name: the field `by` of records and requests.
 
 The text begins with the source of the name. A text without one is of an older version, which stored a name as it was
 given, so that it counts as a claim.

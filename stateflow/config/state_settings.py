@@ -12,7 +12,7 @@ BACKENDS = ("rocksdb", "filesystem", "memory")
 LARGEST_INLINE = 1 << 20
 LARGEST_SORT = 1 << 31
 LARGEST_MEMORY_STATE = 24 << 20
-"""A manifest has at most 64 MiB; state in it is base64-encoded, and it has other contents as well."""
+"""A manifest has at most 48 MiB; state in it is base64-encoded, and it has other contents as well."""
 _INLINE_TOTAL = 16 << 20
 LARGEST_KEY = 1 << 20
 LARGEST_VALUE = 32 << 20

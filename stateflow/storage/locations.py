@@ -1,4 +1,4 @@
-"""Which locations a user may name in addition to the job root: savepoints elsewhere, folders for them, new job roots.
+"""The locations that a user may name in addition to the job root: savepoints, folders for savepoints, new job roots.
 
 The process that opens a location has credentials, while the user who names it may only be allowed to trigger a DAG. The
 environment variable ``STATEFLOW_ALLOWED_LOCATIONS`` restricts what is opened to the job root and a list of locations,
@@ -55,11 +55,11 @@ def check_location(uri: str, allowed: Iterable[str]) -> None:
 
 
 def _is_below(uri: str, location: str) -> bool:
-    (server, path), (allowed_server, allowed_path) = _place(uri), _place(location)
+    (server, path), (allowed_server, allowed_path) = _server_and_path(uri), _server_and_path(location)
     return server == allowed_server and (path == allowed_path or path.startswith(allowed_path.rstrip("/") + "/"))
 
 
-def _place(uri: str) -> tuple[str, str]:
+def _server_and_path(uri: str) -> tuple[str, str]:
     """Returns scheme and server of an address, and its path without links and dots."""
     parts = split_address(uri)
     if parts is None:

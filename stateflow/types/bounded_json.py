@@ -1,8 +1,8 @@
 """Decoding of JSON that another user may have written, with a bound for memory.
 
-An object of two bytes in a document can become one of hundreds of bytes in memory. So the size of the decoded document
-is bounded before it is decoded: by counting the characters that create objects, and, where this bound is too high, by
-decoding the document in a child process first.
+Two bytes of a document can become an object of hundreds of bytes in memory. So this module computes an upper bound of
+the decoded size from the characters that create objects; if that bound is too high, a child process decodes the
+document first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def largest_size(data: bytes) -> int:
 
 
 def _importable(kind: Any) -> tuple[str, ...] | None:
-    """Returns module and name of a class, and that it is a list of these; None for other types."""
+    """Returns module and name of a class, followed by ``list`` for a list of its instances; None for other types."""
     is_list = ("list",) if get_origin(kind) is list else ()
     inner = get_args(kind)[0] if is_list else kind
     if not isinstance(inner, type):

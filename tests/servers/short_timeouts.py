@@ -29,7 +29,7 @@ def shorten_from_environment() -> None:
     bounded = {"max_retries": _TRIES, "retry_timeout": 5 * timeout, "backoff": backoff}
     for module, name, value in (
         (session, "_TIMEOUT", (seconds, seconds)),
-        (answers, "_PATIENCE_SECONDS", seconds),
+        (answers, "_TRANSFER_SECONDS", seconds),
         (object_store, "_CLIENT", {"timeout": timeout, "connect_timeout": timeout}),
         (object_store, "_RETRIES", bounded),
     ):

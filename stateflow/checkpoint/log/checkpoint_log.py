@@ -22,8 +22,8 @@ from stateflow.storage.paths import LOG, entry_seq, log_entry
 
 _PUT_TRIES = 4
 _HEAD_TRIES = 50
-"""A listed entry may have been collected, or followed by another one, before it is read. A writer that is faster than
-the reader this often in a row does not exist; a storage that lists an entry and denies it does."""
+"""Attempts to read the newest entry. A listed entry may have been collected, or followed by another one, before it is
+read, but not that often in a row, unless the storage lists an entry that it cannot return."""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class RetainedCheckpoints:
 def _check_older(handle: FileHandle, before: RetainedLink | None, newer: int | None) -> int | None:
     """Returns the newest checkpoint of the segment before, as stored; `newer` is that of the segment itself.
 
-    A restore cuts links in the log entry only, so stored numbers fall strictly, and a chain of segments ends. Raises
+    A restore cuts links in the log entry only, so stored numbers decrease, and a chain of segments ends. Raises
     CorruptFile when they do not.
     """
     if before is not None and newer is not None and before.newest >= newer:

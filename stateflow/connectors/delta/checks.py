@@ -18,8 +18,6 @@ from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
 
 _DELTA_TYPES = {"bigint": "long"}
 
-"""A column in Delta's schema, as decoded JSON."""
-
 # tests/connectors commits to a table with each of these and reads it through Spark. The last three require nothing of
 # a writer unless a column or a property uses them, which is checked separately.
 _FEATURES = frozenset(

@@ -62,7 +62,7 @@ def _options() -> list[str]:
 
 @contextmanager
 def _hidden(conf: Mapping[str, str], local_folder: Path) -> Iterator[None]:
-    """Lets PySpark, in its body, start Java with a file that has the settings, and removes the file."""
+    """Makes PySpark start Java with a file that has the settings, while the body runs; removes the file afterwards."""
     before = os.environ.get(_ARGUMENTS)
     make_own_folder(local_folder)
     given = [word for name, value in conf.items() for word in (CONF, f"{name}={value}")]

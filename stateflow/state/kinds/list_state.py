@@ -48,8 +48,8 @@ class ListState(Generic[T]):
         """Appends an element.
 
         Raises:
-            StateError: the value is None or cannot be stored; EntryTooLarge if it is larger than
-                ``state.max_value_bytes``.
+            StateError: the value is None or cannot be stored.
+            EntryTooLarge: the encoded value is larger than ``state.max_value_bytes``.
         """
         self._append([self._encoded(value)])
 

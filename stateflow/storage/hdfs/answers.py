@@ -1,4 +1,4 @@
-"""Answers of WebHDFS servers, which are not trusted: their length and duration are limited, their texts not used."""
+"""Reads answers of WebHDFS servers, which are not trusted: limits size and duration, and uses no text of an answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _CHUNK = 1 << 20
 _ANSWER_LIMIT = 32 << 20
 """Bytes of an answer that are read at most: a folder of 100,000 files has about as many."""
 _REFUSAL_LIMIT = 64 << 10
-_PATIENCE_SECONDS, _SLOWEST = 60.0, 10_000
-"""A transfer fails after this time, plus a second for this many bytes."""
+_TRANSFER_SECONDS, _BYTES_PER_SECOND = 60.0, 10_000
+"""A transfer fails after this time, plus a second for each so many bytes."""
 _EXCEPTION = re.compile(r"[A-Za-z]{1,100}")
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class HdfsRefusal(Exception):
 
 
 class BadAnswer(Exception):
-    """An answer that WebHDFS does not give: too long, too slow, or not of the documented form."""
+    """An answer is too long, too slow, or not of the documented form."""
 
 
 class _RemoteException(msgspec.Struct):
@@ -97,6 +97,6 @@ def pieces(answer: requests.Response, clock: Clock, limit: int) -> Iterator[byte
         received += len(piece)
         if received > limit:
             raise BadAnswer(f"the answer is longer than {limit} bytes")
-        if clock.monotonic() - started > _PATIENCE_SECONDS + received / _SLOWEST:
+        if clock.monotonic() - started > _TRANSFER_SECONDS + received / _BYTES_PER_SECOND:
             raise BadAnswer(f"the server sends too slowly: {received} bytes so far")
         yield piece

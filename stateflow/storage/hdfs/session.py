@@ -1,4 +1,4 @@
-"""The HTTP session of a WebHDFS client: who it is for whom, and where it lets itself be redirected to."""
+"""The HTTP session of a WebHDFS client: which servers get the user or the token, and which redirections it follows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DATA_PORTS = frozenset({9864, 9865, 50075, 50475})
 
 @dataclass(frozen=True)
 class HdfsUsers:
-    """Whom the requests are for, and the ports that DataNodes have.
+    """The user or token of requests to NameNodes, and the ports of DataNodes.
 
     Attributes:
         query: the part of a URL that names the user or has the token; for NameNodes only.
@@ -109,8 +109,7 @@ class HdfsSession:
         """Sends a request to where a NameNode has redirected it; the caller closes the response.
 
         Raises:
-            ConfigError: that is neither a DataNode nor a NameNode, or would be without TLS although the NameNode's was
-                not.
+            ConfigError: the server is neither a DataNode nor a NameNode, or the request would leave TLS.
         """
         self._check(location)
         headers = {"Content-Type": "application/octet-stream"}

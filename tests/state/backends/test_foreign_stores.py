@@ -130,7 +130,7 @@ def test_the_death_of_the_child_process_is_a_reason(folder: Path) -> None:
     table = ForgedTable(path.read_bytes())
     restart_outside(table)
     path.write_bytes(table.sealed())
-    assert probe(folder, 0) == "a process that opened it ended with -11"
+    assert probe(folder, 0) == "a process that read it ended with -11"
 
 
 def test_the_child_process_has_a_limit_of_memory(folder: Path) -> None:

@@ -162,6 +162,7 @@ def check_blocks(blocks: Blocks, kinds: Sequence[int] = (_DELETION, _VALUE)) -> 
     lengths, the bytes of the key that differ from the key before, and the value; at a restart the key is complete.
 
     Args:
+        blocks: the blocks.
         kinds: the kinds of entries that the blocks may have. RocksDB ends the process for an unexpected kind. Empty for
             blocks whose keys have no kind.
 
@@ -231,9 +232,10 @@ class _Kinds:
 
 
 class _Entries:
-    """Where the entries of blocks are.
+    """The positions of the entries and restarts of blocks.
 
     Args:
+        blocks: the blocks.
         most_restarts: number of restarts that a block may have; None for any number.
 
     Attributes:

@@ -75,7 +75,7 @@ def check_table_file(path: Path) -> None:
     """Reads each block of a file.
 
     Raises:
-        ValueError: the file has not the structure of a data file of this project.
+        ValueError: the file does not have the structure of a data file of this project.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -92,7 +92,7 @@ def key_bounds(path: Path) -> tuple[bytes, bytes] | None:
         None for a file that has only deleted ranges.
 
     Raises:
-        ValueError: the file has not the structure of a data file of this project, or a block is damaged.
+        ValueError: the file does not have the structure of a data file of this project, or a block is damaged.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
