@@ -13,6 +13,11 @@ from stateflow.errors import ConfigError
 _OTHERS_MAY_WRITE = 0o022
 
 
+def is_ours_alone(found: os.stat_result) -> bool:
+    """Returns whether a file or folder belongs to this process's user, and no other user may write to it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
+
+
 def make_folders(folder: Path) -> None:
     """Creates a folder and the missing ones above it with mode 0700; an existing folder is not changed."""
     # Path.mkdir gives the folders above the mode that the umask leaves.
@@ -23,6 +28,12 @@ def make_folders(folder: Path) -> None:
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
+
+
+def make_new_folder(folder: Path) -> None:
+    """Creates a folder, which must not exist, and the missing ones above it with mode 0700. Raises FileExistsError."""
+    make_folders(folder.parent)
+    folder.mkdir(mode=0o700)
 
 
 def make_own_folder(folder: Path, setting: str = "local_dir") -> None:
@@ -45,7 +56,7 @@ def make_own_folder(folder: Path, setting: str = "local_dir") -> None:
             path=str(folder),
             owner=found.st_uid,
         )
-    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+    if not is_ours_alone(found):
         raise ConfigError(
             "a folder for files of this user alone belongs to another user, or others may write to it",
             hint=f"remove write permission with chmod go-w, or set {setting} to another folder",

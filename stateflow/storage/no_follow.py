@@ -10,10 +10,10 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_OTHERS_MAY_WRITE = 0o022
 _TYPES = {
     stat.S_IFLNK: "symbolic link",
     stat.S_IFIFO: "FIFO",
@@ -74,34 +74,39 @@ def open_file(folder: int, name: str) -> int:
     raise _not_regular(folder, name, found)
 
 
+def open_path(path: Path) -> BinaryIO:
+    """Opens a regular file for reading; never waits.
+
+    Args:
+        path: the file. The name may not be a link; the path of its folder may lead through links.
+
+    Raises:
+        NotRegular: the name refers to a link, a FIFO, a socket or a device.
+        OSError: there is no such file, or it is a folder, or it cannot be read.
+    """
+    folder = open_root(path.parent)
+    try:
+        return os.fdopen(open_file(folder, path.name), "rb")
+    finally:
+        os.close(folder)
+
+
 def read_file(path: Path, limit: int) -> bytes:
     """Returns the content of a regular file; never waits.
 
     Args:
-        path: the file. The name may not be a link; the path of its folder may lead through links.
+        path: as for `open_path`.
         limit: largest size in bytes.
 
     Raises:
         NotRegular: the name refers to a link, a FIFO, a socket or a device.
         OSError: there is no such file, or it is a folder, cannot be read, or is too large (EFBIG).
     """
-    folder = open_root(path.parent)
-    try:
-        with os.fdopen(open_file(folder, path.name), "rb") as file:
-            data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
-    finally:
-        os.close(folder)
+    with open_path(path) as file:
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return data
-
-
-def is_ours_alone(found: os.stat_result) -> bool:
-    """Returns whether a file belongs to this process's user, and no other user may write it.
-
-    A hard link to any other file would let its owner change the data after it was verified.
-    """
-    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
 
 
 def _not_regular(folder: int, name: str, found: os.stat_result) -> NotRegular:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from stateflow.errors import ConfigError, CorruptFile, DataError, StorageError
+from stateflow.private_files import is_ours_alone
 from stateflow.storage.base import (
     BlobInfo,
     PutResult,
@@ -31,7 +32,7 @@ from stateflow.storage.base import (
     write_chunks,
 )
 from stateflow.storage.folder_tree import FolderTree, sync_folder
-from stateflow.storage.no_follow import LinkedFolder, NotRegular, is_ours_alone, open_file, open_root
+from stateflow.storage.no_follow import LinkedFolder, NotRegular, open_file, open_path
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
@@ -78,17 +79,16 @@ class PosixStorage(Storage):
 
     def chunks(self, key: str) -> Iterator[bytes]:
         with self.open(key) as file, self._translated_errors(key):
-            while chunk := file.read(_COPY_CHUNK):
-                yield chunk
+            yield from _chunks_of(file)
 
     def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
         with self.open(key) as file, self._translated_errors(key):
             found = os.fstat(file.fileno())
             check_limit(key, found.st_size, limit)
-            if is_ours_alone(found) and _linked(file, target):
+            if is_ours_alone(found) and _linked(file.fileno(), None, target):
                 return
             # Its owner may still append to a file of another user.
-            write_chunks(limited(iter(lambda: file.read(_COPY_CHUNK), b""), key, limit), target)
+            write_chunks(limited(_chunks_of(file), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         with self.open(key) as source, self._translated_errors(key), target.open("xb") as file:
@@ -197,7 +197,10 @@ class PosixStorage(Storage):
             yield folder, name
 
     def _store(self, key: str, source: BinaryIO) -> None:
-        """Links an open file under `key` if possible, else copies it."""
+        """Links an open file under `key` if possible, else copies it.
+
+        A hard link to a file of another user would let its owner change the data after it was verified.
+        """
         try:
             linked = is_ours_alone(os.fstat(source.fileno())) and _retry_while_folders_vanish(
                 lambda: self._link_source(key, source)
@@ -218,19 +221,15 @@ class PosixStorage(Storage):
             if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
                 os.fchmod(fd, 0o600)
             os.fsync(fd)
-            try:
-                _link(fd, folder, name)
-            except OSError as e:
-                if e.errno not in _NOT_LINKABLE:
-                    raise
-                return False
-            sync_folder(folder)
-        return True
+            is_linked = _linked(fd, folder, name)
+            if is_linked:
+                sync_folder(folder)
+        return is_linked
 
     def _copy_source(self, key: str, source: BinaryIO) -> PutResult:
         def content() -> Iterator[bytes]:
             source.seek(0)
-            return iter(lambda: source.read(_COPY_CHUNK), b"")
+            return _chunks_of(source)
 
         return _retry_while_folders_vanish(lambda: self._put_unnamed(key, content()), PermissionError)
 
@@ -267,15 +266,16 @@ def _publish(fd: int, folder: int, name: str) -> PutResult:
 
 
 def _link(fd: int, folder: int | None, name: str | Path) -> None:
+    """Links an open file to a name in an open folder, or to a path if `folder` is None."""
     # By the descriptor, not by the path, which may refer to another file by now. Linking it needs AT_SYMLINK_FOLLOW,
     # which Python passes only together with a directory fd.
     os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
 
-def _linked(source: BinaryIO, target: Path) -> bool:
-    """Links an open file to the path `target`; returns False when the file system does not allow it."""
+def _linked(fd: int, folder: int | None, name: str | Path) -> bool:
+    """Links an open file as `_link`; returns False when the file system does not allow it."""
     try:
-        _link(source.fileno(), None, target)
+        _link(fd, folder, name)
     except OSError as e:
         if e.errno not in _NOT_LINKABLE:
             raise
@@ -285,11 +285,7 @@ def _linked(source: BinaryIO, target: Path) -> bool:
 
 def _opened_source(path: Path) -> BinaryIO:
     """Opens a local file that is to be stored, and takes other users' rights to it when this user owns it."""
-    folder = open_root(path.absolute().parent)
-    try:
-        file = os.fdopen(open_file(folder, path.name), "rb")
-    finally:
-        os.close(folder)
+    file = open_path(path)
     found = os.fstat(file.fileno())
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o600:
         os.fchmod(file.fileno(), 0o600)
@@ -309,6 +305,11 @@ def _retry_while_folders_vanish(work: Callable[[], T], *also: type[OSError]) -> 
         with contextlib.suppress(FileNotFoundError, *also):
             return work()
     return work()
+
+
+def _chunks_of(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_COPY_CHUNK):
+        yield chunk
 
 
 def _write_all(fd: int, data: bytes) -> None:

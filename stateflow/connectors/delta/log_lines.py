@@ -6,7 +6,6 @@ does not fit into memory.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -15,7 +14,7 @@ from typing import BinaryIO
 
 from stateflow.connectors.delta.data_files import disk_error
 from stateflow.errors import CorruptFile
-from stateflow.storage.no_follow import NotRegular, open_file, open_root
+from stateflow.storage.no_follow import NotRegular, open_path
 
 _LONGEST_LINE = 3 << 20
 """Bytes of a line. That of a file with statistics has a few kilobytes, a schema of 10,000 columns about a megabyte.
@@ -34,7 +33,7 @@ def opened_log_file(path: Path) -> Iterator[BinaryIO]:
         ConfigError, StorageError: the file cannot be read.
     """
     try:
-        with _opened(path) as file:
+        with open_path(path) as file:
             yield file
     except FileNotFoundError:
         raise
@@ -70,11 +69,3 @@ def log_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
             )
         if not line.isspace():
             yield line
-
-
-def _opened(path: Path) -> BinaryIO:
-    folder = open_root(path.parent)
-    try:
-        return os.fdopen(open_file(folder, path.name), "rb")
-    finally:
-        os.close(folder)

@@ -23,7 +23,7 @@ from stateflow import failpoints
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
 from stateflow.observability.tracing import UPLOAD, span
-from stateflow.private_files import make_folders
+from stateflow.private_files import make_new_folder
 from stateflow.state.files.processes import is_running, own_label
 from stateflow.storage import Storage
 
@@ -102,8 +102,7 @@ class BackgroundUploads(Uploads):
         folder = self._outbox.folder / name
         # A folder that other processes find must be complete. A process that dies before the rename did not report.
         draft = folder.with_name(f"{_NEW}{name}")
-        make_folders(draft.parent)
-        draft.mkdir(mode=0o700)
+        make_new_folder(draft)
         for number, source in enumerate(sources):
             os.link(source, draft / str(number))
         (draft / _KEY).write_text(key)

@@ -18,7 +18,7 @@ from pathlib import Path
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
-from stateflow.private_files import make_folders, make_own_folder
+from stateflow.private_files import make_folders, make_new_folder, make_own_folder
 from stateflow.runtime.spark.location.restored_position import QuerySource, checked_log, checked_offsets, offset_lines
 from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
@@ -58,8 +58,7 @@ class SparkLocation:
             CorruptFile: the position is incomplete, a stored source log is damaged, or contains files that the source
                 does not read.
         """
-        make_folders(self.folder.parent)
-        self.folder.mkdir(mode=0o700)
+        make_new_folder(self.folder)
         if position is None:
             return
         n = position.batch_id

@@ -17,7 +17,7 @@ from pathlib import Path
 import rocksdict
 
 from stateflow.errors import CorruptFile
-from stateflow.private_files import make_folders
+from stateflow.private_files import make_new_folder
 from stateflow.process_limits import ChildLimits, failure_of
 from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, write_manifest
@@ -63,8 +63,7 @@ def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: 
     known = fingerprint(compose(manifest), used)
     if not used or cache.is_checked(known):
         return
-    make_folders(scratch.parent)
-    scratch.mkdir(mode=0o700)
+    make_new_folder(scratch)
     try:
         targets = {scratch / name: file for name, file in used.items()}
         # A file is checked while others are fetched, which is most of the time of a restore.

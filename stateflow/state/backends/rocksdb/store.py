@@ -13,7 +13,7 @@ from rocksdict import BottommostLevelCompaction, CompactOptions, Rdict, WriteBat
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
-from stateflow.private_files import make_folders
+from stateflow.private_files import make_new_folder
 from stateflow.state.backends.rocksdb.check import check_once, complete_store
 from stateflow.state.backends.rocksdb.errors import is_corruption, to_stateflow_error, with_object_key
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
@@ -86,8 +86,7 @@ class StoreOpener:
 
     def _lay_out(self, base: Base) -> tuple[dict[str, StateFile], Sequence[KeyGroupRange]]:
         """Links the files of `base` into the new folder; returns them by name, and the key groups to hide."""
-        make_folders(self._folder.parent)
-        self._folder.mkdir(mode=0o700)
+        make_new_folder(self._folder)
         if base.rescales:
             laid_out = assemble(self._folder, self._cache, base, self._cut_out)
             return laid_out.files, laid_out.excess
