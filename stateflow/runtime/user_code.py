@@ -12,8 +12,14 @@ from stateflow.api.functions.process import Context
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError, cut
 
-_KEY_CHARACTERS = _ROW_CHARACTERS = 500
+_LONGEST_FACT = 500
+"""Characters of a key or row in an error."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+def described(value: object) -> str:
+    """Returns a key or row as a fact of an error; a long one is cut as by `cut`."""
+    return cut(repr(value), _LONGEST_FACT)
 
 
 @contextmanager
@@ -33,9 +39,9 @@ def naming_position(operator: str, columns: Sequence[str], context: Context) -> 
     except (StateError, JobDefinitionError) as e:
         e.add_facts(operator=operator)
         if context.key_values:
-            e.add_facts(key=cut(repr(dict(zip(columns, context.key_values, strict=True))), _KEY_CHARACTERS))
+            e.add_facts(key=described(dict(zip(columns, context.key_values, strict=True))))
         if context.row is not None:
-            e.add_facts(row=repr(context.row)[:_ROW_CHARACTERS])
+            e.add_facts(row=described(context.row))
         raise
 
 

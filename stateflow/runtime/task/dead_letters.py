@@ -13,9 +13,8 @@ from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.checkpoint.barrier.task_report import Failure, TaskReport
 from stateflow.errors import LONGEST_TEXT, UserCodeError, cut
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.user_code import innermost
+from stateflow.runtime.user_code import described, innermost
 
-_FACT_CHARACTERS = 500
 _HINT = "nothing of this batch was committed; fix the function or its input, or raise the budget"
 
 
@@ -51,12 +50,7 @@ class DeadLetterCollector:
         what = str(error) if isinstance(error, InvalidReturnValue) else f"{type(error).__name__}: {error}"
         texts = cut(_json(key), LONGEST_KEY) if key else "", cut(_json(row), LONGEST_ROW), cut(what, LONGEST_TEXT)
         letter = DeadLetter(self._operator, *texts, innermost(error), self._batch)
-        known = {
-            "error": letter.error,
-            "where": letter.where,
-            "key": cut(repr(key), _FACT_CHARACTERS),
-            "row": cut(repr(row), _FACT_CHARACTERS),
-        }
+        known = {"error": letter.error, "where": letter.where, "key": described(key), "row": described(row)}
         self.last = Failure(kind="UserCodeError", message=letter.error, hint="", facts=known)
         if self.count > self._budget:
             _raise_budget_exceeded(self._operator, self.count, self._budget, self.last)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task_spec import Numbers
+from stateflow.runtime.user_code import described
 
 RowMaker = Callable[..., object]
 """Creates a row object from the values of its columns, in order."""
@@ -30,7 +31,6 @@ _ACCEPTED_TYPES: dict[str, type | tuple[type, ...]] = {
     "timestamp_ntz": datetime.datetime,
 }
 """The Python types that a column accepts, by Spark type."""
-_ROW_CHARACTERS = 500
 _NO_TIME = -(1 << 63)
 _PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
 _EXCLUDED_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
@@ -122,7 +122,7 @@ def first_misfit(rows: Sequence[object], schema: RowSchema) -> int | None:
 
 def _row_fact(rows: Sequence[object], schema: RowSchema) -> dict[str, str]:
     position = first_misfit(rows, schema)
-    return {} if position is None else {"row": repr(rows[position])[:_ROW_CHARACTERS]}
+    return {} if position is None else {"row": described(rows[position])}
 
 
 def _fits(row: object, column: Column) -> bool:

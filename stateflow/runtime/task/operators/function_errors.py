@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager
 from stateflow.api.functions.adapters import row_callable
 from stateflow.api.functions.process import Context, KeyedFunction
 from stateflow.api.functions.returned import invalid_if_not_iterable, message_and_hint
-from stateflow.errors import EntryTooLarge, StateflowError, UserCodeError, cut
+from stateflow.errors import EntryTooLarge, StateflowError, UserCodeError
 from stateflow.runtime.task.operators.input_reader import Key
-from stateflow.runtime.user_code import innermost, naming_position
-
-_KEY_CHARACTERS = _ROW_CHARACTERS = 500
+from stateflow.runtime.user_code import described, innermost, naming_position
 
 
 class FunctionErrors:
@@ -43,8 +41,7 @@ class FunctionErrors:
 
     def add_position(self, error: EntryTooLarge, key: Key, row: object) -> EntryTooLarge:
         """Returns an error with the facts of a row that the function was not called with."""
-        described = cut(repr(self.describe_key(key)), _KEY_CHARACTERS)
-        error.add_facts(operator=self._operator, key=described, row=cut(repr(row), _ROW_CHARACTERS))
+        error.add_facts(operator=self._operator, key=described(self.describe_key(key)), row=described(row))
         return error
 
     def call(self, name: str, call: Callable[[], object]) -> None:
@@ -76,7 +73,7 @@ class FunctionErrors:
             message,
             hint=f"{hint}; nothing of this batch was committed",
             operator=self._operator,
-            key=cut(repr(self.describe_key(key)), _KEY_CHARACTERS),
-            row=repr(row)[:_ROW_CHARACTERS],
+            key=described(self.describe_key(key)),
+            row=described(row),
             where=innermost(error),
         )

@@ -15,12 +15,12 @@ from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
-from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError, cut
+from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.operators.input_reader import KeyedInputs, check_nulls
 from stateflow.runtime.task.operators.operator_runtime import batch_time
 from stateflow.runtime.task.row_conversion import event_times, group_starts
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, ChainSpec, Numbers
-from stateflow.runtime.user_code import innermost
+from stateflow.runtime.user_code import described, innermost
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_encoding import comparable, encode_keys
 from stateflow.state.entry_limits import key_too_large, largest
@@ -31,8 +31,6 @@ from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
 
 T = TypeVar("T")
-
-_KEY_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ class VectorOperator:
         if (size := largest(encoded)) > self._limits.key_bytes:
             error = key_too_large(size, self._limits)
             (row,) = keys.slice([len(key) for key in encoded].index(size), 1).to_pylist()
-            error.add_facts(operator=self._spec.uid, key=cut(repr(row), _KEY_CHARACTERS))
+            error.add_facts(operator=self._spec.uid, key=described(row))
             raise error
         return encoded
 
