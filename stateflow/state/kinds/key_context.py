@@ -117,11 +117,11 @@ class KeyContext:
     """
 
     def __init__(
-        self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False, limits: EntryLimits | None = None
+        self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False, limits: EntryLimits = EntryLimits()
     ) -> None:
         self.backend = backend
         self.time = time
-        self.limits = limits or EntryLimits()
+        self.limits = limits
         self.clock = EventClock(time.watermark)
         self.undo = WriteBuffer() if undoable else None
         self.pending: dict[bytes, bytes | None] = {} if self.undo is None else self.undo

@@ -66,7 +66,7 @@ class KeyedState:
         stored: Iterable[StateSchema] = (),
         time: BatchTime | None = None,
         undoable: bool = False,
-        limits: EntryLimits | None = None,
+        limits: EntryLimits = EntryLimits(),
     ) -> None:
         self._context = KeyContext(backend, time or BatchTime(), undoable, limits)
         self._savepoint_namespace = VOID_NAMESPACE

@@ -59,10 +59,10 @@ class OperatorListState(Generic[T]):
         element_type: type[T] | object,
         own: list[bytes],
         visible: list[bytes] | None = None,
-        limits: EntryLimits | None = None,
+        limits: EntryLimits = EntryLimits(),
     ) -> None:
         self.schema = schema
-        self._limits = limits or EntryLimits()
+        self._limits = limits
         self._serializer: ValueSerializer[T] = ValueSerializer(element_type, schema.name)
         self._own = own
         self._visible = own if visible is None else visible
@@ -141,10 +141,10 @@ class BroadcastState(MapAccess[K, V]):
         descriptor: MapStateDescriptor[K, V],
         entries: dict[bytes, bytes],
         side: InputSide,
-        limits: EntryLimits | None = None,
+        limits: EntryLimits = EntryLimits(),
     ) -> None:
         self.schema = schema
-        self._limits = limits or EntryLimits()
+        self._limits = limits
         self._keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
         self._serializer: ValueSerializer[V] = ValueSerializer(descriptor.value_type, schema.name)
         self._entries = entries
@@ -270,9 +270,9 @@ class OperatorStateStore:
         own: OperatorContent | None = None,
         unions: Mapping[str, list[bytes]] | None = None,
         broadcasts: Mapping[str, dict[bytes, bytes]] | None = None,
-        limits: EntryLimits | None = None,
+        limits: EntryLimits = EntryLimits(),
     ) -> None:
-        self._limits = limits or EntryLimits()
+        self._limits = limits
         self.side = InputSide()
         self._stored = {schema.name: schema for schema in stored}
         self._own = own or OperatorContent()

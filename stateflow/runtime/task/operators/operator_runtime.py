@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
 from stateflow.api.functions.process import Context, KeyedFunction, OnTimerContext, TaskInfo, has_timers
@@ -41,7 +41,7 @@ class InitialState:
     parts: OperatorParts | None = None
     checkpoint_id: int = 0
     timer_index: TimerIndex | None = None
-    limits: EntryLimits = field(default_factory=EntryLimits)
+    limits: EntryLimits = EntryLimits()
 
     @property
     def is_restored(self) -> bool:

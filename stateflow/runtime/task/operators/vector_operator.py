@@ -72,7 +72,7 @@ class VectorOperator:
     """
 
     def __init__(
-        self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits | None = None
+        self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits = EntryLimits()
     ) -> None:
         assert isinstance(spec.function, VectorizedKeyedFunction)
         assert spec.keying is not None and spec.emits is not None
@@ -84,7 +84,7 @@ class VectorOperator:
         self._input = KeyedInputs(spec)[0]
         self._keys = self._input.keys
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
-        self._limits = limits or EntryLimits()
+        self._limits = limits
         self._state = KeyedState(backend, spec.known_states, batch_time(info), limits=self._limits)
         self._held: list[_Rows] = []
         self._latest: int | None = None
