@@ -26,12 +26,12 @@ def hide_conf(options: Sequence[str], folder: Path) -> tuple[list[str], dict[str
     Raises:
         PermanentFailure: the options have a file of settings that cannot be read.
     """
-    from stateflow.config.submit_options import PROPERTIES_FILE, hide_conf, option
+    from stateflow.config import submit_options
 
     try:
-        kept, content = hide_conf(options, folder / _NAME)
+        kept, content = submit_options.hide_conf(options, folder / _NAME)
     except (OSError, UnicodeDecodeError) as error:
-        path = option(options, PROPERTIES_FILE)
+        path = submit_options.option(options, submit_options.PROPERTIES_FILE)
         raise misconfigured(
             f"the file of Spark settings {path!r} cannot be read on this worker",
             "check the option properties_file",

@@ -186,8 +186,9 @@ class Answer:
     names: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Answer:
-        """Returns the answer in Airflow's document."""
+    def of(cls, answer: object) -> Answer:
+        """Returns the answer in Airflow's document; for any other value one that does not approve."""
+        answer = answer if isinstance(answer, Mapping) else {}
         user = answer.get("responded_by_user") or {}
         user = user if isinstance(user, Mapping) else {}
         names = [str(user[key]) for key in ("name", "id") if user.get(key)]
@@ -245,8 +246,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Approver:
-    """Checks approvals for a task that executes a request.
+class ApprovalCheck:
+    """The check of an approval by the task that executes the request.
 
     Attributes:
         approval: the output of the task that asks.
@@ -266,7 +267,7 @@ class Approver:
 
         Raises PermanentFailure unless a user has approved exactly this request, and may approve it.
         """
-        answer = Answer.of(self.approval if isinstance(self.approval, Mapping) else {})
+        answer = Answer.of(self.approval)
         answer.check_approves(digest)
         asked_by = requested_by(context)
         if not self.self_approval:

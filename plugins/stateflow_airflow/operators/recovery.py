@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
-from stateflow_airflow.operators.approval import Approver
+from stateflow_airflow.operators.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.task_requests import request_id, requester
@@ -178,7 +178,7 @@ class StateflowRestoreOperator(JobOperator):
         """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
         if not self.needs_approval and not plan.foreign:
             return requester(context), self.reason
-        return Approver(self.approval, self.self_approval).decision(plan.digest, context, self.reason)
+        return ApprovalCheck(self.approval, self.self_approval).decision(plan.digest, context, self.reason)
 
 
 class StateflowForkOperator(JobRootOperator):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.operators.approval import Approver
+from stateflow_airflow.operators.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobRootOperator
 from stateflow_airflow.operators.command_approval import retention_question
 from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention
@@ -107,7 +107,7 @@ class StateflowRetentionOperator(JobRootOperator):
         question = retention_question(self.job_root, limits, self.configured or configured_retention(*self._given))
         if question is None:
             return requester(context)
-        return Approver(self.approval, self.self_approval).decision(question.digest, context, "")[0]
+        return ApprovalCheck(self.approval, self.self_approval).decision(question.digest, context, "")[0]
 
     def _prune(self, root: str, rule: SavepointRule, by: str, preview: bool) -> PruneReport:
         from stateflow.operations import prune_savepoints

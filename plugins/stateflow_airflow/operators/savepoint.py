@@ -15,7 +15,7 @@ from airflow.sdk import Asset
 
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
-from stateflow_airflow.operators.approval import Answer, Approver
+from stateflow_airflow.operators.approval import Answer, ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, environment
 from stateflow_airflow.operators.command_approval import stop_question
 from stateflow_airflow.operators.task_requests import default_name, request_id, requester
@@ -209,12 +209,12 @@ class StateflowStopOperator(StateflowSavepointOperator):
         with self.library():
             drain = to_bool("drain", self.drain)
             digest = stop_question(self.job_root, self.name, self.origin, self.reason, drain).digest
-        approved = Answer.of(self.approval if isinstance(self.approval, Mapping) else {}).plan
+        approved = Answer.of(self.approval).plan
         # A try that was killed may have run the job to drain it, and so have changed its newest run.
         store, begun = context.get("task_state_store"), f"{context['ti'].max_tries}:{approved}"
         if store is not None and store.get(_BEGUN) == begun:
             digest = approved
-        decided = Approver(self.approval, self.self_approval).decision(digest, context, self.reason)
+        decided = ApprovalCheck(self.approval, self.self_approval).decision(digest, context, self.reason)
         if store is not None:
             store.set(_BEGUN, begun)
         return decided
