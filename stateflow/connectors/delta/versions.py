@@ -54,8 +54,19 @@ class _Statistics(msgspec.Struct):
     numRecords: int | None = None
 
 
-_statistics = json_decoder(_Statistics)
-json_decoder(_LoggedFile)  # so that `convert` may be called in several threads
+class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """What is used of a ``commitInfo``; writers may leave out any of it."""
+
+    engine_info: str | None = None
+    operation: str | None = None
+    timestamp: Annotated[int, msgspec.Meta(ge=0, le=_YEAR_9999)] | None = None
+    operation_parameters: dict[str, Any] | None = None
+    operation_metrics: dict[str, Any] | None = None
+
+
+_action, _statistics = json_decoder(dict[str, Action]), json_decoder(_Statistics)
+for _converted in (_LoggedFile, CommitInfo):
+    json_decoder(_converted)  # so that `convert` may be called in several threads
 
 
 @dataclass(frozen=True)
@@ -95,22 +106,6 @@ class DataFile:
         """Identifies the file and its deletion vector."""
         v = self.vector
         return self.path, f"{v['storageType']}{v['pathOrInlineDv']}@{v.get('offset')}" if v else ""
-
-
-_action = json_decoder(dict[str, Action])
-
-
-class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """What is used of a ``commitInfo``; writers may leave out any of it."""
-
-    engine_info: str | None = None
-    operation: str | None = None
-    timestamp: Annotated[int, msgspec.Meta(ge=0, le=_YEAR_9999)] | None = None
-    operation_parameters: dict[str, Any] | None = None
-    operation_metrics: dict[str, Any] | None = None
-
-
-json_decoder(CommitInfo)  # so that `convert` may be called in several threads
 
 
 @dataclass(frozen=True)

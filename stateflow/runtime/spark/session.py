@@ -147,17 +147,18 @@ def _master(settings: Settings) -> str:
 
 def _start(settings: Settings) -> None:
     # Without a master of its own, spark-submit would choose local[*].
-    with _described():
+    with _translated_errors():
         start_java({MASTER: settings.spark.master, **settings.spark.conf}, settings.local_folder)
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    with _described():
+    with _translated_errors():
         return builder.getOrCreate()
 
 
 @contextmanager
-def _described() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
+    """Translates errors of starting Spark into ConfigError."""
     try:
         yield
     except StateflowError:

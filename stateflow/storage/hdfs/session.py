@@ -93,17 +93,14 @@ class HdfsSession:
         self._session = _Session()
         # A compressed answer could be much larger than what was received.
         self._session.headers["Accept-Encoding"] = "identity"
+        self._session.headers["Content-Type"] = "application/octet-stream"  # HttpFS requires it
         adapter = HTTPAdapter(pool_maxsize=_CONNECTIONS, max_retries=retries)
         for protocol in ("http://", "https://"):
             self._session.mount(protocol, adapter)
 
     def to_name_node(self, method: str, url: str, query: Mapping[str, str]) -> requests.Response:
         """Sends a request to a NameNode; the caller closes the response."""
-        headers = {"Content-Type": "application/octet-stream"}  # HttpFS requires it
-        given = {**query, **self._users.query}
-        return self._session.request(
-            method, url, params=given, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
-        )
+        return self._send(method, url, params={**query, **self._users.query})
 
     def to_data_node(self, method: str, location: str, data: bytes | IO[bytes] | None = None) -> requests.Response:
         """Sends a request to where a NameNode has redirected it; the caller closes the response.
@@ -112,9 +109,13 @@ class HdfsSession:
             ConfigError: the server is neither a DataNode nor a NameNode, or the request would leave TLS.
         """
         self._check(location)
-        headers = {"Content-Type": "application/octet-stream"}
+        return self._send(method, location, data=data)
+
+    def _send(
+        self, method: str, url: str, params: Mapping[str, str] | None = None, data: bytes | IO[bytes] | None = None
+    ) -> requests.Response:
         return self._session.request(
-            method, location, data=data, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
+            method, url, params=params, data=data, timeout=_TIMEOUT, allow_redirects=False, stream=True
         )
 
     def _check(self, location: str) -> None:
