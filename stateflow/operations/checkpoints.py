@@ -17,7 +17,6 @@ from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, HistoryChanged
 from stateflow.operations.job_root import now, offsets_of, open_root
-from stateflow.requesters import by_process
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT
 
@@ -57,7 +56,7 @@ def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:
             kind=RequestKind.CHECKPOINT,
             savepoint="",
             origin=Origin.MANUAL,
-            by=request.by or by_process(root.writer),
+            by=request.by or root.requester,
             reason=request.reason,
             full=request.full,
             at=now(root),

@@ -23,7 +23,6 @@ from stateflow.operations.savepoints import (
     request_client,
     with_defaults,
 )
-from stateflow.requesters import by_process
 from stateflow.storage import open_location
 
 _MAX_ATTEMPTS = 5
@@ -46,7 +45,7 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
         checkpoint=EntryRef(id=0, sha256=""),
         sinks={},
         origin=request.origin,
-        by=request.by or by_process(root.writer),
+        by=request.by or root.requester,
         reason=request.reason,
         request=request.request_id,
         into=into,

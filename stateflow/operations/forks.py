@@ -19,7 +19,6 @@ from stateflow.checkpoint.restore.targets import Target, is_relative_target, kep
 from stateflow.checkpoint.savepoints.catalog import list_savepoints
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import now, open_root, pins_of
-from stateflow.requesters import by_process
 from stateflow.runtime.restore.state_import import StateLocation, import_state
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
@@ -107,7 +106,7 @@ def _record_fork(root: JobRoot, source: JobRoot, target: Target, request: ForkRe
         seq=1,
         kind="fork",
         at=now(root),
-        by=request.by or by_process(root.writer),
+        by=request.by or root.requester,
         reason=request.reason,
         took_ms=took_ms,
         bytes=target.manifest.full_bytes,
@@ -174,7 +173,7 @@ def _pinned(source: JobRoot, target: Target, request: ForkRequest) -> Iterator[N
 
     If that attempt is only paused, it may miss files later and fail: the new root gets exactly one first entry.
     """
-    owner, purpose = request.by or by_process(source.writer), f"fork into {request.into}"
+    owner, purpose = request.by or source.requester, f"fork into {request.into}"
     earlier = pins_of(source, owner, purpose)
     with source.admin.pinned(target.ref, owner, purpose) if target.ref else nullcontext():
         for pin in earlier:
@@ -191,7 +190,7 @@ def _completed_before(source: JobRoot, storage: Storage, request: ForkRequest) -
     if head is None or head.entry.seq > 1 or root.job.shadow != request.shadow or not _is_fork_of(source, root.job):
         return None
     manifest = root.checkpoints.manifest_at(head)
-    for pin in pins_of(source, request.by or by_process(source.writer), f"fork into {request.into}"):
+    for pin in pins_of(source, request.by or source.requester, f"fork into {request.into}"):
         source.admin.unpin(pin)
     size = manifest.full_bytes if manifest else 0
     return ForkReport(root.job.job, root.job.job_uuid, storage.uri, head.checkpoint_label, root.job.shadow, size)

@@ -24,7 +24,6 @@ from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.errors import ConfigError, DataError, PlanOutdated
 from stateflow.operations.job_root import now, open_root
-from stateflow.requesters import by_process
 from stateflow.runtime.restore.state_import import import_state
 from stateflow.runtime.spark.location.checkpoint_location import INLINE_LIMIT, source_log
 from stateflow.runtime.spark.location.source_paths import (
@@ -290,7 +289,7 @@ def _commit(root: JobRoot, head: Head, relocation: Relocation, manifest: Manifes
     failpoints.hit("relocate.stored")
     facts = RestoreFacts(
         request=request,
-        by=relocation.by or by_process(root.writer),
+        by=relocation.by or root.requester,
         reason=relocation.reason,
         label=head.checkpoint_label,
         base=head.checkpoint_id,

@@ -14,7 +14,6 @@ from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_ext
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import now, open_root
 from stateflow.operations.savepoints import SavepointReport, describe_savepoint
-from stateflow.requesters import by_process
 from stateflow.storage import open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINTS, savepoint_folder
 
@@ -42,7 +41,7 @@ def _dispose(
         seq=head.entry.seq if head else 0,
         kind="dispose",
         at=now(root),
-        by=by or by_process(root.writer),
+        by=by or root.requester,
         reason=reason,
         bytes=deleted.bytes,
         facts={"savepoint": deleted.name, "id": deleted.id},

@@ -11,7 +11,6 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepo
 from stateflow.checkpoint.savepoints.cleanup import dispose_savepoint
 from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints, uncounted_savepoints
 from stateflow.operations.job_root import open_root
-from stateflow.requesters import by_process
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
             seq=root.head().entry.seq,
             kind="dispose",
             at=root.clock.now().isoformat(timespec="milliseconds"),
-            by=by or by_process(root.writer),
+            by=by or root.requester,
             reason="retention",
             bytes=savepoint.size,
             facts={"savepoint": document.name, "id": document.id},

@@ -21,7 +21,6 @@ from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, DataError, Fenced, MissingFile
 from stateflow.launch import RunRequest, open_existing, run_job
 from stateflow.operations.job_root import JobCode, now, open_root, pins_of
-from stateflow.requesters import by_process
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import complete_rewind
 from stateflow.storage import open_storage
@@ -231,7 +230,7 @@ def _request(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Req
         kind=kind,
         savepoint=request.name,
         origin=request.origin,
-        by=request.by or by_process(root.writer),
+        by=request.by or root.requester,
         reason=request.reason,
         drain=request.drain,
         at=now(root),
@@ -250,7 +249,7 @@ def _made_before(root: JobRoot, request: SavepointRequest) -> SavepointReport | 
         return None
     if stored.document.generation:
         return describe_savepoint(stored, "run")
-    _drop_pins(root, request.by or by_process(root.writer), request.name)
+    _drop_pins(root, request.by or root.requester, request.name)
     return describe_savepoint(stored, "head")
 
 
@@ -273,7 +272,7 @@ def _drop_pins(root: JobRoot, by: str, name: str) -> None:
 
 
 def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
-    by = request.by or by_process(root.writer)
+    by = request.by or root.requester
     if request.drain:
         _check_drained(root)
     _drop_pins(root, by, request.name)

@@ -15,6 +15,7 @@ from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
 from stateflow.errors import DataError, Fenced, MissingFile
+from stateflow.requesters import by_process
 from stateflow.storage import Storage
 from stateflow.storage.paths import DATA, FORMAT
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
@@ -38,6 +39,11 @@ class JobRoot:
         self.checkpoints = CompletedCheckpoints(job_log)
         self.admin = AdminEntries(job_log, self.checkpoints, clock, writer)
         self.outputs = OutputLists(self.storage)
+
+    @property
+    def requester(self) -> str:
+        """This process as the requester of what no user has requested; stored in the field ``by`` of records."""
+        return by_process(self.writer)
 
     @classmethod
     def create_or_open(cls, storage: Storage, clock: Clock, new: NewJob, writer: str) -> JobRoot:

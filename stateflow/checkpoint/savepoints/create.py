@@ -38,7 +38,6 @@ from stateflow.checkpoint.savepoints.catalog import (
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, DataError, StateflowError
-from stateflow.requesters import by_process
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
@@ -126,7 +125,7 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint:
     began = root.clock.monotonic()
     if found := _created_before(root, spec):
         return found
-    with root.admin.pinned(spec.checkpoint, spec.by or by_process(root.writer), spec.purpose, spec.generation) as pin:
+    with root.admin.pinned(spec.checkpoint, spec.by or root.requester, spec.purpose, spec.generation) as pin:
         failpoints.hit("savepoint.pinned")
         made = _make_pinned(root, spec, pin.id)
     # A run's savepoint is recorded when the answer names it: until then it may still be deleted.
@@ -192,7 +191,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoin
         origin=spec.origin,
         made_at=root.clock.now().isoformat(timespec="milliseconds"),
         committed_at=checkpoint.at,
-        by=spec.by or by_process(root.writer),
+        by=spec.by or root.requester,
         reason=spec.reason,
         request=spec.request,
         generation=spec.generation,

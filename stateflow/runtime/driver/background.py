@@ -19,7 +19,6 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.errors import Fenced, InternalError, StateflowError
 from stateflow.observability.metrics import Recorder
-from stateflow.requesters import by_process
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +150,7 @@ class BackgroundWork:
                 seq=self._generation,
                 kind=BACKGROUND,
                 at=failed.at,
-                by=by_process(self._root.writer),
+                by=self._root.requester,
                 reason=failed.last.sentence,
                 facts={
                     "work": kind.value,

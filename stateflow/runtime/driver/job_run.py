@@ -16,7 +16,6 @@ from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError, StorageError
 from stateflow.observability.logging import set_log_context
 from stateflow.observability.tracing import BATCH, span
-from stateflow.requesters import by_process
 from stateflow.runtime.driver.background import BackgroundWork
 from stateflow.runtime.driver.barrier import CompletedBarrier
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner
@@ -292,7 +291,7 @@ def _failure_record(root: JobRoot, entry: LogEntry, error: StateflowError) -> Ac
         seq=entry.generation,
         kind=FAILURE,
         at=root.clock.now().isoformat(timespec="milliseconds"),
-        by=by_process(root.writer),
+        by=root.requester,
         reason=error.sentence[:_MAX_SENTENCE],
         facts={"code": error.code, "run": str(entry.runs)},
     )

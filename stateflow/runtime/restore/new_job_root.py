@@ -21,7 +21,6 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_a
 from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, StateflowError
-from stateflow.requesters import by_process
 from stateflow.runtime.job.loader import source_descriptions, writer_name
 from stateflow.runtime.job.start_checks import check_reader
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
@@ -200,7 +199,7 @@ def _import_savepoint(root: JobRoot, stored: StoredSavepoint, manifest: Manifest
             seq=1,
             kind="fork",
             at=root.clock.now().isoformat(timespec="milliseconds"),
-            by=by_process(root.writer),
+            by=root.requester,
             reason=cause.note,
             took_ms=round((root.clock.monotonic() - cause.started) * 1000, 1),
             bytes=manifest.full_bytes,

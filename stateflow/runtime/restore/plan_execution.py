@@ -17,7 +17,7 @@ from stateflow.checkpoint.log.documents import RestoreFacts
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.errors import Fenced, ForeignRows, PlanOutdated
-from stateflow.requesters import by_process, describe_requester
+from stateflow.requesters import describe_requester
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.context import RestoreContext, check_target
@@ -173,7 +173,7 @@ def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) 
     root = context.job.root
     return RestoreFacts(
         request=request.request_id,
-        by=request.by or by_process(root.writer),
+        by=request.by or root.requester,
         reason=request.reason,
         label=plan.label,
         base=0 if context.from_other_job else plan.target_checkpoint,

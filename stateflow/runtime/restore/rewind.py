@@ -16,7 +16,6 @@ from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
-from stateflow.requesters import by_process
 from stateflow.runtime.publisher import BoundSink, Publisher
 
 _MAX_ATTEMPTS = 50
@@ -49,7 +48,7 @@ def recover_pending_output(
     reason = f"output of checkpoint {lost} was deleted before it was published"
     facts = RestoreFacts(
         request="",
-        by=by_process(root.writer),
+        by=root.requester,
         reason=reason,
         label=f"checkpoint {base.id}",
         base=base.id,
