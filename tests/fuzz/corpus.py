@@ -6,14 +6,13 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocksdict import DBCompressionType, Rdict, WriteBatch
+from rocksdict import DBCompressionType
 
-from stateflow.config.state_settings import RocksDBSettings
 from stateflow.connectors import DeltaSink
 from stateflow.operations import SavepointRequest, create_savepoint
-from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
 from tests.support.cli_fixture import CliFixture
 from tests.support.delta_tables import context, pairs, put
+from tests.support.table_files import write_store
 
 KEYS = [struct.pack(">HQ", n, n) + bytes(n % 20) for n in range(100)]
 
@@ -37,18 +36,5 @@ def make_store(folder: Path, compression: DBCompressionType, more: Mapping[bytes
     Args:
         more: further entries.
     """
-    options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
-    options.set_compression_type(compression)
-    store = Rdict(str(folder), options=options)
-    store.set_write_options(without_wal())
-    batch = WriteBatch(raw_mode=True)
-    entries = {key: bytes(number * 7 % 300) for number, key in enumerate(KEYS)} | dict(more or {})
-    for key, value in entries.items():
-        batch.put(key, value)
-    store.write(batch)
-    store.flush()
-    store.delete_range(b"\0\5", b"\0\6")
-    store.flush()
-    store.close()
-    for path in folder.glob("LOG*"):
-        path.unlink()
+    entries = {key: bytes(number * 7 % 300) for number, key in enumerate(KEYS)}
+    write_store(folder, entries | dict(more or {}), compression)

@@ -71,6 +71,14 @@ class RocksStoreFixture(StoreFixture):
         """The cache of immutable files on a host."""
         return HostCache.direct(self.folder / host, self.storage, ManualClock(next(self._numbers)))
 
+    def snapshot_of(self, entries: Mapping[bytes, bytes]) -> Snapshot:
+        """A snapshot of a new store with the entries."""
+        store = self.new()
+        store.write(dict(entries))
+        taken = store.snapshot(self.prefix())
+        store.close()
+        return taken
+
     def prefix(self) -> str:
         """A name for the files of a snapshot that is not used yet."""
         return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"

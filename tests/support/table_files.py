@@ -7,19 +7,46 @@ The checksums are those of RocksDB's format version 6 with XXH3; see `ComputeBui
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import xxhash
+from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 
+from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
+from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.table_blocks import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53
 TRAILER_BYTES = 5
 _LOW = 0xFFFFFFFF
 _FOOTER_CHECKSUM, _BASE_CONTEXT, _METAINDEX_SIZE = 5, 9, 13
+
+
+def store_options(compression: DBCompressionType) -> Options:
+    """The options of a small store."""
+    options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
+    options.set_compression_type(compression)
+    return options
+
+
+def write_store(folder: Path, entries: Mapping[bytes, bytes], compression: DBCompressionType) -> None:
+    """Writes a store with the entries in one file, and a deleted range in another."""
+    store = Rdict(str(folder), options=store_options(compression))
+    store.set_write_options(without_wal())
+    batch = WriteBatch(raw_mode=True)
+    for key, value in entries.items():
+        batch.put(key, value)
+    store.write(batch)
+    store.flush()
+    store.delete_range(b"\0\5", b"\0\6")
+    store.flush()
+    store.close()
+    for path in folder.glob("LOG*"):
+        path.unlink()
 
 
 @dataclass(frozen=True)

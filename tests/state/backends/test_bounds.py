@@ -115,11 +115,7 @@ def stores(tmp_path: Path) -> RocksStoreFixture:
 @pytest.fixture
 def taken(stores: RocksStoreFixture) -> Snapshot:
     """A snapshot of one data file with long bounds."""
-    store = stores.new()
-    store.write(ENTRIES)
-    taken = store.snapshot(stores.prefix())
-    store.close()
-    return taken
+    return stores.snapshot_of(ENTRIES)
 
 
 @pytest.fixture

@@ -36,11 +36,7 @@ def stores(tmp_path: Path) -> RocksStoreFixture:
 @pytest.fixture
 def taken(stores: RocksStoreFixture) -> Snapshot:
     """A snapshot of one data file."""
-    store = stores.new()
-    store.write(VALUES)
-    taken = store.snapshot(stores.prefix())
-    store.close()
-    return taken
+    return stores.snapshot_of(VALUES)
 
 
 @pytest.fixture

@@ -13,36 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
+from rocksdict import DBCompressionType
 
-from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE, RocksDBSettings
-from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
+from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.state.backends.rocksdb.table_blocks import Blocks, check_blocks
 from stateflow.state.backends.rocksdb.table_file import check_table_file
-from tests.support.table_files import ATTACKS, ForgedTable
+from tests.support.table_files import ATTACKS, ForgedTable, write_store
 
 ENTRIES = {struct.pack(">HQ", n, n) + bytes(n % 20): bytes(n * 7 % 300) for n in range(100)}
 LARGEST_MEMORY_KB = 100 << 10
-
-
-def _options(compression: DBCompressionType) -> Options:
-    options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
-    options.set_compression_type(compression)
-    return options
-
-
-def _write(folder: Path, entries: dict[bytes, bytes], compression: DBCompressionType) -> None:
-    """A store with the entries in one file, and a deleted range in another."""
-    store = Rdict(str(folder), options=_options(compression))
-    store.set_write_options(without_wal())
-    batch = WriteBatch(raw_mode=True)
-    for key, value in entries.items():
-        batch.put(key, value)
-    store.write(batch)
-    store.flush()
-    store.delete_range(b"\0\5", b"\0\6")
-    store.flush()
-    store.close()
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -53,9 +32,7 @@ def _tables(folder: Path) -> list[Path]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store without compression, so that any byte of a block can be changed."""
     folder = tmp_path_factory.mktemp("plain") / "store"
-    _write(folder, ENTRIES, DBCompressionType.none())
-    for path in folder.glob("LOG*"):
-        path.unlink()
+    write_store(folder, ENTRIES, DBCompressionType.none())
     return folder
 
 
@@ -68,7 +45,7 @@ def test_every_file_that_rocksdb_writes_is_accepted(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "store")
-        _write(store, entries, compression())
+        write_store(store, entries, compression())
         assert len(_tables(store)) == 2
         for path in _tables(store):
             check_table_file(path)
@@ -107,7 +84,7 @@ def test_the_forging_helper_does_not_change_an_intact_file(plain: Path) -> None:
 )
 def test_the_largest_entry_that_settings_permit_is_accepted_in_100_mb(value: bytes, tmp_path: Path) -> None:
     key = b"\0\1" + b"k" * 2 * LARGEST_KEY
-    _write(tmp_path / "store", {key: value}, DBCompressionType.lz4())
+    write_store(tmp_path / "store", {key: value}, DBCompressionType.lz4())
     path = _tables(tmp_path / "store")[0]
     program = (
         "import re, sys\n"
