@@ -86,7 +86,9 @@ OPTIONAL_ROOT = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")
 REQUESTER_OPTIONS = [
-    click.option("--by", default="", metavar="NAME", help="Requester, recorded as a claim next to user@host."),
+    click.option(
+        "--by", default="", metavar="NAME", help="Name of the requester, recorded as a claim in addition to user@host."
+    ),
     click.option("--reason", default="", help="Reason of the request, stored in the job's history."),
 ]
 SETTINGS_OPTIONS = [
