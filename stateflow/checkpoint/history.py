@@ -27,7 +27,7 @@ from stateflow.checkpoint.log.records import (
 from stateflow.errors import DataError, StateflowError, TooLarge
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history_key
-from stateflow.types.bounded_json import TooMuchMemory, check_decoded_size, decode_json
+from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
 
 log = logging.getLogger(__name__)
 
@@ -87,17 +87,18 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
 
 def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
     data = msgspec.json.encode(record)
+    if len(data) > LIMIT:
+        raise _too_large(len(data), LIMIT)
     try:
         check_decoded_size(type(record) if isinstance(record, ActionRecord) else list[CheckpointRecord], data)
-        if len(data) <= LIMIT:
-            return data
-    except TooMuchMemory:
-        log.debug("a history record of %d bytes takes too much memory", len(data))
-    raise TooLarge(
-        "a history record is too large to be read again",
-        hint="use shorter names and reasons",
-        size=len(data),
-        limit=LIMIT,
+    except TooMuchMemory as e:
+        raise _too_large(len(data), MEMORY_LIMIT) from e
+    return data
+
+
+def _too_large(size: int, limit: int) -> TooLarge:
+    return TooLarge(
+        "a history record is too large to be read again", hint="use shorter names and reasons", size=size, limit=limit
     )
 
 
