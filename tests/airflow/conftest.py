@@ -61,3 +61,18 @@ def idle_job(job: AccountsJob) -> AccountsJob:
     job.deliver(50)
     job.finish()
     return job
+
+
+@pytest.fixture
+def saved(idle_job: AccountsJob) -> AccountsJob:
+    """A job with five checkpoints, three periodic savepoints, `p1` to `p3`, and one that a user has requested."""
+    from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
+    from tests.airflow.jobs import new_run
+
+    for day, name in enumerate(("p1", "p2", "p3", "mine"), 1):
+        origin = "manual" if name == "mine" else "periodic"
+        operator = StateflowSavepointOperator(
+            task_id="savepoint", job_root=str(idle_job.root), name=name, origin=origin
+        )
+        operator.execute(new_run(f"2026-01-0{day}").next_try())
+    return idle_job

@@ -171,18 +171,6 @@ def test_a_rejected_stop_is_recorded_and_the_job_unchanged(idle_job: AccountsJob
 # -- retention --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def saved(idle_job: AccountsJob) -> AccountsJob:
-    """A job with five checkpoints, three periodic savepoints, `p1` to `p3`, and one that a user has requested."""
-    for day, name in enumerate(("p1", "p2", "p3", "mine"), 1):
-        origin = "manual" if name == "mine" else "periodic"
-        operator = StateflowSavepointOperator(
-            task_id="savepoint", job_root=str(idle_job.root), name=name, origin=origin
-        )
-        operator.execute(new_run(f"2026-01-0{day}").next_try())
-    return idle_job
-
-
 def asks_to_delete(job: AccountsJob, **more: Any) -> StateflowRetentionApprovalOperator:
     given = {"subject": "?", "params": {"note": None}, "job_root": str(job.root), "configured": SEVEN, **more}
     return StateflowRetentionApprovalOperator(task_id="approve", **given)

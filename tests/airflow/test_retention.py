@@ -17,10 +17,8 @@ from stateflow.storage import open_storage
 from stateflow.storage.paths import data_folder
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
-from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.retry import RetryByErrorCode
 from tests.airflow.fakes import FakeRun, fails
-from tests.airflow.jobs import new_run
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 
@@ -95,18 +93,6 @@ def test_a_missing_job_root_is_a_clear_error_and_not_made(tmp_path: Path) -> Non
 
 def kept(job: AccountsJob) -> set[str]:
     return set(root_files.savepoints(job.root))
-
-
-@pytest.fixture
-def saved(idle_job: AccountsJob) -> AccountsJob:
-    """A job with three periodic savepoints, `p1` to `p3`, and one that a person has asked for."""
-    for day, name in enumerate(("p1", "p2", "p3", "mine"), 1):
-        origin = "manual" if name == "mine" else "periodic"
-        operator = StateflowSavepointOperator(
-            task_id="savepoint", job_root=str(idle_job.root), name=name, origin=origin
-        )
-        operator.execute(new_run(f"2026-01-0{day}").next_try())
-    return idle_job
 
 
 def test_retention_deletes_periodic_savepoints_only_and_a_preview_none(saved: AccountsJob) -> None:

@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+
+from tests.servers.listening import QuietHandler, listening
 
 LOST_REQUEST, LOST_ANSWER, LATE_REQUEST = "lost request", "lost answer", "late request"
 CUT_ANSWER, SLOW_ANSWER = "cut answer", "slow answer"
@@ -57,27 +57,12 @@ class Faults:
 @contextlib.contextmanager
 def fault_proxy(upstream: str, faults: Faults, kind: type[ProxyHandler] | None = None) -> Iterator[str]:
     """Listens on loopback in front of ``http://host:port``; yields its own address."""
-    facts = {"upstream": upstream.removeprefix("http://"), "faults": faults}
-    handler = type("Handler", (kind or ProxyHandler,), facts)
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        with listening(kind or ProxyHandler, upstream=upstream.removeprefix("http://"), faults=faults) as address:
+            yield address
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
         for timer in faults.late:
             timer.join()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, *_: Any) -> None:
-        """Ignores clients that were killed during a request."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +74,11 @@ class ProxyAnswer:
     body: bytes
 
 
-class ProxyHandler(BaseHTTPRequestHandler):
+class ProxyHandler(QuietHandler):
     """Passes requests on, and injects faults."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     upstream: str
     faults: Faults
-
-    def log_message(self, *_: object) -> None:
-        """Logs nothing."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

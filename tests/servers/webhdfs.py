@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from tests.servers.listening import QuietHandler, listening
 
 _PREFIX = "/webhdfs/v1"
 _DATA = "data-node"
@@ -24,34 +23,13 @@ def webhdfs_server(folder: Path, token: str) -> Iterator[str]:
         folder: its root.
         token: what requests to the NameNode must have.
     """
-    handler = type("Handler", (_Handler,), {"folder": folder, "token": token})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(_Handler, folder=folder, token=token) as address:
+        yield address
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, *_: Any) -> None:
-        """Ignores clients that were killed during a request."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(QuietHandler):
     folder: Path
     token: str
-
-    def log_message(self, *_: object) -> None:
-        """Logs nothing."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
