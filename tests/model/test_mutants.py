@@ -1,4 +1,4 @@
-"""With any one rule of the protocol taken out, the simulator finds the mistake."""
+"""The simulator detects each removed rule of the protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.mutants import SIMULATED
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_the_simulator_detects_that_a_rule_was_removed(name: str) -> None:
-    """The same history breaks no rule while the rule is there."""
+    """Without the mutant, the same history breaks no rule."""
     found = first_finding(name)
     assert found, f"no history showed: {SIMULATED[name].what}"
     play(found.seed, Search(plan=SIMULATED[name].plan))
