@@ -10,10 +10,10 @@ from typing import IO
 from urllib.parse import urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
 from stateflow.errors import ConfigError
+from stateflow.storage.hdfs.connections import BoundedSession
 
 _CONNECTIONS = 32
 _TIMEOUT = (5, 60)
@@ -71,13 +71,6 @@ def _data_ports() -> frozenset[int]:
     return frozenset(map(int, given)) or _DATA_PORTS
 
 
-class _Session(requests.Session):
-    """A session that does not look at redirections: for one, the library reads the whole body and parses the URL."""
-
-    def get_redirect_target(self, resp: requests.Response) -> None:
-        return None
-
-
 class HdfsSession:
     """Sends requests to NameNodes with the user, and follows their redirections to DataNodes without it.
 
@@ -90,13 +83,10 @@ class HdfsSession:
     def __init__(self, name_nodes: Sequence[str], users: HdfsUsers, retries: Retry) -> None:
         self._name_nodes = frozenset(name_nodes)
         self._users = users
-        self._session = _Session()
+        self._session = BoundedSession(retries, _CONNECTIONS)
         # A compressed answer could be much larger than what was received.
         self._session.headers["Accept-Encoding"] = "identity"
         self._session.headers["Content-Type"] = "application/octet-stream"  # HttpFS requires it
-        adapter = HTTPAdapter(pool_maxsize=_CONNECTIONS, max_retries=retries)
-        for protocol in ("http://", "https://"):
-            self._session.mount(protocol, adapter)
 
     def to_name_node(self, method: str, url: str, query: Mapping[str, str]) -> requests.Response:
         """Sends a request to a NameNode; the caller closes the response."""

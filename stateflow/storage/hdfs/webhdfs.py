@@ -25,9 +25,10 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage.hdfs.answers import BadAnswer, HdfsRefusal, decoded, final, pieces, successful
+from stateflow.storage.hdfs.connections import BoundedRetry
 from stateflow.storage.hdfs.session import HdfsSession, HdfsUsers
 
-RETRIES = Retry(
+RETRIES = BoundedRetry(
     total=8,
     backoff_factor=0.1,
     backoff_jitter=0.2,
