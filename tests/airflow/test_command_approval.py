@@ -10,6 +10,8 @@ import pytest
 from airflow.providers.standard.operators import hitl
 from airflow.sdk.exceptions import TaskAwaitingInput
 
+from stateflow.checkpoint.savepoints.retention import SavepointRule
+from stateflow.operations import prune_savepoints
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.approval import JobApprovalOperator
@@ -255,3 +257,27 @@ def test_identity_comes_from_airflow_and_not_from_what_a_user_enters(idle_job: A
 
 def test_a_task_that_runs_the_job_cannot_stop_or_delete(idle_job: AccountsJob) -> None:
     assert not {"retain", "savepoints", "approval"} & set(run_task(idle_job).template_fields)
+
+
+@pytest.mark.parametrize("then", ["run", "savepoint"])
+def test_an_approval_of_a_retention_is_void_after_another_run_or_periodic_savepoint(
+    saved: AccountsJob, then: str
+) -> None:
+    limits = {"retain": "1", "savepoints": "2"}
+    yes = answered(asks_to_delete(saved, **limits), task())
+    # A try that was killed has done a part of it.
+    prune_savepoints(str(saved.root), SavepointRule(2))
+    assert len(collect(saved, yes, **limits)["retained"]) == 1
+    if then == "run":
+        saved.deliver(70)
+        saved.finish()
+    else:
+        operator = StateflowSavepointOperator(
+            task_id="savepoint", job_root=str(saved.root), name="p4", origin="periodic"
+        )
+        operator.execute(new_run("2026-01-05").next_try())
+    before = everything(saved)
+    # The user who requested it clears the task that deletes: nobody is asked again.
+    with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+        collect(saved, yes, **limits)
+    assert everything(saved) == before

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from stateflow_airflow.operators.approval import JobApprovalOperator, Question, request_digest
 from stateflow_airflow.operators.base import restricted_library
 from stateflow_airflow.operators.markdown import escaped
-from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, retention_loss
+from stateflow_airflow.operators.retention_limits import (
+    Limit,
+    Retention,
+    configured_retention,
+    newest_periodic_savepoint,
+    retention_loss,
+)
 from stateflow_airflow.operators.template_values import checked_root, to_bool
 
 if TYPE_CHECKING:
@@ -123,7 +129,11 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
 
 
 def retention_question(job_root: str, requested: Retention, configured: Retention) -> Question | None:
-    """Returns the question whether a retention may be executed; None if the configuration permits it."""
+    """Returns the question whether a retention may be executed; None if the configuration permits it.
+
+    Its digest depends on the job's newest run and periodic savepoint: a retention deletes neither, so a retry after a
+    part of the work has the same one.
+    """
     from stateflow.operations import describe
 
     root = checked_root(job_root)
@@ -131,7 +141,14 @@ def retention_question(job_root: str, requested: Retention, configured: Retentio
     if not loss:
         return None
     status = describe(root)
-    digest = request_digest(action="retention", job=status.job_uuid, root=job_root, **requested.parts)
+    digest = request_digest(
+        action="retention",
+        job=status.job_uuid,
+        root=job_root,
+        generation=status.generation,
+        savepoint=newest_periodic_savepoint(root),
+        **requested.parts,
+    )
     lines = [
         f"**Job**: {escaped(status.job)}",
         f"**To be kept**: {requested}. Configured: {configured}",

@@ -30,7 +30,8 @@ class StateflowRetentionOperator(JobRootOperator):
     could still need. It always keeps the newest periodic savepoint, and all savepoints that a user, a stop or an
     upgrade created. It logs the savepoints to delete before it deletes anything.
 
-    It deletes nothing that the configured numbers keep, unless a user has approved exactly these limits. The numbers
+    It deletes nothing that the configured numbers keep, unless a user has approved exactly these limits since the job's
+    newest run has started and its newest periodic savepoint was taken. The numbers
     that the DAG file gives as arguments are the configured ones; for arguments with templates, pass `configured`.
 
     **Returns** (XCom) ``job``, ``head_seq``, ``retained`` (checkpoint ids), ``files``, ``bytes_freed``,
