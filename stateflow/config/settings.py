@@ -326,4 +326,9 @@ class Settings:
     @property
     def local_folder(self) -> Path:
         """Scratch folder of this host."""
-        return Path(self.local_dir or os.path.join(tempfile.gettempdir(), f"stateflow-{os.getuid()}"))
+        return Path(self.local_dir) if self.local_dir else default_local_folder()
+
+
+def default_local_folder() -> Path:
+    """Returns the scratch folder of this host if no setting names one."""
+    return Path(tempfile.gettempdir(), f"stateflow-{os.getuid()}")

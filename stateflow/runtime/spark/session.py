@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from pyspark.sql import SparkSession
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.traversal import with_ancestors
 from stateflow.api.input_files import reason_in
-from stateflow.config.settings import FULL, Settings
+from stateflow.config.settings import FULL, Settings, default_local_folder
 from stateflow.errors import ConfigError, EnvironmentUnsupported, StateflowError
+from stateflow.private_files import make_own_folders
 from stateflow.runtime.planning.physical_plan import has_transform
 from stateflow.runtime.spark.java_process import MASTER, is_started, master_of_arguments, start_java
 from stateflow.runtime.spark.log_settings import is_quiet, quiet_accumulators, quiet_py4j, quiet_spark, quiet_workers
@@ -25,8 +27,6 @@ from stateflow.runtime.spark.settings import ARROW_ROWS, REQUIRED, check_master,
 from stateflow.runtime.spark.versions import check_java, check_python, check_spark
 
 _DEFAULTS = {
-    # Delayed acknowledgements on loopback cost a task 40 ms; a Unix socket avoids them.
-    "spark.python.unix.domain.socket.enabled": "true",
     # The JVM waits 15 s by default for a Python worker to connect, too short at ten times the load.
     "spark.python.authenticate.socketTimeout": "2m",
     # Recovery does not depend on Spark's own directory, so it needs neither syncs nor .crc files.
@@ -51,6 +51,11 @@ _DEFAULTS = {
     "spark.sql.shuffle.partitions": "2",
 }
 """Defaults, unless the user, spark-submit or spark-defaults set them."""
+
+_LONGEST_SOCKET = 107
+"""Length of a Unix socket's path on Linux."""
+_SOCKET_NAME = f"/.{uuid.UUID(int=0)}.sock"
+"""A name of Spark's sockets."""
 
 _LEVEL = {"spark.log.level": "ERROR"}
 """Defaults when Spark uses another log configuration, and ``spark.log`` is not ``full``."""
@@ -123,6 +128,8 @@ def open_session(settings: Settings, job_file: Path, traits: JobTraits) -> Spark
         if log_file is not None or is_quiet():
             # The log configuration has the levels; Spark would log a message about setting one.
             own.pop("spark.log.level", None)
+        if local:
+            own |= _unix_sockets(settings.local_folder)
         if local and settings.spark.log != FULL:
             own |= quiet_workers({**dict(SparkConf().getAll()), **settings.spark.conf})
         session = _started(_with_defaults(builder, own, settings))
@@ -139,6 +146,27 @@ def defaults(traits: JobTraits) -> dict[str, str]:
     plan = {} if traits.has_expressions else _FIXED_PLAN
     rows = _FIXED_WIDTH_ROWS if traits.has_fixed_rows else {}
     return {**_DEFAULTS, **plan, **rows, **REQUIRED}
+
+
+def _unix_sockets(local_folder: Path) -> dict[str, str]:
+    """Returns the settings for Unix sockets between Java and Python; none without a folder for them.
+
+    Delayed acknowledgements on loopback cost a task 40 ms; a Unix socket avoids them. But Spark asks for no token
+    there: who can connect runs code in this process, and the umask decides who can. So they are in a folder of this
+    user. If the path of the scratch folder is too long for them, that is in the default one.
+    """
+    for scratch in (local_folder, default_local_folder()):
+        folder = scratch.absolute() / "sockets"
+        if len(os.fsencode(folder)) + len(_SOCKET_NAME) > _LONGEST_SOCKET:
+            continue
+        with suppress(ConfigError):  # another user has created it: TCP sockets, with a token, need none
+            make_own_folders(scratch.absolute(), folder, "local_dir")
+            folder.chmod(0o700)
+            return {
+                "spark.python.unix.domain.socket.enabled": "true",
+                "spark.python.unix.domain.socket.dir": str(folder),
+            }
+    return {}
 
 
 def _master(settings: Settings) -> str:
