@@ -277,7 +277,7 @@ def test_an_approval_of_a_retention_is_void_after_another_run_or_periodic_savepo
         )
         operator.execute(new_run("2026-01-05").next_try())
     before = everything(saved)
-    # The user who requested it clears the task that deletes: nobody is asked again.
+    # The user who requested it clears the task that deletes: no user is asked again.
     with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
         collect(saved, yes, **limits)
     assert everything(saved) == before

@@ -19,6 +19,7 @@ ATTACKS = [
     "1. nothing is lost",
     "123456789) nothing is lost",
     "===",
+    ":-",
     "[click](http://evil)",
     "![](http://evil/pixel)",
     "<script>alert(1)</script>",

@@ -8,8 +8,8 @@ _SPECIAL = re.compile(
     r"[\\`*\[\]|~]"
     # An underscore within a word is no emphasis.
     r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
-    # Headings, lists and quotations.
-    r"|^[#>+=-]|" + "|".join(rf"(?<=^[0-9]{{{digits}}})[.)]" for digits in range(1, 10))
+    # Headings, lists, quotations, and the second line of a table with one column.
+    r"|^[#>+=:-]|" + "|".join(rf"(?<=^[0-9]{{{digits}}})[.)]" for digits in range(1, 10))
 )
 _ADDRESS = re.compile(r"(?<=http:)/|(?<=https:)/|(?<=www)\.|@", re.IGNORECASE)
 """The first character at which GitHub's Markdown recognizes an address, even if it is escaped."""

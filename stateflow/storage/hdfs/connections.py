@@ -1,4 +1,4 @@
-"""Connections to WebHDFS servers, which are not trusted: what they send besides bodies has limits, too.
+"""Connections to WebHDFS servers, which are not trusted: what they send outside of bodies has limits, too.
 
 ``http.client`` limits the length of a line and the number of headers, but not the time that they take, nor the number
 of interim answers (100 Continue) and of trailers. urllib3 reads an answer that it retries to its end, waits as long as

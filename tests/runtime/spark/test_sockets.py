@@ -1,4 +1,4 @@
-"""Who can connect to the sockets between Java and Python: whoever can runs code as the user of the driver."""
+"""Which users can connect to the sockets between Java and Python: one who can runs code as the driver's user."""
 
 from __future__ import annotations
 
