@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 _CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\ufff9-\ufffb]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff"
+    "\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Control characters except tab and line feed, invisible ones, changes of direction, and lone surrogates."""
 
@@ -27,7 +28,13 @@ def print_text(text: str = "", *, err: bool = False) -> None:
 
 def visible(text: str) -> str:
     r"""Returns the text with control characters as ``\u001b``, which also means the character in a string of JSON."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda found: _escape(found[0]), text)
+
+
+def _escape(character: str) -> str:
+    """Returns the escape of a character in JSON: of one above U+FFFF, the escapes of its two surrogates."""
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def one_line(text: str) -> str:

@@ -334,6 +334,7 @@ def test_a_drain_takes_the_spark_of_the_connection(sessions: Sessions, monkeypat
     use_submit(sessions.folder, monkeypatch)
     spark = SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"ONE": "1"})
     seen: dict[str, str] = {}
+    monkeypatch.setenv("AIRFLOW_CONN_DB", "x")
 
     def look(*_: object, **__: object) -> None:
         seen.update(os.environ)
@@ -349,4 +350,4 @@ def test_a_drain_takes_the_spark_of_the_connection(sessions: Sessions, monkeypat
     words = shlex.split(seen["PYSPARK_SUBMIT_ARGS"])
     assert words[words.index("--master") + 1] == "local[2,4]"
     assert seen["conf"] == "spark.ui.enabled=false\n" and words[-1] == "pyspark-shell"
-    assert seen["ONE"] == "1"
+    assert seen["ONE"] == "1" and "AIRFLOW_CONN_DB" not in seen

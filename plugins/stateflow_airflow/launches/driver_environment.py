@@ -6,9 +6,15 @@ connections, and connections. A driver runs the code of a job, and Spark passes 
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+
+from airflow.sdk import conf
+
+log = logging.getLogger(__name__)
 
 PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "HOSTNAME", "COLUMNS"),
@@ -19,6 +25,18 @@ PASSED = (
     *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "*_proxy", "*_PROXY"),
 )
 """Patterns of the variables that a program gets. ``*`` matches any characters."""
+
+
+def passed_environment() -> dict[str, str]:
+    """Returns the variables of this worker that a program gets, with those that Airflow's configuration adds."""
+    further = conf.get("stateflow", "passed_environment", fallback=None) or ""
+    passed = driver_environment(os.environ, parse_patterns(further))
+    log.info(
+        "The job gets %d of the worker's %d environment variables; [stateflow] passed_environment passes others",
+        len(passed),
+        len(os.environ),
+    )
+    return passed
 
 
 def driver_environment(of_the_worker: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:

@@ -14,7 +14,11 @@ _SPECIAL = re.compile(
 _ADDRESS = re.compile(r"(?<=http:)/|(?<=https:)/|(?<=www)\.|@", re.IGNORECASE)
 """The first character at which GitHub's Markdown recognizes an address, even if it is escaped."""
 _ZERO_WIDTH_SPACE = "\u200b"
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff"
+    "\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]+"
+)
+"""Control characters, invisible ones, changes of direction, and lone surrogates."""
 _LONGEST = 4000
 
 

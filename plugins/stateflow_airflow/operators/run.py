@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import Asset, ResumableJobMixin, conf
 
 from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
-from stateflow_airflow.launches.driver_environment import driver_environment, parse_patterns
+from stateflow_airflow.launches.driver_environment import passed_environment
 from stateflow_airflow.launches.hidden_settings import SETTINGS, settings_file
 from stateflow_airflow.launches.launch import Launch, result_file
 from stateflow_airflow.launches.launcher import Command, Launcher
@@ -241,18 +241,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         with_log = self.settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
         command = StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log)
-        environment = {**self._passed_environment(), **command.env, **allowed_locations(self.locations)}
+        environment = {**passed_environment(), **command.env, **allowed_locations(self.locations)}
         return Command(command.argv, environment, {**files, **command.files})
-
-    def _passed_environment(self) -> dict[str, str]:
-        further = conf.get("stateflow", "passed_environment", fallback=None) or ""
-        passed = driver_environment(os.environ, parse_patterns(further))
-        self.log.info(
-            "The driver gets %d of the worker's %d environment variables; [stateflow] passed_environment passes others",
-            len(passed),
-            len(os.environ),
-        )
-        return passed
 
     def _check_failpoint(self) -> None:
         """Fails before Spark starts; the program would reject an unknown name only at its first failpoint."""

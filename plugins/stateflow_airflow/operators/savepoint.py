@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset
 
 from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.launches.driver_environment import passed_environment
 from stateflow_airflow.launches.run_result import with_offsets
 from stateflow_airflow.operators.approval import Answer, ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, environment
@@ -238,23 +238,32 @@ class StateflowStopOperator(StateflowSavepointOperator):
     def _make(self, request: SavepointRequest) -> SavepointReport:
         from stateflow.operations import stop
 
-        with self._spark_environment() if request.drain and self.spark else nullcontext():
+        with self._job_environment() if request.drain else nullcontext():
             made = stop(checked_root(self.job_root), request, savepoint=True, may_run=True)
         assert made is not None, "a stop with savepoint=True returns one"
         return made
 
     @contextmanager
-    def _spark_environment(self) -> Iterator[None]:
-        """Sets the environment in which this process starts its Spark session with the connection's options."""
+    def _job_environment(self) -> Iterator[None]:
+        """Sets the environment in which this process runs the job: a driver's, with the connection's options."""
+        # The job's code is in this process, but what Spark starts inherits only this.
+        passed = passed_environment()
+        with TemporaryDirectory(prefix="stateflow-") as folder:
+            options = self._spark_session(Path(folder)) if self.spark else {}
+            with environment({**passed, **options}):
+                yield
+
+    def _spark_session(self, folder: Path) -> Mapping[str, str]:
+        """Writes Spark's settings into a folder; returns the variables with which a Spark session reads them."""
+        from stateflow.private_files import open_private
         from stateflow_airflow.hooks import StateflowSubmitHook
 
         assert self.spark is not None
         spark = SparkSubmit(
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
-        with TemporaryDirectory(prefix="stateflow-") as folder:
-            session = StateflowSubmitHook(spark).session(f"stateflow stop {self.task_id}", Path(folder))
-            for name, content in session.files.items():
-                (Path(folder) / name).write_text(content)
-            with environment({**os.environ, **session.env}):
-                yield
+        session = StateflowSubmitHook(spark).session(f"stateflow stop {self.task_id}", folder)
+        for name, content in session.files.items():
+            with open_private(folder / name) as file:
+                file.write(content.encode())
+        return session.env
