@@ -23,7 +23,7 @@ from stateflow.state.kinds.operator_state import BROADCAST
 from stateflow.state.kinds.state_registry import check_state_ids
 from stateflow.state.schema.compare import Conflict
 from stateflow.state.schema.compatibility import Declaration, Declarations, Fit, compare_schemas
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT, SAVEPOINT
 
 
@@ -120,13 +120,13 @@ def check_job(
         with_spark: whether to start Spark for the checks that need it, if the job runs on Spark.
 
     Raises:
-        ConfigError: `against` is neither a job root nor a savepoint.
+        ConfigError: `against` is neither a job root nor a savepoint, or its location is not allowed.
         UserCodeError: an `open` raises.
         MissingFile, CorruptFile: the checkpoint or savepoint is damaged.
     """
     prepared = prepare(job_file, layers=layers)
     settings, graph = prepared.start.settings, prepared.start.graph
-    stored = _stored(open_storage(savepoint_uri(against)))
+    stored = _stored(open_location(savepoint_uri(against)))
     plan = plan_job(graph, settings.parallelism)
     declared = declared_states(plan, settings.max_parallelism or stored.max_parallelism)
     states = list(_check_states(stored.manifest, declared))

@@ -14,7 +14,7 @@ from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_ext
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import now, open_root
 from stateflow.operations.savepoints import SavepointReport, describe_savepoint
-from stateflow.storage import open_location, open_storage
+from stateflow.storage import is_allowed, open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINTS, savepoint_folder
 
 
@@ -67,11 +67,14 @@ def _unreadable(name: str, path: str, job: str, freed: int) -> SavepointReport:
 def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
     """Deletes the savepoint at a path or URI. In a job root this is the same as `dispose` by folder.
 
-    Raises ConfigError when it does not exist.
+    A job root that the environment does not allow is not opened: only the savepoint's own folder is, and the job's
+    history has no record of the deletion.
+
+    Raises ConfigError when it does not exist, or its location is not allowed.
     """
     storage = open_location(savepoint_uri(path))
     job_root, _, folder = storage.uri.rpartition(f"/{SAVEPOINTS}")
-    if job_root and "/" not in folder and open_storage(job_root).size(FORMAT) is not None:
+    if job_root and "/" not in folder and is_allowed(job_root) and open_storage(job_root).size(FORMAT) is not None:
         root = open_root(job_root)
         # By its folder: the name of another savepoint may be the name of this folder.
         return _dispose(root, folder, lambda: read_savepoint(root.storage, savepoint_folder(folder)), by, reason)
@@ -79,7 +82,8 @@ def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
     parent, _, name = uri.rpartition("/")
     # Through the parent folder, so that the empty folder is deleted as well; the root of a bucket has no parent.
     name = unquote(name) if uri.startswith("file:") else name
-    location = (open_storage(parent), f"{name}/") if urlsplit(parent).path.strip("/") else (storage, "")
+    through_parent = urlsplit(parent).path.strip("/") and is_allowed(parent)
+    location = (open_storage(parent), f"{name}/") if through_parent else (storage, "")
     document, freed = dispose_external(*location)
     if document is None:
         return _unreadable(name, uri, job="", freed=freed)

@@ -36,6 +36,12 @@ def open_location(uri: str, own: str = "") -> Storage:
     return open_storage(uri)
 
 
+def is_allowed(uri: str) -> bool:
+    """Returns whether the environment allows a location that a user has not named. Opens nothing."""
+    allowed = os.environ.get(VARIABLE)
+    return allowed is None or any(_is_below(uri, location) for location in allowed.split())
+
+
 def check_location(uri: str, allowed: Iterable[str]) -> None:
     """Raises ConfigError unless `uri` is one of the allowed locations, or below one. Opens nothing.
 

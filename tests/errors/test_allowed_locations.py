@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from stateflow import operations
+from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.storage.locations import VARIABLE
-from tests.support.cli_fixture import CliFixture
+from tests.support.cli_fixture import CliFixture, contents
 from tests.support.commands import invoke
 
 
@@ -30,6 +31,8 @@ def saved(ran: CliFixture, tmp_path: Path) -> str:
         ("fork", "latest", "--into", "<elsewhere>/fork"),
         ("fork", "<saved>", "--into", "<allowed>/fork"),
         ("restore", "<job>", "--plan", "<saved>"),
+        ("check", "<job>", "--against", "<saved>", "--no-spark"),
+        ("run", "<job>", "--job-root", "<allowed>/new", "--from-savepoint", "<saved>"),
     ],
     ids=" ".join,
 )
@@ -41,6 +44,26 @@ def test_no_command_opens_a_location_that_is_not_allowed(
     arguments = list(words)
     for name, place in places.items():
         arguments = [word.replace(f"<{name}>", place) for word in arguments]
-    root = [] if "--in" in words else ["--job-root", ran.root]
+    root = [] if {"--in", "--against", "--job-root"} & {*words} else ["--job-root", ran.root]
     refused = invoke(*arguments, *root)
     assert refused.exit_code == 2 and "not allowed" in refused.output, refused.output
+
+
+def test_a_job_root_above_an_allowed_savepoint_is_not_written(ran: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = operations.create_savepoint(ran.root, operations.SavepointRequest("inside")).path
+    path = Path(uri.removeprefix("file://"))
+    before = contents(Path(ran.root))
+    monkeypatch.setenv(VARIABLE, str(path))
+    disposed = invoke("savepoint", "dispose", str(path))
+    assert disposed.exit_code == 0, disposed.output
+    inside = str(path.relative_to(ran.root))
+    assert contents(Path(ran.root)) == {k: v for k, v in before.items() if not k.startswith(f"{inside}/")}
+
+
+def test_a_savepoint_in_an_allowed_job_root_is_recorded_as_disposed(
+    ran: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = operations.create_savepoint(ran.root, operations.SavepointRequest("inside")).path
+    monkeypatch.setenv(VARIABLE, ran.root)
+    operations.dispose_path(path)
+    assert "dispose" in [r.kind for r in operations.timeline(ran.root).records if isinstance(r, ActionRecord)]
