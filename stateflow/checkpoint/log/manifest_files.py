@@ -12,7 +12,7 @@ import msgspec
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
-from stateflow.errors import MissingFile, StorageError
+from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.state.files.host_cache import check_content
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage
@@ -76,10 +76,14 @@ def write_bytes(storage: Storage, key: str, data: bytes) -> FileHandle:
 
 def _confirm(storage: Storage, key: str, data: bytes) -> None:
     try:
-        found = storage.get(key)
+        found = storage.get(key, len(data))
     except MissingFile as e:
         # Not a MissingFile, which would mean lost data: the write was lost, or it is still in progress.
         raise StorageError("the storage does not confirm that an object was written", key=key) from e
+    except CorruptFile:
+        raise
+    except DataError:
+        found = None  # a larger object
     if found != data:
         raise StorageError("an object key was used twice", key=key)
     # An object that could not be synced can be read too, but a power failure would lose it.

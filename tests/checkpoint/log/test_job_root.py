@@ -8,7 +8,7 @@ from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import ManualClock
-from stateflow.errors import ConfigError, StorageError, WrongJobRoot
+from stateflow.errors import ConfigError, DataError, StorageError, WrongJobRoot
 from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import FORMAT, log_entry
 from tests.support.errors import raises
@@ -101,3 +101,19 @@ def test_a_file_that_may_vanish_is_not_acknowledged() -> None:
     storage.fails = False
     # The entry has stayed: the next run finds that out by reading.
     assert root.claim().entry.seq == 2
+
+
+class LargeStorage(MemoryStorage):
+    """A storage of someone else, which has an object of many gigabytes for each key."""
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        return PutResult.EXISTS
+
+    def get(self, key: str, limit: int = 1 << 40) -> bytes:
+        assert limit <= 3
+        raise DataError("too large", key=key)
+
+
+def test_the_confirmation_of_a_write_reads_no_larger_object() -> None:
+    with raises(StorageError, key="data/a"):
+        write_bytes(LargeStorage("large"), "data/a", b"abc")
