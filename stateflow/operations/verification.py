@@ -14,16 +14,15 @@ from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
-from stateflow.query.state import check_entry, check_value, stored_entries
+from stateflow.query.state import check_entry, stored_entries
 from stateflow.requesters import by_process
-from stateflow.runtime.task.operator_state import check_part
+from stateflow.runtime.task.operator_state import check_parts
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage, open_storage
+from stateflow.types.serializers import check_untyped
 
 _OWNER = "verify"
-_DECODED_BYTES = 4 << 20
-"""Size of the largest operator state whose content is checked: many small elements take 14 times their size."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,13 @@ def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Veri
 def _entries(root: JobRoot, manifest: Manifest) -> int:
     count = 0
     for operator in manifest.operators:
-        for part in operator.parts:
-            check_part(root.storage, part)
+        check_parts(root.storage, operator.parts)
         names, columns = state_names(operator.states), len(operator.key_types)
         for subtask, entries in stored_entries(operator, root.storage, root.clock):
             with _with_location(operator, subtask):
                 for key, value in entries:
                     _check_group(subtask, key)
-                    check_entry(names, columns, key, value, check_value)
+                    check_entry(names, columns, key, value, check_untyped)
                     count += 1
     return count
 
@@ -165,9 +163,7 @@ def verify_savepoint(stored: StoredSavepoint) -> Verification:
 def _open_stores(manifest: Manifest, storage: Storage) -> None:
     """Opens each store, and so checks that it is safe to open; reads one entry. Reads the operator state as well."""
     for operator in manifest.operators:
-        for part in operator.parts:
-            if part.handle is None or part.handle.size <= _DECODED_BYTES:
-                check_part(storage, part)
+        check_parts(storage, operator.parts)
         for _, entries in stored_entries(operator, storage, SystemClock()):
             with closing(entries):
                 next(entries, None)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, SystemClock
@@ -26,12 +24,9 @@ from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage, open_storage
-from stateflow.types.serializers import decode_key, decode_untyped, payload_start
+from stateflow.types.serializers import decode_key, decode_untyped
 
 _GROUP_BYTES, _STATE_BYTES = 2, 4
-_DECODED_BYTES = 1 << 20
-"""Size of the largest value that is decoded only to check it."""
-_structure = msgspec.msgpack.Decoder(msgspec.Raw)
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def check_entry(
         columns: number of key columns.
         stored: the encoded key: key group, state id, key columns, namespace, and map key or list position.
         data: the encoded value.
-        decode: decodes the value.
+        decode: decodes the value; raises CorruptFile.
 
     Raises:
         CorruptFile: the key belongs to no state, or key or value does not decode.
@@ -164,17 +159,3 @@ def check_entry(
         raise CorruptFile("a stored key has too few columns", key=stored.hex()[:80], columns=columns)
     map_key = parts[columns + 1] if len(parts) > columns + 1 else None
     return StateEntry(schema.name, parts[:columns], map_key, decode(data), parts[columns])
-
-
-def check_value(data: bytes) -> None:
-    """Raises CorruptFile unless `data` is a stored value; of a large value, only the structure is checked.
-
-    A value of one byte can take 64 bytes in memory once it is decoded.
-    """
-    if len(data) <= _DECODED_BYTES:
-        decode_untyped(data)
-        return
-    try:
-        _structure.decode(memoryview(data)[payload_start(data) :])
-    except (msgspec.DecodeError, RecursionError) as e:
-        raise CorruptFile("a stored value does not decode", reason=str(e)) from e

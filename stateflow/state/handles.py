@@ -206,6 +206,8 @@ class SubtaskState(Document, frozen=True, kw_only=True):
 
 
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM_LIMIT)]
+RawKeyed = Annotated[list[tuple[KeyGroup, bytes]], msgspec.Meta(max_length=MAX_PARALLELISM_LIMIT)]
+"""Raw keyed state as (key group, bytes) pairs."""
 
 
 class OperatorContent(Document, frozen=True, kw_only=True):
@@ -219,8 +221,8 @@ class OperatorContent(Document, frozen=True, kw_only=True):
     """Entries of broadcast states by name; subtask 0 stores them for all subtasks."""
     raw: list[bytes] = []
     """Partitions of the raw operator state."""
-    raw_keyed: Annotated[list[tuple[KeyGroup, bytes]], msgspec.Meta(max_length=MAX_PARALLELISM_LIMIT)] = []
-    """Raw keyed state as (key group, bytes) pairs, in order of key groups."""
+    raw_keyed: RawKeyed = []
+    """In order of key groups."""
 
 
 class OperatorPart(Document, frozen=True, kw_only=True):
@@ -229,6 +231,8 @@ class OperatorPart(Document, frozen=True, kw_only=True):
     subtask: Int64
     content: bytes = b""
     handle: FileHandle | None = None
+    memory: int = 0
+    """A bound of the bytes of memory that it takes when it is read; 0 in parts of versions that did not record it."""
 
 
 @dataclass(frozen=True)

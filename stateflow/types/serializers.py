@@ -182,15 +182,20 @@ def _is_named(custom: Serializer[Any]) -> bool:
     return isinstance(name, str) and bool(name) and type(version) is int and version > 0
 
 
-def decode_untyped(data: bytes) -> Any:
+def decode_untyped(data: bytes, kind: Any = Any) -> Any:
     """Returns the value in `data` as plain dicts, lists, numbers and strings, without its declared type.
 
     For a custom serializer this is the list of its version and bytes. Raises CorruptFile for invalid data.
     """
     try:
-        return msgspec.msgpack.decode(_payload(data))
+        return msgspec.msgpack.decode(_payload(data), type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
+
+
+def check_untyped(data: bytes) -> None:
+    """Raises CorruptFile as `decode_untyped` does. Decodes no large value, which could take 80 times its size."""
+    decode_untyped(data, Any if len(data) < 1 << 20 else msgspec.Raw)
 
 
 def timestamp_of(data: bytes, time: str) -> int | None:

@@ -13,7 +13,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.clock import SystemClock
-from stateflow.runtime.task.operator_state import INLINE_BYTES, read_part
+from stateflow.runtime.task.operator_state import INLINE_BYTES, read_parts
 from stateflow.state.handles import OperatorContent
 from stateflow.storage import open_storage
 from stateflow.types.key_groups import key_hash, subtask_of
@@ -40,7 +40,7 @@ def _manifest(job: AccountsJob) -> tuple[JobRoot, Manifest]:
 def _operator(job: AccountsJob, uid: str) -> tuple[OperatorState, dict[int, OperatorContent]]:
     root, manifest = _manifest(job)
     (state,) = [o for o in manifest.operators if o.uid == uid]
-    return state, {part.subtask: read_part(root.storage, part) for part in state.parts}
+    return state, {part.subtask: content for part, content in read_parts(root.storage, state.parts)}
 
 
 def _group(event: dict[str, Any]) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from rocksdict import DBCompressionType
 from urllib3 import Retry
 
@@ -43,6 +44,13 @@ from stateflow.storage.paths import data_folder
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
+from tests.support.forged_operator_state import (
+    check_manifest,
+    map_of_names,
+    operator_content,
+    value_of_lists,
+    write_manifest,
+)
 from tests.support.memory import MemoryPeak
 from tests.support.table_files import ForgedTable, bomb
 
@@ -166,6 +174,31 @@ DOCUMENTS = {
         b"[" + _distinct(_RECORD, b"999", b"}}", HISTORY_LIMIT) + b"]", f"{1:020d}-checkpoints-1-0a0a0a0a.json"
     ),
     "history brackets": _history(b"[" * HISTORY_LIMIT, f"{1:020d}-checkpoints-1-0a0a0a0a.json"),
+}
+
+
+# -- operator state ---------------------------------------------------------------------------------------------------
+
+
+def _parts(make: Callable[[], list[bytes]], *, inline: bool = False, code: str = "corrupt-file") -> Attack:
+    return Attack(lambda folder: write_manifest(folder, make(), inline=inline), check_manifest, code)
+
+
+_SMALL = b"\xc4\x02ab"
+OPERATOR_STATE = {
+    "operator part elements": _parts(lambda: [operator_content("raw", _SMALL, 28 << 20)]),
+    "operator part pieces": _parts(lambda: [operator_content("raw_keyed", b"\x92\x01\xc4\x00", 28 << 20)]),
+    "operator part of 64 MiB": _parts(lambda: [operator_content("raw", b"\0", 64 << 20)]),
+    "operator part with a field twice": _parts(
+        lambda: [operator_content("raw", _SMALL, 28 << 20, then=b"\xa3raw\x90")], code="accepted"
+    ),
+    "operator part with nested lists": _parts(lambda: [operator_content("raw", b"\x91" * 100 + b"\x90", 28 << 20)]),
+    "operator part with an element of lists": _parts(
+        lambda: [msgspec.msgpack.encode({"lists": {"a": [value_of_lists(28 << 20)]}})], code="accepted"
+    ),
+    "operator parts": _parts(lambda: [operator_content("raw", _SMALL, 1 << 20)] * 10),
+    "operator part inline": _parts(lambda: [operator_content("raw", _SMALL, 28 << 20)], inline=True),
+    "operator parts inline": _parts(lambda: [map_of_names()] * 60, inline=True),
 }
 
 
@@ -313,7 +346,7 @@ FIFOS = {
     "FIFO for a log entry of Delta": _fifo(f"{LOG_FOLDER}/{0:020d}.json", lambda folder: read_entry(folder, 0)),
 }
 
-ATTACKS = {**DOCUMENTS, **TEXTS, **FILES, **LEGITIMATE, **FIFOS}
+ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **TEXTS, **FILES, **LEGITIMATE, **FIFOS}
 
 
 def _cpu_seconds() -> float:

@@ -15,6 +15,7 @@ from stateflow.checkpoint.log.records import Spread
 from stateflow.errors import BatchFailed
 from stateflow.runtime.executor import BatchWork, Executor
 from stateflow.runtime.task.dead_letters import check_budgets
+from stateflow.runtime.task.operator_state import check_memory
 from stateflow.state.backends.memory import check_limit
 from stateflow.state.handles import Committable
 
@@ -51,9 +52,11 @@ def operator_states_after(
 
     Raises:
         ConfigError: the memory backend holds more than `limit`.
+        StateError: the operator state could not be read again.
     """
     operators = [replace(o, watermark=watermarks.get(o.uid)) for o in pending.operators(base.values())]
     check_limit({o.uid: o.subtasks for o in operators}, limit)
+    check_memory(operators)
     return operators
 
 

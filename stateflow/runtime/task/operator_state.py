@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -11,18 +12,18 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.restore.redistribution import AssignedState, WrittenState, assign
 from stateflow.errors import CorruptFile, StateError
+from stateflow.runtime.task.operator_content import StoredContent
 from stateflow.runtime.task_spec import BatchInfo, TaskSpec
 from stateflow.state.files.host_cache import check_content
 from stateflow.state.handles import Document, OperatorContent, OperatorPart, StateSchema
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
+from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.decoders import msgpack_decoder
-from stateflow.types.serializers import decode_key, decode_untyped
+from stateflow.types.serializers import check_untyped, decode_key
 
 INLINE_BYTES = 20_000
 """A part up to this size is stored in the manifest and sent to every task; a larger one is a file."""
-LIMIT_BYTES = 1 << 28
-"""Largest size of a part, which is held in memory as a whole."""
 
 
 class OperatorBase(Document, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ class OperatorParts:
         if self.base is None:
             return AssignedState()
         storage = self.batch.environment.storage if any(part.handle for part in self.base.parts) else None
-        contents = {part.subtask: read_part(storage, part) for part in self.base.parts}
+        contents = {part.subtask: content for part, content in read_parts(storage, self.base.parts)}
         written = WrittenState(contents, self.base.parallelism)
         return assign(written, self.subtask, self.parallelism, self.batch.settings.max_parallelism)
 
@@ -86,7 +87,7 @@ class OperatorParts:
         """Stores operator state and returns its part: the base's own part if nothing changed, None if it is empty.
 
         Raises:
-            StateError: the content exceeds `LIMIT_BYTES`.
+            StateError: reading it would take too much memory.
         """
         if content == OperatorContent():
             return None
@@ -94,19 +95,12 @@ class OperatorParts:
         before = self._own() if self.base and self.base.parallelism == self.parallelism else None
         if before is not None and _is_same(before, data) and not self.batch.settings.full_snapshot:
             return before
+        memory = self._memory(data)
         if len(data) <= INLINE_BYTES:
-            return OperatorPart(subtask=self.subtask, content=data)
-        if len(data) > LIMIT_BYTES:
-            raise StateError(
-                "the operator state of a subtask is too large",
-                hint="operator state is held in memory as a whole; keep large state in keyed state",
-                operator=self.uid,
-                subtask=self.subtask,
-                bytes=len(data),
-                limit=LIMIT_BYTES,
-            )
+            return OperatorPart(subtask=self.subtask, content=data, memory=memory)
         key = f"{self.batch.id.data_folder(attempt)}{self.uid}-{self.subtask}-operator"
-        return OperatorPart(subtask=self.subtask, handle=write_bytes(self.batch.environment.storage, key, data))
+        handle = write_bytes(self.batch.environment.storage, key, data)
+        return OperatorPart(subtask=self.subtask, handle=handle, memory=memory)
 
     def new_bytes(self, part: OperatorPart | None) -> int:
         """Returns the size of the file of a part that the base does not contain; 0 without such a file."""
@@ -114,57 +108,89 @@ class OperatorParts:
             return 0
         return part.handle.size
 
+    def _memory(self, data: bytes) -> int:
+        """Returns the memory that a part takes when it is read. Raises StateError above the limit."""
+        try:
+            return StoredContent.of(data, MEMORY_LIMIT).memory
+        except TooMuchMemory as e:
+            raise _too_large(self.uid, subtask=self.subtask, bytes=len(data)) from e
+
     def _own(self) -> OperatorPart | None:
         parts = self.base.parts if self.base else []
         return next((part for part in parts if part.subtask == self.subtask), None)
 
 
-def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
-    """Reads and returns the content of a part.
+def check_memory(operators: Iterable[OperatorState]) -> None:
+    """Raises StateError if tasks could not read the operator state of an operator again: each reads all parts."""
+    for operator in operators:
+        memory = sum(part.memory for part in operator.parts)
+        if memory > MEMORY_LIMIT:
+            raise _too_large(operator.uid, memory=memory)
+
+
+def _too_large(uid: str, **facts: int) -> StateError:
+    return StateError(
+        "the operator state takes too much memory",
+        hint="every task of the operator reads the operator state of all subtasks; keep large state in keyed state",
+        operator=uid,
+        **facts,
+        limit=MEMORY_LIMIT,
+    )
+
+
+def read_parts(
+    storage: Storage | None, parts: Iterable[OperatorPart]
+) -> Iterator[tuple[OperatorPart, OperatorContent]]:
+    """Reads the parts of an operator, and yields each with its content.
 
     Args:
-        storage: not needed for a part that is stored in the manifest.
+        storage: not needed for parts that are stored in the manifest.
+        parts: the parts of all subtasks.
 
     Raises:
-        MissingFile: the part's file does not exist.
-        CorruptFile: the part is damaged.
+        MissingFile: a part's file does not exist.
+        CorruptFile: a part is damaged, or all of them would take more than `MEMORY_LIMIT`.
     """
-    data, name = part.content, "the manifest"
-    if len(data) > INLINE_BYTES:
-        raise CorruptFile(
-            "the operator state of a subtask in a manifest is larger than any that is stored there",
-            hint="restore an older checkpoint",
-            subtask=part.subtask,
-            bytes=len(data),
-            limit=INLINE_BYTES,
-        )
-    if part.handle is not None:
-        assert storage is not None
-        name = part.handle.key
-        data = storage.get(check_key(name), LIMIT_BYTES)
-        check_content(part.handle, len(data), hashlib.sha256(data).hexdigest())
-    try:
-        return msgpack_decoder(OperatorContent).decode(data)
-    except (msgspec.DecodeError, RecursionError) as e:
-        raise CorruptFile(
-            "stored operator state cannot be read",
-            hint="restore an older checkpoint",
-            file=name,
-            subtask=part.subtask,
-            reason=str(e),
-        ) from e
+    left = MEMORY_LIMIT
+    for part in parts:
+        name = part.handle.key if part.handle else "the manifest"
+        try:
+            stored = StoredContent.of(_bytes_of(storage, part, left), left)
+            content = stored.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise CorruptFile(
+                "stored operator state cannot be read",
+                hint="restore an older checkpoint",
+                file=name,
+                subtask=part.subtask,
+                reason=str(e),
+            ) from e
+        left -= stored.memory
+        yield part, content
 
 
-def check_part(storage: Storage, part: OperatorPart) -> None:
-    """Decodes everything in a part; raises as `read_part` does."""
-    content = read_part(storage, part)
-    for elements in (*content.lists.values(), *content.unions.values()):
-        for element in elements:
-            decode_untyped(element)
-    for entries in content.broadcasts.values():
-        for key, value in entries.items():
-            decode_key(key)
-            decode_untyped(value)
+def _bytes_of(storage: Storage | None, part: OperatorPart, memory: int) -> bytes:
+    """Returns the bytes of a part. Raises TooMuchMemory if it could not be decoded within `memory`."""
+    if part.handle is None:
+        return part.content
+    assert storage is not None
+    if part.handle.size > memory // 2:
+        raise TooMuchMemory("it is too large")
+    data = storage.get(check_key(part.handle.key), memory // 2)
+    check_content(part.handle, len(data), hashlib.sha256(data).hexdigest())
+    return data
+
+
+def check_parts(storage: Storage, parts: Iterable[OperatorPart]) -> None:
+    """Checks everything in the parts of an operator; raises as `read_parts` does."""
+    for _, content in read_parts(storage, parts):
+        for elements in (*content.lists.values(), *content.unions.values()):
+            for element in elements:
+                check_untyped(element)
+        for entries in content.broadcasts.values():
+            for key, value in entries.items():
+                decode_key(key)
+                check_untyped(value)
 
 
 def _is_same(part: OperatorPart, data: bytes) -> bool:

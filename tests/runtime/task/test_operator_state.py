@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import datetime
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import CorruptFile, StateError
-from stateflow.runtime.task import operator_state
-from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, read_part
+from stateflow.runtime.task.operator_content import StoredContent
+from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, check_memory, read_parts
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.handles import OperatorContent, OperatorPart
-from stateflow.storage import PosixStorage
+from stateflow.storage import PosixStorage, Storage
+from stateflow.types.bounded_json import MEMORY_LIMIT
 from tests.support.errors import raises
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 SMALL = OperatorContent(lists={"a": [b"1", b"2"]})
 LARGE = OperatorContent(lists={"a": [bytes(INLINE_BYTES)]}, raw=[b"x"])
+
+
+def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
+    ((_, content),) = read_parts(storage, [part])
+    return content
 
 
 class Root:
@@ -82,15 +90,70 @@ def test_a_subtask_without_rows_gets_its_share_at_another_parallelism(root: Root
     assert found == [(0, {"a": [b"1"]}), (1, {"a": [b"2"]}), None]
 
 
-def test_a_part_above_the_limit_is_refused(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_state, "LIMIT_BYTES", INLINE_BYTES)
-    with raises(StateError, operator="op", limit=INLINE_BYTES):
-        root.write(LARGE, 1)
+def test_the_operator_state_of_a_subtask_above_the_limit_is_refused(root: Root) -> None:
+    with raises(StateError, operator="op", subtask=1, limit=MEMORY_LIMIT):
+        root.write(OperatorContent(raw=[bytes(MEMORY_LIMIT // 2)]), 1)
+    with raises(StateError, operator="op", subtask=1, limit=MEMORY_LIMIT):
+        root.write(OperatorContent(raw=[b""] * 2_000_000), 1)
+    assert not list(root.storage.list("data/"))
+
+
+def test_the_largest_operator_state_of_all_subtasks_is_read_again(root: Root) -> None:
+    """What is written can be read: the limit is the same for both, and is for all parts together."""
+    parts = [
+        msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(size)]), subtask + 1), subtask=subtask)
+        for subtask, size in enumerate([30 << 20, (20 << 20) - 1000])
+    ]
+    operator = OperatorState(uid="op", parallelism=3, key_types=[], states=[], subtasks=[], parts=parts)
+    check_memory([operator])
+    assert sum(len(content.raw[0]) for _, content in read_parts(root.storage, parts)) == (50 << 20) - 1000
+    parts.append(msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(1000)]), 3), subtask=2))
+    with raises(StateError, operator="op", limit=MEMORY_LIMIT):
+        check_memory([operator])
+    with raises(CorruptFile, subtask=2):
+        list(read_parts(root.storage, parts))
+
+
+NAMES = [f"{n:06x}" for n in range(20_000)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        OperatorContent(lists={name: [] for name in NAMES}),
+        OperatorContent(lists={name: [b"ab"] for name in NAMES}),
+        OperatorContent(unions={"a": [b"ab"] * len(NAMES)}),
+        OperatorContent(broadcasts={name: {} for name in NAMES}),
+        OperatorContent(broadcasts={name: {b"ab": b"ab"} for name in NAMES}),
+        OperatorContent(broadcasts={"a": {name.encode(): b"ab" for name in NAMES}}),
+        OperatorContent(raw_keyed=[(300, b"ab")] * len(NAMES)),
+        OperatorContent(raw=[bytes(10 << 20)]),
+    ],
+    ids=["lists", "lists of one", "unions", "broadcasts", "broadcasts of one", "entries", "raw-keyed", "raw"],
+)
+def test_the_bound_of_decoded_operator_state_is_above_its_size(content: OperatorContent) -> None:
+    data = msgspec.msgpack.encode(content)
+    tracemalloc.start()
+    try:
+        stored = StoredContent.of(data, MEMORY_LIMIT)
+        decoded = stored.decode()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded == content and peak + len(data) <= stored.memory + 10_000
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xff", b"\x91\x01", msgspec.msgpack.encode({"lists": {"a": [1]}}), b"\xdd\xff\xff\xff\xff", b"\x81" * 5000],
+    [
+        b"",
+        b"\xff",
+        b"\x91\x01",
+        msgspec.msgpack.encode({"lists": {"a": [1]}}),
+        b"\xdd\xff\xff\xff\xff",
+        b"\x81" * 5000,
+        b"\x81\xa5lists\x81\xa1\xff\x90",
+    ],
 )
 def test_other_bytes_are_corrupt(data: bytes) -> None:
     with raises(CorruptFile, subtask=3) as refused:
@@ -107,12 +170,6 @@ def test_raw_keyed_state_has_as_many_key_groups_as_a_job_may_have(root: Root, pi
     part = OperatorPart(subtask=3, handle=write_bytes(root.storage, "data/x/operator", data))
     with raises(CorruptFile, subtask=3, file="data/x/operator"):
         read_part(root.storage, part)
-
-
-def test_a_part_in_the_manifest_is_as_small_as_those_that_are_written_there() -> None:
-    data = msgspec.msgpack.encode({"lists": {"a": [bytes(INLINE_BYTES)]}})
-    with raises(CorruptFile, subtask=3, bytes=len(data)):
-        read_part(None, OperatorPart(subtask=3, content=data))
 
 
 def test_a_file_with_another_hash_is_corrupt(root: Root) -> None:

@@ -8,11 +8,11 @@ import tracemalloc
 import pytest
 
 from stateflow.errors import CorruptFile
-from stateflow.query.state import check_entry, check_value
+from stateflow.query.state import check_entry
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
-from stateflow.types.serializers import encode_key
+from stateflow.types.serializers import check_untyped, encode_key
 
 NAMES = state_names([StateSchema(name=kind, kind=kind, value_type="int") for kind in ("value", "list")])
 
@@ -25,14 +25,14 @@ def test_an_entry_with_too_few_key_columns_is_a_corrupt_file(kind: str, key: byt
         check_entry(NAMES, 2, b"\0\0" + state_id(kind) + key + position, b"\x01\x07")
 
 
-def test_a_large_value_is_checked_without_decoding_it() -> None:
+def test_the_check_of_a_large_value_decodes_nothing() -> None:
     lists = b"\x01\xdd" + struct.pack(">I", 2 << 20) + b"\x90" * (2 << 20)
     tracemalloc.start()
     try:
-        check_value(lists)
+        check_untyped(lists)
         for wrong in (lists[:-1], lists + b"\xc0", lists[:-1] + b"\xc1", b"\x01" + b"\x91" * (2 << 20), b"\4" + lists):
             with pytest.raises(CorruptFile):
-                check_value(wrong)
+                check_untyped(wrong)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

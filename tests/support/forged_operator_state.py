@@ -1,0 +1,59 @@
+"""Forged operator state, in a manifest or in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.log.manifest_files import write_bytes
+from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.runtime.task.operator_state import check_parts
+from stateflow.state.handles import OperatorPart
+from stateflow.storage import PosixStorage
+from stateflow.types.serializers import VALUE_FORMAT
+
+
+def operator_content(field: str, unit: bytes, size: int, then: bytes = b"") -> bytes:
+    """The msgpack of an `OperatorContent` of about `size` bytes.
+
+    Args:
+        field: its field, an array.
+        unit: the elements of the array.
+        size: the size of the array.
+        then: another field with its value.
+    """
+    count = size // len(unit)
+    start = bytes([0x82 if then else 0x81]) + msgspec.msgpack.encode(field) + b"\xdd" + count.to_bytes(4, "big")
+    return start + unit * count + then
+
+
+def map_of_names() -> bytes:
+    """The msgpack of an `OperatorContent` of 500 KB, with many broadcast states."""
+    return msgspec.msgpack.encode({"broadcasts": {f"{n:04x}": {} for n in range(1 << 16)}})
+
+
+def value_of_lists(size: int) -> bytes:
+    """A stored value of about `size` bytes, a list of empty lists."""
+    return b"%b\xdd%b%b" % (VALUE_FORMAT, size.to_bytes(4, "big"), b"\x90" * size)
+
+
+def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None:
+    """Writes a job root with a manifest, whose operator has these parts, in the manifest or in files."""
+    storage = PosixStorage(folder / "root")
+    parts = [
+        OperatorPart(subtask=n, content=content)
+        if inline
+        else OperatorPart(subtask=n, handle=write_bytes(storage, f"data/{n}", content))
+        for n, content in enumerate(contents)
+    ]
+    operator = OperatorState(uid="u", parallelism=len(parts), key_types=[], states=[], subtasks=[], parts=parts)
+    manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
+    (folder / "manifest").write_bytes(seal(manifest)[0])
+
+
+def check_manifest(folder: Path) -> None:
+    """Reads the manifest and checks the operator state."""
+    manifest, _ = unseal((folder / "manifest").read_bytes(), Manifest, "manifest")
+    check_parts(PosixStorage(folder / "root"), manifest.operators[0].parts)
