@@ -19,6 +19,8 @@ TOO_LONG, GARBAGE = "too long", "garbage"
 KINDS = (*NOT_ALLOWED, REDIRECTED, TOO_SHORT, SLOW, ENDLESS, DROPPED)
 LIES = (TOO_LONG, GARBAGE)
 """Kinds of answers that are correct HTTP with other bytes than those that are stored."""
+_STOLEN = 0.8
+"""Share of the faults that lead a client to the other server where it can be led there."""
 _SLOW_SECONDS = 0.02
 _LONGEST = 20.0
 """Seconds after which a slow answer ends nevertheless."""
@@ -27,25 +29,31 @@ _PIECE, _PIECES, _PAUSE = b"10000\r\n" + SECRET.encode().ljust(0x10000, b"x") + 
 
 
 @contextlib.contextmanager
-def misbehaving_proxy(upstream: str, faults: Faults, elsewhere: str) -> Iterator[str]:
+def misbehaving_proxy(upstream: str, faults: Faults, elsewhere: str, is_data_node: bool = False) -> Iterator[str]:
     """Listens on loopback in front of a server; yields its own address.
 
     Args:
         upstream: the server, as ``http://host:port``.
         faults: draws from `KINDS` and `LIES`.
         elsewhere: host and port of another server, to which requests are redirected.
+        is_data_node: whether clients of WebHDFS take that server for a DataNode. Then most faults of requests
+            that a NameNode redirects are redirections to it: hardly any other would lead a client there.
     """
-    with fault_proxy(upstream, faults, type("Misbehaving", (_Handler,), {"elsewhere": elsewhere})) as address:
+    facts = {"elsewhere": elsewhere, "is_data_node": is_data_node}
+    with fault_proxy(upstream, faults, type("Misbehaving", (_Handler,), facts)) as address:
         yield address
 
 
 class _Handler(ProxyHandler):
     elsewhere: str
+    is_data_node: bool
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         kind = self.faults.draw()
-        if kind in NOT_ALLOWED:
+        if kind and self.is_data_node and _to_data_node(self.path) and self.faults.rng.random() < _STOLEN:
+            self.send(ProxyAnswer(307, [("location", self._stolen())], SECRET.encode()))
+        elif kind in NOT_ALLOWED:
             self.send(ProxyAnswer(int(kind), [("content-type", "text/html")], f"<h1>{SECRET}</h1>".encode()))
         elif kind == REDIRECTED:
             self._redirect(self.faults.rng)
@@ -61,7 +69,7 @@ class _Handler(ProxyHandler):
         port = self.elsewhere.rpartition(":")[2]
         location = rng.choice(
             [
-                f"http://{self.elsewhere}/webhdfs/v1/stolen?op=OPEN",
+                self._stolen(),
                 f"http://localhost:{port}/stolen",
                 f"//{self.elsewhere}/stolen",
                 f"https://{self.elsewhere}/stolen",
@@ -71,6 +79,9 @@ class _Handler(ProxyHandler):
             ]
         )
         self.send(ProxyAnswer(rng.choice([301, 302, 303, 307, 308]), [("location", location)], SECRET.encode()))
+
+    def _stolen(self) -> str:
+        return f"http://{self.elsewhere}/webhdfs/v1/stolen?op=OPEN"
 
     def _answer(self, kind: str, answer: ProxyAnswer) -> None:
         # The length in the answer to HEAD is what is asked for.
@@ -110,6 +121,10 @@ class _Handler(ProxyHandler):
             self.wfile.write(piece)
             sleep(_PAUSE)
         self.reset()
+
+
+def _to_data_node(path: str) -> bool:
+    return "op=OPEN" in path or "op=CREATE" in path
 
 
 def _without_length(answer: ProxyAnswer) -> list[tuple[str, str]]:
