@@ -9,20 +9,20 @@ import random
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rocksdict import DBCompressionType, Rdict
+from rocksdict import BlockBasedOptions, DBCompressionType, Rdict
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, parse
 from stateflow.state.backends.rocksdb.options import rocksdb_options
 from stateflow.state.backends.rocksdb.record_log import fragments_of
 from tests.support import root_files, stored_state
-from tests.support.table_files import ATTACKS, ForgedTable
+from tests.support.table_files import ATTACKS, ForgedTable, endless_groups
 
 STRANGER = 65534
 _BOMB = b'{"x":' + b"[" * 200_000
@@ -88,15 +88,23 @@ class ForgedSavepoint:
         handle.update(key=f"files/{sha256}", size=len(data), sha256=sha256)
         (self.folder / handle["key"]).write_bytes(data)
 
-    def make_plain_store(self) -> tuple[Any, StoreManifest]:
-        """Writes the store of a subtask again, as one file without compression; its content is the same."""
+    def make_plain_store(self, entries: Mapping[bytes, bytes] | None = None) -> tuple[Any, StoreManifest]:
+        """Writes the store of a subtask again, as one file without compression.
+
+        Args:
+            entries: other content, each entry in a block of its own; by default it stays the same.
+        """
         subtask = self.subtask
-        entries = list(stored_state.stored_entries(self.folder, subtask))
+        written = stored_state.stored_entries(self.folder, subtask) if entries is None else entries.items()
         with tempfile.TemporaryDirectory() as folder:
             options = rocksdb_options(RocksDBSettings())
             options.set_compression_type(DBCompressionType.none())
+            if entries is not None:
+                blocks = BlockBasedOptions()
+                blocks.set_block_size(1)
+                options.set_block_based_table_factory(blocks)
             store = Rdict(folder, options=options)
-            for key, value in entries:
+            for key, value in written:
                 store.put(key, value)
             store.flush()
             store.close()
@@ -173,6 +181,28 @@ def _level_of_two_gibi(forged: ForgedSavepoint) -> None:
     forged.seal()
 
 
+def attack_table(
+    forged: ForgedSavepoint, attack: Callable[[ForgedTable], None], entries: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Stores a subtask in a forged data file.
+
+    Args:
+        entries: its content, as for `ForgedSavepoint.make_plain_store`.
+    """
+    subtask, _ = forged.make_plain_store(entries)
+    handle = subtask["files"][0]["handle"]
+    table = ForgedTable((forged.folder / handle["key"]).read_bytes())
+    attack(table)
+    forged.store(handle, table.sealed())
+    forged.seal()
+
+
+@_forgery(Outcome.REFUSED, "rocksdb")
+def _a_loop_without_an_end(forged: ForgedSavepoint) -> None:
+    """Only the process that opens a store first finds this one."""
+    attack_table(forged, endless_groups, {b"\0\1": b"", b"\0\3": b""})
+
+
 @_forgery(Outcome.REFUSED, "rocksdb")
 def _edits_of_a_store_manifest(forged: ForgedSavepoint) -> None:
     """A record with a checksum that fits: varints without end, lengths beyond the end, unknown fields, random bytes."""
@@ -201,18 +231,9 @@ def _bytes_of_a_store_manifest(forged: ForgedSavepoint) -> None:
     forged.seal()
 
 
-def _attack_table(forged: ForgedSavepoint, attack: Callable[[ForgedTable], None]) -> None:
-    subtask, _ = forged.make_plain_store()
-    handle = subtask["files"][0]["handle"]
-    table = ForgedTable((forged.folder / handle["key"]).read_bytes())
-    attack(table)
-    forged.store(handle, table.sealed())
-    forged.seal()
-
-
 @_forgery(Outcome.REFUSED, "rocksdb")
 def _blocks_of_a_table(forged: ForgedSavepoint) -> None:
-    _attack_table(forged, forged.rng.choice(ATTACKS))
+    attack_table(forged, forged.rng.choice(ATTACKS))
 
 
 @_forgery(Outcome.ANY, "rocksdb")
@@ -222,7 +243,7 @@ def _bytes_of_a_table(forged: ForgedSavepoint) -> None:
             block = forged.rng.choice(table.blocks)
             table.change(block, forged.rng.randrange(block.size), forged.rng.randbytes(1))
 
-    _attack_table(forged, attack)
+    attack_table(forged, attack)
 
 
 @_forgery(Outcome.SAME, "rocksdb")

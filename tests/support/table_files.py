@@ -71,8 +71,8 @@ class ForgedTable:
         self.blocks = [*self._find_blocks()]
 
     def block(self, kind: str) -> Block:
-        """The first block of a kind: data, index, properties, range_del, filter or metaindex."""
-        return next(block for block in self.blocks if kind in block.kind)
+        """The first block of a kind: data, index, properties, range_del or metaindex."""
+        return next(block for block in self.blocks if block.kind.removeprefix("rocksdb.") == kind)
 
     def change(self, block: Block, at: int, data: bytes) -> None:
         """Replaces bytes of a block; `at` its size is the byte that names its compression."""
@@ -177,6 +177,19 @@ def other_version(table: ForgedTable) -> None:
 
 def without_checksums(table: ForgedTable) -> None:
     table.data[table.footer] = 0
+
+
+def endless_groups(table: ForgedTable) -> None:
+    """A loop that seeks one key group after the other does not end; each block for itself is as it must be.
+
+    The file has two entries, in blocks of their own. Both get the first key group, and the index says that the second
+    block ends before the next one: RocksDB seeks that in the first block, does not find it, and takes what follows.
+    """
+    first, second = (block for block in table.blocks if block.kind == "data")
+    for block in (first, second):
+        table.change(block, 3, b"\0\0")
+    index = table.block("index")
+    table.change(index, struct.unpack_from("<I", table.data, index.offset + index.size - 8)[0] + 2, b"\0\0")
 
 
 ATTACKS = [

@@ -14,6 +14,7 @@ from urllib3.exceptions import HTTPError
 
 from stateflow.clock import Clock
 from stateflow.errors import CorruptFile
+from stateflow.operations import verification
 from stateflow.state.backends.rocksdb import check, manifest, rescale, store
 from stateflow.state.files.host_cache import HostCache, damaged_copy
 from stateflow.state.handles import StateFile
@@ -33,11 +34,22 @@ def _check_nothing(*_: object) -> None:
     """RocksDB opens stores from elsewhere without a check."""
 
 
+@MUTANTS.plant("no-child", (check, "probe"))
+def _open_nothing(*_: object) -> str:
+    """No child process opens a store first."""
+    return ""
+
+
+@MUTANTS.plant("verify-opens-nothing", (verification, "_open_stores"))
+def _open_no_stores(*_: object) -> None:
+    """The verification of a savepoint compares hashes only."""
+
+
 MUTANTS.add(
     Mutant(
         "trusted-numbers",
         "The numbers of a store's manifest are not checked, and no child process opens the store first.",
-        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65), (check, "probe", lambda *_: "")),
+        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65), (check, "probe", _open_nothing)),
     )
 )
 
