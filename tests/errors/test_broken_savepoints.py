@@ -25,11 +25,14 @@ from stateflow.operations import (
     dispose_path,
     list_all,
     prune_savepoints,
+    verify_savepoint,
 )
 from stateflow.storage import PosixStorage
+from tests.recovery.forged_savepoints import ForgedSavepoint, attack_table
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.errors import raises
+from tests.support.table_files import restart_outside
 
 _VALUES: list[Any] = [None, True, -1, 2**63, 2**70, "", "x", "../../x", "\x1b[2J", "a" * 300, [], {}, [[]], "²", 1.5]
 
@@ -95,6 +98,15 @@ def test_a_random_savepoint_is_read_or_an_error_with_a_code(
             refused += 1
         assert time.process_time() - started < 2
     assert refused > inputs // 4
+
+
+def test_the_verification_of_a_savepoint_opens_its_stores(saved: tuple[PosixStorage, Path], tmp_path: Path) -> None:
+    forged = ForgedSavepoint(saved[1].parent, tmp_path, random.Random(1))
+    attack_table(forged, restart_outside)
+    stored = savepoint_at(str(forged.folder))
+    stored.verify()
+    with raises(CorruptFile, file=f"{stored.folder}{forged.subtask['files'][0]['handle']['key']}"):
+        verify_savepoint(stored)
 
 
 def _too_large(path: Path) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from stateflow.errors import CorruptFile
 from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.rocksdb import check
 from stateflow.state.backends.rocksdb.check import probe
 from stateflow.state.backends.rocksdb.manifest import parse, write_manifest
 from stateflow.state.handles import FileHandle
@@ -121,12 +122,13 @@ def test_a_store_that_can_be_read_has_no_reason(folder: Path) -> None:
     assert probe(folder, 0) == ""
 
 
-def test_the_death_of_the_child_process_is_a_reason(folder: Path) -> None:
-    (path,) = folder.glob("*.sst")
-    table = ForgedTable(path.read_bytes())
-    restart_outside(table)
-    path.write_bytes(table.sealed())
-    assert probe(folder, 0) == "a process that read it ended with -11"
+def test_a_store_that_kills_the_child_process_is_a_corrupt_file_and_no_retry_helps(
+    stores: RocksStoreFixture, taken: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "check_table_file", lambda _: None)
+    with raises(CorruptFile, file=FORGED, reason="a process that read it ended with -11") as caught:
+        stores.open(_forged(stores, taken, restart_outside), host="other")
+    assert not caught.value.retryable
 
 
 def test_the_child_process_has_a_limit_of_memory(folder: Path) -> None:
