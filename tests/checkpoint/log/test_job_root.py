@@ -104,7 +104,7 @@ def test_a_file_that_may_vanish_is_not_acknowledged() -> None:
 
 
 class LargeStorage(MemoryStorage):
-    """A storage of someone else, which has an object of many gigabytes for each key."""
+    """A storage of another process, which has an object of many gigabytes for each key."""
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         return PutResult.EXISTS
