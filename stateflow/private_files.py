@@ -76,6 +76,18 @@ def make_own_folders(root: Path, folder: Path, setting: str) -> None:
             make_own_folder(path, setting)
 
 
-def open_private(path: Path) -> BinaryIO:
-    """Opens a file for writing from its beginning; a new file has mode 0600, an existing one keeps its mode."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+def open_private(path: Path, *, must_create: bool = False) -> BinaryIO:
+    """Opens a file for writing from its beginning; a new file has mode 0600, an existing one keeps its mode.
+
+    Args:
+        path: the file.
+        must_create: whether an existing file, or a link, is a FileExistsError.
+    """
+    flag = os.O_EXCL if must_create else os.O_TRUNC
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o600), "wb")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a file as `open_private` opens it."""
+    with open_private(path) as file:
+        file.write(data)

@@ -7,12 +7,20 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from stateflow.checkpoint.log.documents import SparkPosition
+from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError
-from stateflow.private_files import make_folders, make_own_folder, open_private
+from stateflow.private_files import make_folders, make_own_folder, open_private, write_private
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.state.backends.rocksdb.manifest import StoreManifest, write_manifest
+from stateflow.state.files.uploads import BackgroundUploads, Outbox, SynchronousUploads, Uploads
+from stateflow.storage import MemoryStorage, PosixStorage
+from stateflow.storage.base import write_chunks
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 from tests.support.errors import raises
@@ -49,6 +57,86 @@ def test_what_a_run_writes_is_private(tmp_path: Path, umask: int, backend: str) 
     root, scratch = Path(job.root), tmp_path / "scratch"
     assert _modes(root, of_folders=True) == _modes(scratch, of_folders=True) == {"0o700"}
     assert _modes(root, of_folders=False) == {"0o600"} == _modes(result, of_folders=False)
+    if backend != "rocksdb":
+        # RocksDB creates the files of a store itself.
+        assert _modes(scratch, of_folders=False) == {"0o600"}
+
+
+def _fetch_part(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        storage = PosixStorage(Path(root))
+        storage.put_new("data/a", b"abc")
+        storage.fetch_part("data/a", 1, 1, folder / "part")
+
+
+def _fetch_from_memory(folder: Path) -> None:
+    storage = MemoryStorage("private")
+    storage.put_new("data/a", b"abc")
+    storage.fetch("data/a", folder / "whole")
+    storage.fetch_part("data/a", 1, 1, folder / "part")
+
+
+def _create_location(folder: Path) -> None:
+    offsets = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+    position = SparkPosition(batch_id=0, offsets=offsets, previous_offsets=None, commit=b"", source_files=[])
+    SparkLocation(folder / "location", MemoryStorage("private")).create(position, "id", [])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: write_private(folder / "file", b"x"),
+        lambda folder: write_chunks(iter([b"a", b"b"]), folder / "fetched"),
+        _fetch_part,
+        _fetch_from_memory,
+        lambda folder: write_manifest(folder, StoreManifest((), 1)),
+        _create_location,
+    ],
+    ids=["file", "fetch", "part", "memory", "rocksdb-manifest", "spark-location"],
+)
+def test_a_working_file_is_private(tmp_path: Path, umask: int, write: Callable[[Path], None]) -> None:
+    write(tmp_path)
+    assert _modes(tmp_path, of_folders=False) == {"0o600"}
+
+
+class _SeenStorage(MemoryStorage):
+    """Looks at the modes of the files in a folder, while one is stored."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("seen")
+        self.folder = folder
+        self.modes: set[str] = set()
+
+    def put_file(self, key: str, source: Path) -> None:
+        self.modes |= _modes(self.folder, of_folders=False)
+        super().put_file(key, source)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_file_for_an_upload_is_private(tmp_path: Path, umask: int, in_background: bool) -> None:
+    scratch, sources = tmp_path / "scratch", [tmp_path / "a", tmp_path / "b"]
+    make_folders(scratch)
+    for source in sources:
+        write_private(source, b"x")
+    storage, clock = _SeenStorage(scratch), SystemClock()
+    if in_background:
+        uploads: Uploads = BackgroundUploads(storage, Outbox(scratch, 1, timedelta(minutes=1)), clock)
+    else:
+        uploads = SynchronousUploads(storage, scratch, clock)
+    uploads.put("data/ab", sources)
+    until = clock.monotonic() + 60
+    while storage.size("data/ab") is None and clock.monotonic() < until:
+        clock.sleep(timedelta(milliseconds=10))
+    assert storage.modes == {"0o600"}
+
+
+@pytest.mark.parametrize("trap", ["file", "link"])
+def test_a_file_that_must_be_created_is_not_one_that_exists(tmp_path: Path, trap: str) -> None:
+    other, path = tmp_path / "other", tmp_path / "file"
+    path.write_bytes(b"x") if trap == "file" else path.symlink_to(other)
+    with pytest.raises(FileExistsError):
+        open_private(path, must_create=True)
+    assert not other.exists()
 
 
 def test_scratch_space_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

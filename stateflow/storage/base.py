@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
+from stateflow.private_files import open_private
 
 
 def key_parts(key: str, uri: str) -> list[str]:
@@ -213,7 +214,7 @@ def write_chunks(chunks: Iterator[bytes], target: Path) -> None:
     """Writes the new local file `target`, and removes it again when `chunks` raises."""
     # Read before the file is created: a missing object then leaves no file.
     first = next(chunks, b"")
-    with target.open("xb") as file:
+    with open_private(target, must_create=True) as file:
         try:
             file.write(first)
             file.writelines(chunks)

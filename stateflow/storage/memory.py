@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stateflow.errors import DataError
+from stateflow.private_files import write_private
 from stateflow.storage.base import (
     BlobInfo,
     PutResult,
@@ -51,10 +52,10 @@ class MemoryStorage(Storage):
     def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
         data = self.get(key)
         check_limit(key, len(data), limit)
-        target.write_bytes(data)
+        write_private(target, data)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        target.write_bytes(self.get(key)[offset : offset + size])
+        write_private(target, self.get(key)[offset : offset + size])
 
     def size(self, key: str) -> int | None:
         key_parts(key, self.uri)

@@ -22,6 +22,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, StorageError
+from stateflow.private_files import open_private
 from stateflow.storage.base import (
     BlobInfo,
     PutResult,
@@ -149,7 +150,7 @@ class ObjectStorage(Storage):
             # Servers reject an empty range.
             if self.size(key) is None:
                 raise missing_object(self, key)
-            target.open("xb").close()
+            open_private(target, must_create=True).close()
             return
         write_chunks(self._chunks(key, (offset, offset + size)), target)
 

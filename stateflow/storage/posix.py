@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from stateflow.errors import ConfigError, CorruptFile, DataError, StorageError
-from stateflow.private_files import is_ours_alone
+from stateflow.private_files import is_ours_alone, open_private
 from stateflow.storage.base import (
     BlobInfo,
     PutResult,
@@ -91,7 +91,7 @@ class PosixStorage(Storage):
             write_chunks(limited(_chunks_of(file), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        with self.open(key) as source, self._translated_errors(key), target.open("xb") as file:
+        with self.open(key) as source, self._translated_errors(key), open_private(target, must_create=True) as file:
             source.seek(offset)
             while size and (chunk := source.read(min(size, _COPY_CHUNK))):
                 file.write(chunk)

@@ -255,7 +255,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
     def _spark_session(self, folder: Path) -> Mapping[str, str]:
         """Writes Spark's settings into a folder; returns the variables with which a Spark session reads them."""
-        from stateflow.private_files import open_private
+        from stateflow.private_files import write_private
         from stateflow_airflow.hooks import StateflowSubmitHook
 
         assert self.spark is not None
@@ -264,6 +264,5 @@ class StateflowStopOperator(StateflowSavepointOperator):
         )
         session = StateflowSubmitHook(spark).session(f"stateflow stop {self.task_id}", folder)
         for name, content in session.files.items():
-            with open_private(folder / name) as file:
-                file.write(content.encode())
+            write_private(folder / name, content.encode())
         return session.env

@@ -21,6 +21,7 @@ from stateflow.connectors.delta.log import Action, Metadata, Protocol, entry_pat
 from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
 from stateflow.connectors.delta.log_listing import LOG_FOLDER, list_log
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
+from stateflow.private_files import write_private
 from stateflow.types.decoders import json_decoder
 
 _SIDECARS = "_sidecars"
@@ -252,7 +253,7 @@ def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
         "configuration": {},
         "createdTime": 0,
     }
-    entry_path(view, version + 1).write_bytes(msgspec.json.encode({"metaData": plain}))
+    write_private(entry_path(view, version + 1), msgspec.json.encode({"metaData": plain}))
     try:
         open_deltalake(view).create_checkpoint()
     except DeltaError as e:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stateflow.private_files import make_folders
+from stateflow.private_files import make_folders, open_private
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.files.host_cache import HostCache, remove_tree
@@ -57,7 +57,7 @@ class FilesystemBackend(DictBackend):
         make_folders(self._folder)
         path = self._folder / LOCAL_NAME
         try:
-            with path.open("wb") as file:
+            with open_private(path) as file:
                 file.writelines(self.encoded())
             if path.stat().st_size < self._inline_below:
                 return Snapshot(inline=path.read_bytes())

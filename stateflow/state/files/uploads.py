@@ -23,7 +23,7 @@ from stateflow import failpoints
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
 from stateflow.observability.tracing import UPLOAD, span
-from stateflow.private_files import make_new_folder
+from stateflow.private_files import make_new_folder, open_private, write_private
 from stateflow.state.files.processes import is_running, own_label
 from stateflow.storage import Storage
 
@@ -105,7 +105,7 @@ class BackgroundUploads(Uploads):
         make_new_folder(draft)
         for number, source in enumerate(sources):
             os.link(source, draft / str(number))
-        (draft / _KEY).write_text(key)
+        write_private(draft / _KEY, key.encode())
         draft.rename(folder)
         failpoints.hit("upload.queued")
         self._enqueue(folder, key)
@@ -224,7 +224,7 @@ def _put_as_one(storage: Storage, key: str, sources: Sequence[Path], packed: Pat
     if len(sources) == 1:
         storage.put_file(key, sources[0])
         return
-    with packed.open("wb") as target:
+    with open_private(packed) as target:
         for source in sources:
             with source.open("rb") as file:
                 shutil.copyfileobj(file, target, COPY_CHUNK)

@@ -18,7 +18,7 @@ from pathlib import Path
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
-from stateflow.private_files import make_folders, make_new_folder, make_own_folder
+from stateflow.private_files import make_folders, make_new_folder, make_own_folder, write_private
 from stateflow.runtime.spark.location.restored_position import QuerySource, checked_log, checked_offsets, offset_lines
 from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
@@ -181,7 +181,7 @@ class SparkLocation:
     def _write(self, name: str, data: bytes) -> None:
         path = self.folder / name
         make_folders(path.parent)
-        path.write_bytes(data)
+        write_private(path, data)
 
 
 def _content(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateflow.errors import CorruptFile, InternalError
+from stateflow.private_files import write_private
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
 from stateflow.types.key_groups import KeyGroupRange
@@ -169,8 +170,8 @@ def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     prefixes = [file.name for file in manifest.files if any(file.prefixes)]
     if prefixes:
         raise InternalError("a store cannot be opened with prefixes as bounds", files=prefixes[:5])
-    (folder / _NAME).write_bytes(compose(manifest))
-    (folder / "CURRENT").write_text(_NAME + "\n")
+    write_private(folder / _NAME, compose(manifest))
+    write_private(folder / "CURRENT", f"{_NAME}\n".encode())
 
 
 # -- edits --------------------------------------------------------------------------------------------------------
