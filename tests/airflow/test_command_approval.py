@@ -173,6 +173,12 @@ def test_a_rejected_stop_is_recorded_and_the_job_unchanged(idle_job: AccountsJob
 # -- retention --------------------------------------------------------------------------------------------------------
 
 
+def take(job: AccountsJob, name: str) -> None:
+    """Takes a periodic savepoint."""
+    operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(job.root), name=name, origin="periodic")
+    operator.execute(new_run(f"savepoint-{name}").next_try())
+
+
 def asks_to_delete(job: AccountsJob, **more: Any) -> StateflowRetentionApprovalOperator:
     given = {"subject": "?", "params": {"note": None}, "job_root": str(job.root), "configured": SEVEN, **more}
     return StateflowRetentionApprovalOperator(task_id="approve", **given)
@@ -227,6 +233,36 @@ def test_less_than_the_configured_numbers_is_deleted_with_an_approval_only(
     done = collect(saved, yes, **limits)
     assert len(done["retained"]) == int(limits.get("retain", 5)) or "retain" not in limits
     assert "p1" not in root_files.savepoints(saved.root) or "retain" in limits
+
+
+LESS: dict[str, Any] = {"retain": "1", "savepoints": "1"}
+
+
+def test_an_approval_does_not_cover_what_was_made_after_the_question(saved: AccountsJob) -> None:
+    yes = answered(asks_to_delete(saved, **LESS), task())
+    take(saved, "p4")
+    before = everything(saved)
+    for approval in (yes, {**yes, "loss": [*yes["loss"], "savepoint p3"]}):
+        with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+            collect(saved, approval, **LESS)
+    assert everything(saved) == before
+    again = answered(asks_to_delete(saved, **LESS), task())
+    assert collect(saved, again, **LESS)["savepoints_deleted"] == ["p1", "p2", "p3"]
+
+
+def test_an_approval_covers_a_new_checkpoint_only_after_another_question(saved: AccountsJob) -> None:
+    yes = answered(asks_to_delete(saved, **LESS), task())
+    saved.run_to(60)
+    with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+        collect(saved, yes, **LESS)
+
+
+def test_an_approval_counts_if_less_is_left_to_delete(saved: AccountsJob) -> None:
+    """Such as for a retry, after a task that was killed had deleted a part."""
+    yes = answered(asks_to_delete(saved, **LESS), task())
+    assert saved.command("savepoint", "dispose", "p1").code == 0
+    assert collect(saved, yes, **LESS)["savepoints_deleted"] == ["p2"]
+    assert collect(saved, yes, **LESS)["savepoints_deleted"] == []
 
 
 def test_a_number_of_the_dag_file_is_configured_and_one_from_a_template_is_not(saved: AccountsJob) -> None:

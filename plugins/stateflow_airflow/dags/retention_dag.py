@@ -27,8 +27,8 @@ references. May run concurrently with a run of the job. With *Preview*, it takes
 user triggers it, the savepoint is a manual one, which displaces no periodic one and is kept until a user deletes it.
 
 Numbers in the form that delete what the configured numbers keep need the approval of another user: task `approve`, tab
-*Required Actions*. The approval counts until another run of the job starts or another periodic savepoint is taken; then
-clear `approve`. If nothing needs an approval, that task asks nothing.
+*Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When others would be
+deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task asks nothing.
 """
 
 

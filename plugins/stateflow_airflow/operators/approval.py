@@ -39,12 +39,14 @@ class Question:
         label: what is requested, for the record of a rejection.
         seq: newest log entry of the job when it was requested.
         markdown: description of the request for the approver, in Markdown.
+        loss: what the request deletes although the configuration keeps it.
     """
 
     digest: str
     label: str
     seq: int
     markdown: str = ""
+    loss: Sequence[str] = ()
 
 
 def request_digest(**parts: object) -> str:
@@ -63,8 +65,8 @@ class JobApprovalOperator(ApprovalOperator):
     again.
 
     **Returns** (XCom), also for a rejection: ``chosen_options``, ``params_input``, ``responded_at``,
-    ``responded_by_user``, and ``plan``: the digest of the request, which alone is then executed. Returns None for a
-    request that needs no approval.
+    ``responded_by_user``, and ``plan``: the digest of the request, which alone is then executed, with ``loss``: what it
+    deletes. Returns None for a request that needs no approval.
 
     Args:
         job_root: the job's root. Templated.
@@ -124,7 +126,8 @@ class JobApprovalOperator(ApprovalOperator):
             raise rejected.failure() from None
         if not self.self_approval:
             Answer.of(given).check_other_than(triggering_user(context))
-        return {**given, "plan": self._asked(context).digest}
+        asked = self._asked(context)
+        return {**given, "plan": asked.digest, "loss": list(asked.loss)}
 
     def _asked(self, context: Context) -> Question:
         return Question(**context["ti"].xcom_pull(task_ids=self.task_id, key=_ASKED))
@@ -177,6 +180,7 @@ class Answer:
         approves: whether the user approved.
         plan: digest of the plan that the question was about; empty if unknown.
         names: name and id of the user.
+        loss: what the question named as deleted.
     """
 
     user: str
@@ -184,6 +188,7 @@ class Answer:
     approves: bool = False
     plan: str = ""
     names: frozenset[str] = frozenset()
+    loss: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, answer: object) -> Answer:
@@ -191,6 +196,7 @@ class Answer:
         answer = answer if isinstance(answer, Mapping) else {}
         user = answer.get("responded_by_user") or {}
         user = user if isinstance(user, Mapping) else {}
+        loss = answer.get("loss")
         names = [str(user[key]) for key in ("name", "id") if user.get(key)]
         note = (answer.get("params_input") or {}).get("note") or ""
         chosen = list(answer.get("chosen_options") or ())
@@ -200,6 +206,7 @@ class Answer:
             approves=chosen == [APPROVE] and bool(names),
             plan=str(answer.get("plan") or ""),
             names=frozenset(names),
+            loss=tuple(map(str, loss)) if isinstance(loss, Sequence) else (),
         )
 
     def check_other_than(self, requested_by: str) -> None:
@@ -257,6 +264,11 @@ class ApprovalCheck:
     approval: object
     self_approval: bool
 
+    @property
+    def answer(self) -> Answer:
+        """The answer; without an approval, one that approves nothing."""
+        return Answer.of(self.approval)
+
     def decision(self, digest: str, context: Context, reason: str) -> tuple[str, str]:
         """Returns the user who approved the request, and the reason to record.
 
@@ -267,7 +279,7 @@ class ApprovalCheck:
 
         Raises PermanentFailure unless a user has approved exactly this request, and may approve it.
         """
-        answer = Answer.of(self.approval)
+        answer = self.answer
         answer.check_approves(digest)
         asked_by = requested_by(context)
         if not self.self_approval:

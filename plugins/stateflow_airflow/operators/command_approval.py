@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stateflow_airflow.operators.approval import JobApprovalOperator, Question, request_digest
 from stateflow_airflow.operators.base import restricted_library
 from stateflow_airflow.operators.markdown import escaped
-from stateflow_airflow.operators.retention_limits import (
-    Limit,
-    Retention,
-    configured_retention,
-    newest_periodic_savepoint,
-    retention_loss,
-)
+from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, retention_loss
 from stateflow_airflow.operators.template_values import checked_root, to_bool
 
 if TYPE_CHECKING:
@@ -88,7 +83,8 @@ def _describe_stop(status: JobDescription, run: str, name: str, drain: bool) -> 
 class StateflowRetentionApprovalOperator(JobApprovalOperator):
     """Asks a user to approve a retention that deletes what the configured numbers keep; otherwise asks nothing.
 
-    See `JobApprovalOperator`.
+    An approval is void once the retention would delete a checkpoint or savepoint that the question does not list. See
+    `JobApprovalOperator`.
 
     Args:
         retain: see `StateflowRetentionOperator`. Templated.
@@ -128,11 +124,18 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
             return retention_question(self.job_root, requested, configured)
 
 
-def retention_question(job_root: str, requested: Retention, configured: Retention) -> Question | None:
+def retention_question(
+    job_root: str, requested: Retention, configured: Retention, approved: Sequence[str] = ()
+) -> Question | None:
     """Returns the question whether a retention may be executed; None if the configuration permits it.
 
-    Its digest depends on the job's newest run and periodic savepoint: a retention deletes neither, so a retry after a
-    part of the work has the same one.
+    Its digest depends on what is deleted although the configuration keeps it.
+
+    Args:
+        job_root: the job root.
+        requested: the limits that are to be applied.
+        configured: the limits that need no approval.
+        approved: the loss that a user has approved. A smaller one is the same request: something has vanished since.
     """
     from stateflow.operations import describe
 
@@ -141,17 +144,11 @@ def retention_question(job_root: str, requested: Retention, configured: Retentio
     if not loss:
         return None
     status = describe(root)
-    digest = request_digest(
-        action="retention",
-        job=status.job_uuid,
-        root=job_root,
-        generation=status.generation,
-        savepoint=newest_periodic_savepoint(root),
-        **requested.parts,
-    )
+    named = list(loss if Counter(loss) - Counter(approved) else approved)
+    digest = request_digest(action="retention", job=status.job_uuid, root=job_root, loss=named, **requested.parts)
     lines = [
         f"**Job**: {escaped(status.job)}",
         f"**To be kept**: {requested}. Configured: {configured}",
         f"**Deleted although the configuration keeps them**: {escaped(', '.join(loss))}",
     ]
-    return Question(digest, f"retention of {requested}", status.head_seq, "\n\n".join(lines))
+    return Question(digest, f"retention of {requested}", status.head_seq, "\n\n".join(lines), loss)

@@ -30,9 +30,9 @@ class StateflowRetentionOperator(JobRootOperator):
     could still need. It always keeps the newest periodic savepoint, and all savepoints that a user, a stop or an
     upgrade created. It logs the savepoints to delete before it deletes anything.
 
-    It deletes nothing that the configured numbers keep, unless a user has approved exactly these limits since the job's
-    newest run has started and its newest periodic savepoint was taken. The numbers
-    that the DAG file gives as arguments are the configured ones; for arguments with templates, pass `configured`.
+    It deletes nothing that the configured numbers keep, unless a user has approved exactly these limits, and each
+    checkpoint and savepoint that they delete. The numbers that the DAG file gives as arguments are the configured ones;
+    for arguments with templates, pass `configured`.
 
     **Returns** (XCom) ``job``, ``head_seq``, ``retained`` (checkpoint ids), ``files``, ``bytes_freed``,
     ``dry_run``, ``unknown`` (names below the job root that stateflow does not recognize and does not delete),
@@ -105,10 +105,12 @@ class StateflowRetentionOperator(JobRootOperator):
 
     def _permitted_by(self, context: Context, limits: Retention) -> str:
         """Returns the user to record. Raises PermanentFailure if an approval is missing."""
-        question = retention_question(self.job_root, limits, self.configured or configured_retention(*self._given))
+        check = ApprovalCheck(self.approval, self.self_approval)
+        configured = self.configured or configured_retention(*self._given)
+        question = retention_question(self.job_root, limits, configured, check.answer.loss)
         if question is None:
             return requester(context)
-        return ApprovalCheck(self.approval, self.self_approval).decision(question.digest, context, "")[0]
+        return check.decision(question.digest, context, "")[0]
 
     def _prune(self, root: str, rule: SavepointRule, by: str, preview: bool) -> PruneReport:
         from stateflow.operations import prune_savepoints

@@ -87,11 +87,3 @@ def retention_loss(job_root: str, requested: Retention, configured: Retention) -
     permitted_ids = restorable if configured.checkpoints is None else restorable[-configured.checkpoints :]
     left = restorable[-requested.checkpoints :]
     return [f"checkpoint {number}" for number in permitted_ids if number not in left] + savepoints
-
-
-def newest_periodic_savepoint(job_root: str) -> str:
-    """Returns the id of the newest periodic savepoint in a job root; empty without one."""
-    from stateflow.operations import list_all
-
-    periodic = [savepoint.id for savepoint in list_all(job_root) if savepoint.origin == "periodic"]
-    return periodic[-1] if periodic else ""
