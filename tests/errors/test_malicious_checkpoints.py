@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,10 +24,11 @@ from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.types.serializers import ValueSerializer, decode_key, decode_untyped, timestamp_of
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture, contents
+from tests.support.memory import MemoryPeak
 
 EXECUTES = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "ctypes.dlopen")
-MEMORY_MB = 150
-"""What a whole run may take more than the process had: what it imports, and each document, of up to 100 MB, once."""
+LARGEST = 150 << 20
+"""Bytes that a whole run may take beyond the process: what it imports, and each document, of up to 100 MB, once."""
 _heard: list[str] | None = None
 
 
@@ -45,11 +45,11 @@ def harmless() -> Iterator[None]:
     """Fails when anything is executed, or much memory is taken."""
     global _heard
     _heard = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = MemoryPeak()
     try:
         yield
         assert _heard == []
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY_MB << 10
+        assert peak.bytes() < LARGEST
     finally:
         _heard = None
 

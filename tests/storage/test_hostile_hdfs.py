@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import resource
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from stateflow.storage.hdfs.webhdfs import WebHdfs
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY
 from tests.support.errors import raises
+from tests.support.memory import LIMIT, MemoryPeak
 
 _ONCE = Retry(total=0)
 _FILE = {"pathSuffix": "", "type": "FILE", "length": 1, "modificationTime": 0}
@@ -190,7 +190,7 @@ def _folder(name: str) -> bytes:
 @pytest.mark.parametrize("act", ["list", "size", "delete", "rename"])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_bad_answer_is_an_error_without_its_text(name: str, act: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = MemoryPeak()
     with hostile_server(ANSWERS[name]) as server:
         storage = _storage(server)
         acts: dict[str, Callable[[], object]] = {
@@ -207,7 +207,7 @@ def test_a_bad_answer_is_an_error_without_its_text(name: str, act: str) -> None:
     assert failed is None or failed.code in ("config", "storage")
     assert failed or act == "rename"
     assert _SECRET.decode() not in str(failed) and "\x1b" not in str(failed)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    assert peak.bytes() <= LIMIT
 
 
 def _object(size: int, content: Callable[[], Answer]) -> Callable[[Asked], Answer]:
