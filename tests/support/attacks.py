@@ -2,10 +2,12 @@
 
 ``python -m tests.support.attacks NAME FOLDER`` prints JSON: the code of the error that the input led to, or
 ``accepted``; bytes of memory beyond what the process had; and seconds of CPU time, those of child processes included.
+A process that waits is ended.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import logging
@@ -346,6 +348,9 @@ FIFOS = {
     "FIFO for a log entry of Delta": _fifo(f"{LOG_FOLDER}/{0:020d}.json", lambda folder: read_entry(folder, 0)),
 }
 
+_FIFO_SECONDS, _WALL_SECONDS = 10, 60
+"""After how long a process is ended that waits: a FIFO takes no CPU time, and others may take 2 s on a busy machine."""
+
 ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **TEXTS, **FILES, **LEGITIMATE, **FIFOS}
 
 
@@ -357,6 +362,8 @@ def _cpu_seconds() -> float:
 def main(name: str, folder: Path) -> None:
     logging.disable()
     attack = ATTACKS[name]
+    # A thread of its own ends the process, whatever it waits for.
+    faulthandler.dump_traceback_later(_FIFO_SECONDS if name in FIFOS else _WALL_SECONDS, exit=True)
     peak, started = MemoryPeak(), _cpu_seconds()
     try:
         attack.act(folder)
