@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,11 +9,10 @@ from rocksdict import DBCompressionType
 
 from stateflow.connectors import DeltaSink
 from stateflow.operations import SavepointRequest, create_savepoint
+from tests.fuzz.table_use import KEYS
 from tests.support.cli_fixture import CliFixture
 from tests.support.delta_tables import context, pairs, put
 from tests.support.table_files import write_store
-
-KEYS = [struct.pack(">HQ", n, n) + bytes(n % 20) for n in range(100)]
 
 
 def make_corpus(folder: Path) -> None:

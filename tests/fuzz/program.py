@@ -2,11 +2,12 @@
 
 It prints JSON: how many inputs were accepted and refused, bytes of memory beyond what the process had, the longest time
 of an input in seconds of CPU, and the first input that failed. Before each input it stores its number in
-``progress``, so that a crash names its input.
+``progress``, so that a crash names its input. An input that waits ends the process.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -19,10 +20,13 @@ from pathlib import Path
 
 from stateflow.errors import StateflowError
 from stateflow.storage.locations import VARIABLE
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 from tests.support.memory import MemoryPeak
 
 _BATCH = 500
+_WALL_SECONDS = 20
+"""Most that an input may take, CPU time or not; the machine may be busy with other work."""
 
 
 def _cpu_seconds() -> float:
@@ -35,9 +39,10 @@ def run(target: Target, rng: random.Random, inputs: int, progress: int) -> dict[
     counts = {"accepted": 0, "refused": 0}
     longest, failure, codes = 0.0, "", set()
     for number in range(inputs):
-        os.pwrite(progress, b"%d" % number, 0)
+        os.pwrite(progress, b"%-8d" % number, 0)
         given = target.mutate(rng)
         started = _cpu_seconds()
+        faulthandler.dump_traceback_later(_WALL_SECONDS, exit=True)
         try:
             target.parse(given)
             counts["accepted"] += 1
@@ -48,6 +53,8 @@ def run(target: Target, rng: random.Random, inputs: int, progress: int) -> dict[
         except Exception:
             failure = f"input {number}: {given!r:.2000}\n{traceback.format_exc()[-3000:]}"
             break
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         longest = max(longest, _cpu_seconds() - started)
         if number % _BATCH == _BATCH - 1:
             target.after_batch()

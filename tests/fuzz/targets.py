@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from urllib3 import Retry
 
@@ -22,6 +20,7 @@ from stateflow.checkpoint.history import (
     read_records,
     run_failure,
 )
+from stateflow.checkpoint.history_index import HistoryIndexWriter, check_history
 from stateflow.checkpoint.log.documents import Answer, Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of, state_bytes
@@ -34,35 +33,13 @@ from stateflow.connectors.delta.checks import _refusals
 from stateflow.connectors.delta.log import entry_path, read_head
 from stateflow.connectors.delta.rewind import _columns, _missing
 from stateflow.connectors.delta.versions import read_entry, restored
-from stateflow.errors import CorruptFile
 from stateflow.operations.savepoints import describe_savepoint
-from stateflow.state.backends.rocksdb.manifest import compose, parse
-from stateflow.state.backends.rocksdb.record_log import fragments_of
-from stateflow.state.backends.rocksdb.record_log import read_records as read_log_records
-from stateflow.state.backends.rocksdb.table_file import check_table_file
 from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
-from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text
-from tests.fuzz.table_use import use_all
+from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
+from tests.fuzz.store_targets import store_manifest, table_file
+from tests.fuzz.target import Target
 from tests.servers.hostile import answer, hostile_server
-from tests.support.table_files import ForgedTable
-
-Mutate = Callable[[random.Random], Any]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A parser.
-
-    Attributes:
-        mutate: returns a changed input.
-        parse: reads an input; it returns, or raises StateflowError.
-        after_batch: called after each 500 inputs, and after the last one.
-    """
-
-    mutate: Mutate
-    parse: Callable[[Any], object]
-    after_batch: Callable[[], object] = lambda: None
 
 
 def _job_root(folder: Path) -> MemoryStorage:
@@ -137,9 +114,18 @@ def history(folder: Path) -> Iterator[Target]:
     names = [*keys, *(f"history/{1:020d}-{kind}.json" for kind in ("background-gc", "failure-run", "fork-made"))]
     names += [f"history/{1:020d}-checkpoints-2-0a0a0a0a.json", f"history/{3:020d}-savepoint-x.json"]
     records += [b"[%b]" % b",".join(r for r in records if r.startswith(b"{"))]
+    indexes = _HistoryIndexes(storage)
+
+    def mutate(rng: random.Random) -> tuple[str, bytes]:
+        if rng.random() < 0.3:
+            return indexes.key, changed_document(rng, indexes.intact, [indexes.intact])
+        return rng.choice(names), changed_json(rng, rng.choice(records), records)
 
     def read(given: tuple[str, bytes]) -> None:
         key, data = given
+        if key == indexes.key:
+            indexes.read(data)
+            return
         _put(storage, key, data)
         read_history(storage)
         read_records(storage, 5)
@@ -147,9 +133,36 @@ def history(folder: Path) -> Iterator[Target]:
         run_failure(storage, 1)
         read_origin(storage)
         external_savepoints(storage, (1, 2, 3))
+        assert check_history(_opened(storage)).verified <= {*keys}
         storage.delete([key])
 
-    yield Target(lambda rng: (rng.choice(names), changed_json(rng, rng.choice(records), records)), read)
+    yield Target(mutate, read)
+
+
+class _HistoryIndexes:
+    """The newest index of the history, which a forged log entry refers to."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self._entry_key = _named(storage, "log/")[-1]
+        self._entry = json.loads(storage.get(self._entry_key).split(b"\n")[0])
+        self.key = str(self._entry["history"]["key"])
+        self.intact = storage.get(self.key)
+
+    def read(self, data: bytes) -> None:
+        """Checks the history with another index, and continues the index as a run does."""
+        handle = {"key": self.key, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        _put(self._storage, self.key, data)
+        _put(self._storage, self._entry_key, sealed(json.dumps({**self._entry, "history": handle}).encode()))
+        root = _opened(self._storage)
+        if changed := check_history(root).error():
+            assert str(changed)
+        head = root.head()
+        writer = HistoryIndexWriter(root, head)
+        writer.update(head, 5)
+        writer.listed(head)
+        if writer.handle and writer.handle.key != self.key:
+            self._storage.delete([writer.handle.key])
 
 
 @contextmanager
@@ -173,83 +186,6 @@ def request(folder: Path) -> Iterator[Target]:
         read_answer(storage, "p")
 
     yield Target(mutate, read)
-
-
-# -- RocksDB ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def store_manifest(folder: Path) -> Iterator[Target]:
-    (path,) = (folder / "store").glob("MANIFEST-*")
-    intact = [path.read_bytes(), compose(parse(path.read_bytes(), "m"))]
-
-    def mutate(rng: random.Random) -> bytes:
-        data = rng.choice(intact)
-        if rng.random() < 0.05:
-            return changed_bytes(rng, data, intact)
-        return b"".join(
-            fragment
-            for record in read_log_records(data, 0)
-            for fragment in fragments_of(changed_bytes(rng, record, intact) if rng.random() < 0.5 else record)
-        )
-
-    def read(data: bytes) -> None:
-        manifest = parse(data, "m")
-        compose(manifest)
-        for file in manifest.files:
-            assert file.name and file.groups.first >= 0
-
-    yield Target(mutate, read)
-
-
-def changed_table(rng: random.Random, intact: bytes) -> bytes:
-    """Returns a data file with one to four changes of its blocks, with checksums that fit."""
-    table = ForgedTable(intact)
-    for _ in range(rng.choice([1, 1, 1, 2, 4])):
-        block = rng.choice(table.blocks)
-        near_end = rng.random() < 0.4
-        at = max(0, block.size - rng.randrange(40)) if near_end else rng.randrange(block.size + 1)
-        table.change(block, at, bytes([rng.choice([0, 1, 8, 127, 128, 255, rng.randrange(256)])]))
-    return table.sealed()
-
-
-_STORES_USED = 10
-"""How many stores of a batch are used: each takes 0.1 s."""
-
-
-@contextmanager
-def table_file(folder: Path) -> Iterator[Target]:
-    """Changes data files, and uses the stores whose files pass the check in a child process."""
-    stores = [(store, path) for name in ("store", "lz4") for store in [folder / name] for path in store.glob("*.sst")]
-    accepted: list[Path] = []
-
-    def mutate(rng: random.Random) -> tuple[Path, Path, bytes]:
-        store, path = rng.choice(stores)
-        data = path.read_bytes()
-        changed = changed_bytes(rng, data, [data]) if rng.random() < 0.1 else changed_table(rng, data)
-        return store, path, changed
-
-    def read(given: tuple[Path, Path, bytes]) -> None:
-        store, path, data = given
-        forged = folder / "forged" / str(len(accepted))
-        shutil.copytree(store, forged)
-        (forged / path.name).write_bytes(data)
-        try:
-            check_table_file(forged / path.name)
-        except ValueError as e:
-            shutil.rmtree(forged)
-            raise CorruptFile(str(e)) from e
-        if len(accepted) == _STORES_USED:
-            shutil.rmtree(forged)
-        else:
-            accepted.append(forged)
-
-    def use() -> None:
-        use_all(accepted)
-        accepted.clear()
-        shutil.rmtree(folder / "forged", ignore_errors=True)
-
-    yield Target(mutate, read, use)
 
 
 # -- tables and servers -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ The checksums are those of RocksDB's format version 6 with XXH3; see `ComputeBui
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ class ForgedTable:
         self.data = bytearray(data)
         self.footer = len(data) - FOOTER_BYTES
         self.blocks = [*self._find_blocks()]
+
+    def copied(self) -> ForgedTable:
+        """A table whose bytes change apart from those of this one."""
+        other = copy.copy(self)
+        other.data = bytearray(self.data)
+        return other
 
     def block(self, kind: str) -> Block:
         """The first block of a kind: data, index, properties, range_del or metaindex."""
