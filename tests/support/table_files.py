@@ -153,6 +153,18 @@ def block_outside(table: ForgedTable) -> None:
     table.change(block, block.size - 6, b"\x7f")
 
 
+def filter_in_data(table: ForgedTable) -> None:
+    """RocksDB finds a block in its cache by its position: it could take a data block for the filter."""
+    name = b"fullfilter.rocksdb.BuiltinBloomFilter"
+    block = table.block("metaindex")
+    at = table.data.index(name, block.offset) + len(name)
+    # The position of the filter has more than one byte: 0 with as many.
+    while table.data[at] >= 0x80:
+        table.data[at] = 0x80
+        at += 1
+    table.data[at] = 0
+
+
 def unknown_compression(table: ForgedTable) -> None:
     block = table.block("data")
     table.change(block, block.size, b"\7")
@@ -205,6 +217,7 @@ ATTACKS = [
     key_shares_too_much,
     value_outside,
     block_outside,
+    filter_in_data,
     unknown_compression,
     wide_columns,
     bomb,

@@ -103,20 +103,21 @@ class _TableFile:
     def __init__(self, file: BufferedReader, size: int) -> None:
         self._file = file
         self._buffer = np.empty(0, np.uint8)
-        self._end = size - _FOOTER.size
+        # Where the blocks end, and those of data.
+        self._end, self._data_end = size - _FOOTER.size, 0
         self._checksum_context = 0
 
     def check(self) -> None:
         blocks = self._meta_blocks()
+        handles = list(blocks.values())
         sizes = self._data_sizes(blocks)
         if _RANGE_DELETIONS in blocks:
             check_blocks(Blocks.joined([self._read(blocks.pop(_RANGE_DELETIONS))]), kinds=[DELETED_RANGE])
         if blocks.keys() - {_FILTER}:
             raise ValueError(f"unknown blocks {sorted(blocks)[:3]}")
-        for handle in blocks.values():
-            self._bounded(handle)
         for batch in self._data_blocks(sizes):
             check_blocks(batch)
+        self._check_places(handles)
 
     def key_bounds(self) -> tuple[bytes, bytes] | None:
         first = last = None
@@ -146,7 +147,9 @@ class _TableFile:
         if (kind, extended, version, magic) != expected or zeros.strip(b"\0"):
             raise ValueError(f"unknown form of the footer, format version {version}")
         self._checksum_context = context
-        entries = entries_of(self._read(_Handle(self._end - TRAILER - size, size)))
+        names = _Handle(self._end - TRAILER - size, size)
+        entries = entries_of(self._read(names))
+        self._end = names.offset
         blocks = {name: _handle_of(value) for name, value in entries}
         if len(blocks) != len(entries) or not blocks.keys() >= {_INDEX, _PROPERTIES}:
             raise ValueError("the blocks of the file are not named as expected")
@@ -160,8 +163,21 @@ class _TableFile:
             require(int(some.max()) <= LARGEST_BLOCK, "a data block is too large")
             end += int((some + TRAILER).sum())
             require(end <= self._end, "a data block is not in the file")
+            self._data_end = end
             for batch in _batches(some.tolist(), int):
                 yield from self._next_blocks(np.array(batch))
+
+    def _check_places(self, handles: list[_Handle]) -> None:
+        """Checks that the blocks that are not data follow the data, and that no two overlap.
+
+        RocksDB finds a block in its cache by its position, whatever kind of block it expects. A filter in a data block
+        crashed a process that had opened another copy of the file before, so a check by opening it once is not enough.
+        """
+        end = self._data_end
+        for handle in sorted(handles, key=lambda handle: handle.offset):
+            self._bounded(handle)
+            require(handle.offset >= end, "blocks overlap")
+            end = handle.offset + handle.size + TRAILER
 
     def _next_blocks(self, sizes: Numbers) -> Iterator[Blocks]:
         """Reads blocks from the current position of the file."""
