@@ -24,7 +24,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 from tests.support.memory import MemoryPeak
 
-_BATCH = 500
+_BATCH = 1000
 _WALL_SECONDS = 20
 """Most that an input may take, CPU time or not; the machine may be busy with other work."""
 

@@ -27,8 +27,8 @@ from tests.support.memory import LIMIT, MemoryPeak
 KEYS = [struct.pack(">HQ", n, n) + bytes(n % 20) for n in range(100)]
 """The keys of the stores of the corpus."""
 ROOT = Path(__file__).resolve().parents[2]
-_MOST = 10
-"""How many stores of a batch are used: each takes 0.1 s."""
+_MOST = 20
+"""How many stores of a batch are used: each takes 0.1 s of CPU time."""
 _CPU_SECONDS = 2
 
 

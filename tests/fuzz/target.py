@@ -17,7 +17,7 @@ class Target:
     Attributes:
         mutate: returns a changed input.
         parse: reads an input; it returns, or raises StateflowError.
-        after_batch: called after each 500 inputs, and after the last one.
+        after_batch: called after each 1,000 inputs, and after the last one.
     """
 
     mutate: Mutate
