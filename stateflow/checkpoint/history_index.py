@@ -73,7 +73,8 @@ class HistoryIndexWriter:
         self._root = root
         self._generation = head.entry.generation
         self._index: HistoryIndex | None = None
-        self._listed: set[str] = set()
+        # The objects in each index that the newest log entry may refer to, by the key of the index, oldest first.
+        self._listed: dict[str, frozenset[str]] = {}
         self._written: list[str] = []
         self.handle = head.entry.history
 
@@ -101,11 +102,13 @@ class HistoryIndexWriter:
 
     def listed(self, head: Head) -> frozenset[str]:
         """Returns the objects that must not be deleted: those that the index of `head`, or a newer one, contains."""
-        index = self._load(head)
-        if head.entry.history == self.handle:
-            self._listed.clear()
-        self._listed.update(index.objects)
-        return frozenset(self._listed)
+        self._load(head)
+        # A long run has written many indexes: what only those before the index of `head` contain can go.
+        keys = list(self._listed)
+        committed = _key(head.entry.history)
+        for older in keys[: keys.index(committed)] if committed in keys else ():
+            del self._listed[older]
+        return frozenset().union(*self._listed.values())
 
     def _load(self, head: Head) -> HistoryIndex:
         if self._index is None:
@@ -116,7 +119,7 @@ class HistoryIndexWriter:
                 assert self.handle is not None
                 self._index = HistoryIndex(lost=[LostIndex(key=self.handle.key, seq=head.entry.seq)])
                 self.handle = None
-            self._listed.update(self._index.objects)
+            self._listed[_key(self.handle)] = frozenset(self._index.objects)
         return self._index
 
     def _write(self, index: HistoryIndex, head: Head) -> None:
@@ -124,12 +127,16 @@ class HistoryIndexWriter:
         key = history_index_key(self._generation, self._root.clock.new_id())
         self.handle = write_document(storage, key, index)
         self._index = index
-        self._listed.update(index.objects)
+        self._listed[key] = frozenset(index.objects)
         failpoints.hit("history.indexed")
         # A long run writes many. Those of older runs are garbage of the collection.
-        committed = head.entry.history.key if head.entry.history else ""
+        committed = _key(head.entry.history)
         storage.delete([old for old in self._written if old != committed])
         self._written = [old for old in self._written if old == committed] + [key]
+
+
+def _key(handle: FileHandle | None) -> str:
+    return handle.key if handle else ""
 
 
 def _still_lost(lost: list[LostIndex], objects: Iterable[str], keep: int) -> list[LostIndex]:

@@ -144,10 +144,11 @@ from stateflow_airflow.operators.run import StateflowRunOperator
 bag = DagBag(sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 (task,) = (task for task in bag.dags["flights"].tasks if isinstance(task, StateflowRunOperator))
-command = StateflowSubmitHook(task.spark).command("stateflow flights", ["run", task.job, "--job-root", "/jobs"])
 launcher = Launcher(Path(sys.argv[2]))
+arguments = ["run", task.job, "--job-root", "/jobs"]
 with launcher.locked():
-    launch = launcher.start(launcher.next_folder(), command)
+    folder = launcher.next_folder()
+    launch = launcher.start(folder, StateflowSubmitHook(task.spark).command("stateflow flights", arguments, folder))
 while not launcher.wait(launch, 1):
     pass
 assert launch.exit_code() == 0

@@ -191,7 +191,8 @@ def test_history_of_killed_runs_has_the_newest_checkpoints_and_stays_bounded(job
 def test_a_long_run_trims_its_history(job: AccountsJob) -> None:
     job.deliver(1020)
     job.reach("batch.end:101", history__retained=4, checkpoints__collect_every=100)
-    assert _objects(job) == 1
+    # One more than needed: when the run deletes objects, the log still refers to the index before the newest.
+    assert _objects(job) == 2
 
 
 def test_a_kill_right_after_writing_history_duplicates_no_record(job: AccountsJob) -> None:

@@ -83,6 +83,7 @@ def test_jobs_on_azure_and_hdfs_recover_from_kills(job: AccountsJob, tmp_path: P
             _check_kills(job, "az://container/jobs")
     else:
         with hdfs_server(tmp_path / "hdfs") as server:
+            job.variables = server.variables
             _check_kills(job, f"{server.address}/jobs")
 
 

@@ -102,8 +102,8 @@ def test_a_savepoint_into_a_folder_during_a_run_is_taken_by_the_run(job: Account
 
 @pytest.mark.slow
 def test_a_savepoint_in_a_bucket_or_hdfs_can_be_forked_and_deleted(idle_job: AccountsJob, tmp_path: Path) -> None:
-    with s3_server(tmp_path / "s3", "bucket") as variables, hdfs_server(tmp_path / "hdfs") as hdfs:
-        idle_job.variables = variables
+    with s3_server(tmp_path / "s3", "bucket") as bucket, hdfs_server(tmp_path / "hdfs") as hdfs:
+        variables = idle_job.variables = bucket | hdfs.variables
         made = [_create(idle_job, into) for into in ("s3://bucket/kept", f"{hdfs.address}/kept")]
         idle_job.run_to(80)
         for number, each in enumerate(made):

@@ -24,9 +24,15 @@ _SERVERS = "org.apache.hadoop.hdfs.server"
 
 
 class Hdfs(NamedTuple):
-    """An HDFS by the address of its root, as stateflow takes it."""
+    """A running HDFS.
+
+    Attributes:
+        address: the address of its root, as stateflow takes it.
+        variables: the environment variables that other processes need to use it; this process has them.
+    """
 
     address: str
+    variables: dict[str, str]
 
 
 @contextlib.contextmanager
@@ -55,8 +61,9 @@ def hdfs_server(folder: Path) -> Iterator[Hdfs]:
         running(data_node, data_http, folder / "data.log", folder),
     ):
         _wait_until_operational(http)
-        with patch.dict(os.environ, WEBHDFS_DATANODE_PORTS=str(data_http)):
-            yield Hdfs(f"webhdfs://127.0.0.1:{http}")
+        variables = {"WEBHDFS_DATANODE_PORTS": str(data_http)}
+        with patch.dict(os.environ, variables):
+            yield Hdfs(f"webhdfs://127.0.0.1:{http}", variables)
 
 
 def _wait_until_operational(port: int) -> None:
