@@ -93,7 +93,7 @@ def _site(round_: Round) -> Iterator[_Site]:
         else:
             root = round_.folder / "hdfs" / "job"
             upstream = stack.enter_context(webhdfs_server(root.parent, CANARY))
-        proxy = stack.enter_context(misbehaving_proxy(upstream, faults, elsewhere.host, not is_s3 and has_lies))
+        proxy = stack.enter_context(misbehaving_proxy(upstream, faults, elsewhere.host, not is_s3))
         if is_s3:
             address = "s3://bucket/job"
             variables["AWS_ENDPOINT_URL"] = proxy

@@ -29,29 +29,29 @@ _PIECE, _PIECES, _PAUSE = b"10000\r\n" + SECRET.encode().ljust(0x10000, b"x") + 
 
 
 @contextlib.contextmanager
-def misbehaving_proxy(upstream: str, faults: Faults, elsewhere: str, is_data_node: bool = False) -> Iterator[str]:
+def misbehaving_proxy(upstream: str, faults: Faults, elsewhere: str, is_hdfs: bool = False) -> Iterator[str]:
     """Listens on loopback in front of a server; yields its own address.
 
     Args:
         upstream: the server, as ``http://host:port``.
         faults: draws from `KINDS` and `LIES`.
         elsewhere: host and port of another server, to which requests are redirected.
-        is_data_node: whether clients of WebHDFS take that server for a DataNode. Then most faults of requests
-            that a NameNode redirects are redirections to it: hardly any other would lead a client there.
+        is_hdfs: whether the server is one of WebHDFS. Then most faults of requests that a NameNode redirects are
+            redirections to the other server: hardly any other would lead a client there.
     """
-    facts = {"elsewhere": elsewhere, "is_data_node": is_data_node}
+    facts = {"elsewhere": elsewhere, "is_hdfs": is_hdfs}
     with fault_proxy(upstream, faults, type("Misbehaving", (_Handler,), facts)) as address:
         yield address
 
 
 class _Handler(ProxyHandler):
     elsewhere: str
-    is_data_node: bool
+    is_hdfs: bool
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         kind = self.faults.draw()
-        if kind and self.is_data_node and _to_data_node(self.path) and self.faults.rng.random() < _STOLEN:
+        if kind and self.is_hdfs and _to_data_node(self.path) and self.faults.rng.random() < _STOLEN:
             self.send(ProxyAnswer(307, [("location", self._stolen())], SECRET.encode()))
         elif kind in NOT_ALLOWED:
             self.send(ProxyAnswer(int(kind), [("content-type", "text/html")], f"<h1>{SECRET}</h1>".encode()))

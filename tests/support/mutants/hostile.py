@@ -12,10 +12,13 @@ from typing import IO, Any
 import requests
 from urllib3.exceptions import HTTPError
 
+from stateflow.checkpoint.log import manifest_files
 from stateflow.clock import Clock
 from stateflow.errors import CorruptFile
 from stateflow.operations import verification
+from stateflow.runtime.task import operator_state
 from stateflow.state.backends.rocksdb import check, manifest, rescale, store
+from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache, damaged_copy
 from stateflow.state.handles import StateFile
 from stateflow.storage import PosixStorage, folder_tree, no_follow, object_store, posix
@@ -81,10 +84,22 @@ def _is_anybodys(_: os.stat_result) -> bool:
     return True
 
 
-@MUTANTS.plant("keys-to-anywhere", (PosixStorage, "_names"))
 def _any_names(_: Any, key: str) -> Sequence[str]:
-    """A recorded path may lead out of the savepoint."""
     return key.strip("/").split("/")
+
+
+MUTANTS.add(
+    Mutant(
+        "keys-to-anywhere",
+        "A recorded path may lead out of the savepoint.",
+        (
+            (PosixStorage, "_names", _any_names),
+            (host_cache, "check_key", str),
+            (manifest_files, "check_key", str),
+            (operator_state, "check_key", str),
+        ),
+    )
+)
 
 
 # -- servers ----------------------------------------------------------------------------------------------------------
