@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import resource
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -65,7 +64,7 @@ def _stores(folder: Path, storage: Path, size: Size) -> dict[str, float]:
     files = {storage / file.handle.key for taken in stores.taken for file in taken.files}
     local, fetched, copied, alone, children = [], [], [], [], []
     for subtask in range(SUBTASKS):
-        _complete_store(stores, subtask, folder / "complete", storage)
+        _complete_store(stores, subtask, folder / "complete")
     checks = _Checks(stores, folder / "another-host")
     for turn in range(size.repeats):
         local.append(_timed(lambda: _open(stores, "host")))
@@ -94,22 +93,21 @@ def _open(stores: Stores, host: str) -> None:
         store.close()
 
 
-def _complete_store(stores: Stores, subtask: int, folder: Path, storage: Path) -> None:
+def _complete_store(stores: Stores, subtask: int, folder: Path) -> None:
     """Creates the folder of a store, with all its files."""
     taken = stores.taken[subtask]
     target = folder / str(subtask)
     target.mkdir(parents=True)
-    for file in taken.files:
-        shutil.copyfile(storage / file.handle.key, target / file.local_name)
     cache = HostCache.direct(folder / "cache", stores.storage, SystemClock())
     files = {file.local_name: file for file in taken.files}
+    cache.link_all({target / name: file for name, file in files.items()})
     complete_store(target, cache, parse(taken.store_manifest, "store"), files)
 
 
 def _open_in_children(stores: Stores, folder: Path) -> None:
     """Opens each store in a child process, as a check does after it has followed the data files."""
     for subtask, taken in enumerate(stores.taken):
-        reason = probe(folder / str(subtask), sum(file.handle.size for file in taken.files))
+        reason = probe(folder / str(subtask), sum(file.size for file in taken.files))
         assert not reason, reason
 
 
