@@ -59,7 +59,8 @@ class _Site:
     plays=(2, 12, 300),
     mutant="token-to-anybody",
     more_mutants=("redirected-anywhere", "echoed-answers", "endless-answers", "no-length-check"),
-    within=12,
+    # Some of the bugs can be found in every fourth round only.
+    within=24,
     is_slow=True,
 )
 def test_bad_servers_damage_nothing_and_learn_nothing(round_: Round) -> int:
@@ -93,7 +94,8 @@ def _site(round_: Round) -> Iterator[_Site]:
         else:
             root = round_.folder / "hdfs" / "job"
             upstream = stack.enter_context(webhdfs_server(root.parent, CANARY))
-        proxy = stack.enter_context(misbehaving_proxy(upstream, faults, elsewhere.host, not is_s3))
+        stolen = 0.8 if has_lies and not is_s3 else 0.0
+        proxy = stack.enter_context(misbehaving_proxy(upstream, faults, elsewhere.host, stolen))
         if is_s3:
             address = "s3://bucket/job"
             variables["AWS_ENDPOINT_URL"] = proxy

@@ -19,8 +19,8 @@ TOO_LONG, GARBAGE = "too long", "garbage"
 KINDS = (*NOT_ALLOWED, REDIRECTED, TOO_SHORT, SLOW, ENDLESS, DROPPED)
 LIES = (TOO_LONG, GARBAGE)
 """Kinds of answers that are correct HTTP with other bytes than those that are stored."""
-_STOLEN = 0.8
-"""Share of the faults that lead a client to the other server where it can be led there."""
+_FOLLOWED = 0.7
+"""Share of the redirections, where a NameNode redirects as well, to an address that a client without checks follows."""
 _SLOW_SECONDS = 0.02
 _LONGEST = 20.0
 """Seconds after which a slow answer ends nevertheless."""
@@ -29,29 +29,29 @@ _PIECE, _PIECES, _PAUSE = b"10000\r\n" + SECRET.encode().ljust(0x10000, b"x") + 
 
 
 @contextlib.contextmanager
-def misbehaving_proxy(upstream: str, faults: Faults, elsewhere: str, is_hdfs: bool = False) -> Iterator[str]:
+def misbehaving_proxy(upstream: str, faults: Faults, elsewhere: str, stolen: float = 0.0) -> Iterator[str]:
     """Listens on loopback in front of a server; yields its own address.
 
     Args:
         upstream: the server, as ``http://host:port``.
         faults: draws from `KINDS` and `LIES`.
         elsewhere: host and port of another server, to which requests are redirected.
-        is_hdfs: whether the server is one of WebHDFS. Then most faults of requests that a NameNode redirects are
-            redirections to the other server: hardly any other would lead a client there.
+        stolen: share of the faults of requests that a NameNode of WebHDFS redirects which are redirections to the
+            other server: hardly any other redirection leads a client there.
     """
-    facts = {"elsewhere": elsewhere, "is_hdfs": is_hdfs}
+    facts = {"elsewhere": elsewhere, "stolen": stolen}
     with fault_proxy(upstream, faults, type("Misbehaving", (_Handler,), facts)) as address:
         yield address
 
 
 class _Handler(ProxyHandler):
     elsewhere: str
-    is_hdfs: bool
+    stolen: float
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         kind = self.faults.draw()
-        if kind and self.is_hdfs and _to_data_node(self.path) and self.faults.rng.random() < _STOLEN:
+        if kind and _to_data_node(self.path) and self.faults.rng.random() < self.stolen:
             self.send(ProxyAnswer(307, [("location", self._stolen())], SECRET.encode()))
         elif kind in NOT_ALLOWED:
             self.send(ProxyAnswer(int(kind), [("content-type", "text/html")], f"<h1>{SECRET}</h1>".encode()))
@@ -78,6 +78,8 @@ class _Handler(ProxyHandler):
                 "",
             ]
         )
+        if _to_data_node(self.path) and rng.random() < _FOLLOWED:
+            location = self._stolen()
         self.send(ProxyAnswer(rng.choice([301, 302, 303, 307, 308]), [("location", location)], SECRET.encode()))
 
     def _stolen(self) -> str:
