@@ -157,8 +157,10 @@ def _check_secrets(round_: Round, site: _Site) -> None:
     for secret in (SECRET, CANARY):
         assert files_with(secret, round_.folder) == []
     asked = "\n".join(request.head for request in site.elsewhere.asked)
-    assert CANARY not in asked and "authorization" not in asked.lower() and "user.name" not in asked, asked
-    assert site.is_redirected or not asked, asked
+    # What a round finds is written into the scoreboard.
+    shown = asked.replace(CANARY, "<token>")
+    assert CANARY not in asked and "authorization" not in asked.lower() and "user.name" not in asked, shown
+    assert site.is_redirected or not asked, shown
 
 
 @dataclass
