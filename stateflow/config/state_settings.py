@@ -15,7 +15,7 @@ LARGEST_MEMORY_STATE = 24 << 20
 """A manifest has at most 48 MiB; state in it is base64-encoded, and it has other contents as well."""
 _INLINE_TOTAL = 16 << 20
 LARGEST_KEY = 1 << 20
-LARGEST_VALUE = 32 << 20
+LARGEST_VALUE = 16 << 20
 """Upper bounds of the limits for entries. They bound the blocks of data files, and so the memory in which stores from
 elsewhere are checked."""
 
@@ -60,7 +60,7 @@ class StateSettings:
             values](#limits-of-keys-and-values).
         max_map_key_bytes: the same for a key of a map state. At most 1 MiB.
         max_value_bytes: maximum size of one encoded value: a value, an element of a list, a value of a map, or an
-            accumulator. At most 32 MiB.
+            accumulator. At most 16 MiB, and less if it takes more than 100 MiB in memory.
     """
 
     backend: Choice = "rocksdb"

@@ -15,8 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from stateflow.errors import CorruptFile, JobDefinitionError, StateError
-from stateflow.types.arrow_types import NUMPY, SUPPORTED, from_builtin, python_type, to_builtin
+from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
+from stateflow.types.arrow_types import SUPPORTED, from_builtin, python_type, to_builtin
+from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
+from stateflow.types.declared_types import describe_type, refuse_custom
+from stateflow.types.decoded_size import PLAIN, type_memory
 from stateflow.types.decoders import value_decoder
 from stateflow.types.descriptors import Serializer
 
@@ -29,8 +32,8 @@ _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_REFUSED = (msgspec.inspect.CustomType, msgspec.inspect.ExtType, msgspec.inspect.RawType)
 _MICROSECOND = datetime.timedelta(microseconds=1)
+_UNCHECKED = PLAIN.unchecked
 
 
 class ValueSerializer(Generic[T]):
@@ -47,12 +50,14 @@ class ValueSerializer(Generic[T]):
     custom: Serializer[T] | None = None
 
     def __init__(self, value_type: type[T] | object, state: str = "") -> None:
-        self._of = {"state": state} if state else {}
+        self._of: dict[str, str] = {"state": state} if state else {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)
         try:
             self.value_type = python_type(value_type)
             self._decoder: msgspec.msgpack.Decoder[T] = value_decoder(self.value_type, from_builtin)
-            _refuse_custom(msgspec.inspect.type_info(self.value_type), set())
+            refuse_custom(self.value_type)
+            self._memory = type_memory(self.value_type)
+            self._unchecked = self._memory.unchecked
         except TypeError as e:
             raise JobDefinitionError(
                 "a state's type cannot be stored", hint=SUPPORTED, type=repr(value_type), reason=str(e)
@@ -64,12 +69,27 @@ class ValueSerializer(Generic[T]):
         return describe_type(self.value_type)
 
     def encode(self, value: T) -> bytes:
-        """Returns the bytes of a value; raises StateError if it cannot be encoded or is not of the declared type."""
+        """Returns the bytes of a value.
+
+        Raises:
+            StateError: it cannot be encoded, or is not of the declared type.
+            EntryTooLarge: decoding it could take more memory than readers accept.
+        """
         try:
             data = self._encoder.encode(value)
             # A checkpoint with a value that does not decode could never be restored.
+            if len(data) > self._unchecked:
+                self._memory.check(data)
             self._decoder.decode(data)
             return VALUE_FORMAT + data
+        except TooMuchMemory as e:
+            raise EntryTooLarge(
+                "a value of state could take too much memory when it is read",
+                hint="divide it into elements of a list or entries of a map, or remove what is old",
+                size=len(data),
+                memory_limit=MEMORY_LIMIT,
+                **self._of,
+            ) from e
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
             raise StateError(
                 "a value cannot be stored",
@@ -82,7 +102,14 @@ class ValueSerializer(Generic[T]):
     def decode(self, data: bytes) -> T:
         """Returns the value in `data`; raises CorruptFile if it is not of the declared type."""
         try:
-            return self._decoder.decode(data[1:] if data[:1] == VALUE_FORMAT else _payload(data))
+            payload = data[1:] if data[:1] == VALUE_FORMAT else _payload(data)
+            if len(payload) > self._unchecked:
+                self._memory.check(payload)
+            return self._decoder.decode(payload)
+        except TooMuchMemory as e:
+            raise CorruptFile(
+                "a stored value takes too much memory", declared=self.type_name, reason=str(e), **self._of
+            ) from e
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             raise CorruptFile(
                 "a stored value is not of the declared type",
@@ -185,16 +212,20 @@ def _is_named(custom: Serializer[Any]) -> bool:
 def decode_untyped(data: bytes, kind: Any = Any) -> Any:
     """Returns the value in `data` as plain dicts, lists, numbers and strings, without its declared type.
 
-    For a custom serializer this is the list of its version and bytes. Raises CorruptFile for invalid data.
+    For a custom serializer this is the list of its version and bytes. Raises CorruptFile for invalid data, and for data
+    that could take too much memory.
     """
     try:
-        return msgspec.msgpack.decode(_payload(data), type=kind)
+        payload = _payload(data)
+        if len(payload) > _UNCHECKED:
+            PLAIN.check(payload)
+        return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
 
 
 def check_untyped(data: bytes) -> None:
-    """Raises CorruptFile as `decode_untyped` does. Decodes no large value, which could take 80 times its size."""
+    """Raises CorruptFile as `decode_untyped` does, but creates no objects for the items of a large value."""
     decode_untyped(data, Any if len(data) < 1 << 20 else msgspec.Raw)
 
 
@@ -236,47 +267,6 @@ def _payload(data: bytes) -> bytes:
     if kind not in _TIMESTAMP_FORMATS.values() or len(data) <= _TIMESTAMP_BYTES:
         raise CorruptFile("a stored value has an unknown format", format=kind.hex())
     return data[1 + _TIMESTAMP_BYTES :]
-
-
-def describe_type(value_type: object) -> str:
-    """Returns a stable, readable description of a type: its name, and its fields with their types."""
-    try:
-        info = msgspec.inspect.type_info(python_type(value_type))
-    except TypeError:
-        return repr(value_type)
-    return _describe(info, ())
-
-
-def _describe(info: object, enclosing: tuple[object, ...]) -> str:
-    fields = getattr(info, "fields", None)
-    if fields is not None:
-        cls = getattr(info, "cls", type(info))
-        if cls in enclosing:  # a recursive class
-            return str(cls.__name__)
-        inner = ", ".join(f"{f.name}: {_describe(f.type, (*enclosing, cls))}" for f in fields)
-        return f"{cls.__name__}({inner})"
-    if isinstance(info, msgspec.inspect.CustomType):
-        return NUMPY.get(info.cls, "custom")
-    name = type(info).__name__.removesuffix("Type").lower()
-    parts = _parts(info)
-    return f"{name}[{', '.join(_describe(p, enclosing) for p in parts)}]" if parts else name
-
-
-def _parts(info: object) -> list[object]:
-    """Returns the member types of a container or union."""
-    named = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
-    return named + list(getattr(info, "item_types", None) or getattr(info, "types", None) or ())
-
-
-def _refuse_custom(info: object, seen: set[object]) -> None:
-    """Raises TypeError for a class that msgspec accepts although it cannot encode its values."""
-    cls = getattr(info, "cls", None)
-    if isinstance(info, _REFUSED) and cls not in NUMPY:
-        raise TypeError(f"values of {cls or type(info).__name__} cannot be stored")
-    if cls is None or cls not in seen:
-        seen.add(cls)
-        for part in [*(f.type for f in getattr(info, "fields", ())), *_parts(info)]:
-            _refuse_custom(part, seen)
 
 
 def encode_key(parts: Sequence[object]) -> bytes:

@@ -273,6 +273,31 @@ def test_an_entry_that_is_too_large_fails_a_job_without_dead_letters(jobs: Local
     assert len(jobs.rows()) == 1
 
 
+class Nested(KeyedProcessFunction[Write, Seen]):
+    """Writes as many empty lists as a row says, which take 80 times their size in memory."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.lists = ctx.get_state(ValueStateDescriptor("lists", list[list[int]]))
+
+    def process_element(self, row: Write, ctx: Context) -> Iterator[Seen]:
+        before = len(self.lists.value() or ())
+        self.lists.update([[]] * row.size)
+        yield Seen(row.number, str(before))
+
+
+def test_a_value_that_takes_too_much_memory_is_the_dead_letter_of_its_row(jobs: LocalJobs) -> None:
+    writes = [Write("a", number, "", size) for number, size in enumerate([10, 2_000_000, 20])]
+    jobs.apply(
+        writes,
+        lambda rows: rows.key_by("key", order_by=("number",)).process(
+            Nested(), output=Seen, uid="nested", on_error=DeadLetters(9)
+        ),
+    )
+    (letter,) = jobs.letters()
+    assert json.loads(letter.row)["number"] == 1 and letter.error.startswith("EntryTooLarge")
+    assert sorted(jobs.rows()) == [(0, "0"), (2, "10")]
+
+
 # -- vectorized functions ---------------------------------------------------------------------------------------------
 
 
@@ -377,7 +402,7 @@ def test_entries_stored_with_higher_limits_are_read_and_their_timers_fire() -> N
 
 @pytest.mark.parametrize("name", ["max_key_bytes", "max_map_key_bytes", "max_value_bytes"])
 def test_a_limit_has_a_limit(name: str) -> None:
-    largest = {"max_value_bytes": 32 << 20}.get(name, 1 << 20)
+    largest = {"max_value_bytes": 16 << 20}.get(name, 1 << 20)
     allowed: dict[str, Any] = {name: largest}
     assert getattr(StateSettings(**allowed), name) == largest
     refused: dict[str, Any] = {name: largest + 1}

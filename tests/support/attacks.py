@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -43,17 +45,13 @@ from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
 from stateflow.storage.paths import data_folder
+from stateflow.types.serializers import VALUE_FORMAT
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
-from tests.support.forged_operator_state import (
-    check_manifest,
-    map_of_names,
-    operator_content,
-    value_of_lists,
-    write_manifest,
-)
+from tests.support.forged_operator_state import check_manifest, map_of_names, operator_content, write_manifest
 from tests.support.memory import MemoryPeak
+from tests.support.stored_values import most, read_as, read_untyped, repeated, verify, write_stored
 from tests.support.table_files import ForgedTable, bomb
 
 
@@ -196,7 +194,7 @@ OPERATOR_STATE = {
     ),
     "operator part with nested lists": _parts(lambda: [operator_content("raw", b"\x91" * 100 + b"\x90", 28 << 20)]),
     "operator part with an element of lists": _parts(
-        lambda: [msgspec.msgpack.encode({"lists": {"a": [value_of_lists(28 << 20)]}})], code="accepted"
+        lambda: [msgspec.msgpack.encode({"lists": {"a": [repeated([], 28 << 20)]}})]
     ),
     "operator parts": _parts(lambda: [operator_content("raw", _SMALL, 1 << 20)] * 10),
     "operator part inline": _parts(lambda: [operator_content("raw", _SMALL, 28 << 20)], inline=True),
@@ -289,7 +287,33 @@ def _check(folder: Path) -> None:
         raise CorruptFile(str(e)) from e
 
 
-FILES = {"LZ4 value of 4 GB": Attack(_forged_store, _check), "LZ4 value of 32 MiB": Attack(_store, _check, "accepted")}
+FILES = {"LZ4 value of 4 GB": Attack(_forged_store, _check), "LZ4 value of 16 MiB": Attack(_store, _check, "accepted")}
+
+
+# -- stored values ----------------------------------------------------------------------------------------------------
+
+_PLACES = {"LZ4": DBCompressionType.lz4(), "a plain store": DBCompressionType.none(), "a hash map": None}
+_REFUSED: list[tuple[str, Callable[[Path], object], Callable[[], bytes]]] = [
+    ("lists", read_untyped, lambda: repeated([], LARGEST_VALUE - 6)),
+    ("lists in verification", verify, lambda: repeated([], LARGEST_VALUE - 6)),
+    ("sets", read_as(list[set[int]]), lambda: repeated([], 1 << 20)),
+    ("decimals", read_as(list[Decimal]), lambda: repeated(1, LARGEST_VALUE - 6)),
+]
+_LARGEST: list[tuple[str, Callable[[Path], object], Callable[[], bytes]]] = [
+    ("bytes", read_as(bytes), lambda: VALUE_FORMAT + msgspec.msgpack.encode(bytes(LARGEST_VALUE - 6))),
+    ("text", read_as(str), lambda: VALUE_FORMAT + msgspec.msgpack.encode("a" * (12 << 20) + "\U0001f600")),
+    ("numbers", read_as(list[float]), lambda: most(0.5)),
+    ("lists", read_untyped, lambda: most([])),
+    ("maps", read_untyped, lambda: most({"a": 1})),
+    ("sets", read_as(list[set[int]]), lambda: most([300, 301, 302, 303, 304], list[set[int]])),
+    ("lists in verification", verify, lambda: most([])),
+]
+VALUES = {
+    f"value of {name} in {place}, {code}": Attack(partial(write_stored, make, compression), act, code)
+    for code, kinds in (("corrupt-file", _REFUSED), ("accepted", _LARGEST))
+    for name, act, make in kinds
+    for place, compression in _PLACES.items()
+}
 
 
 # -- legitimate ones --------------------------------------------------------------------------------------------------
@@ -351,7 +375,7 @@ FIFOS = {
 _FIFO_SECONDS, _WALL_SECONDS = 10, 60
 """After how long a process is ended that waits: a FIFO takes no CPU time, and others may take 2 s on a busy machine."""
 
-ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **TEXTS, **FILES, **LEGITIMATE, **FIFOS}
+ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **TEXTS, **FILES, **VALUES, **LEGITIMATE, **FIFOS}
 
 
 def _cpu_seconds() -> float:

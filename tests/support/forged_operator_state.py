@@ -12,7 +12,6 @@ from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.runtime.task.operator_state import check_parts
 from stateflow.state.handles import OperatorPart
 from stateflow.storage import PosixStorage
-from stateflow.types.serializers import VALUE_FORMAT
 
 
 def operator_content(field: str, unit: bytes, size: int, then: bytes = b"") -> bytes:
@@ -32,11 +31,6 @@ def operator_content(field: str, unit: bytes, size: int, then: bytes = b"") -> b
 def map_of_names() -> bytes:
     """The msgpack of an `OperatorContent` of 500 KB, with many broadcast states."""
     return msgspec.msgpack.encode({"broadcasts": {f"{n:04x}": {} for n in range(1 << 16)}})
-
-
-def value_of_lists(size: int) -> bytes:
-    """A stored value of about `size` bytes, a list of empty lists."""
-    return b"%b\xdd%b%b" % (VALUE_FORMAT, size.to_bytes(4, "big"), b"\x90" * size)
 
 
 def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None:

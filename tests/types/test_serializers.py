@@ -22,9 +22,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stateflow
-from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
 from stateflow.types.arrow_types import SUPPORTED
-from stateflow.types.serializers import ValueSerializer, decode_key, decode_untyped, describe_type, encode_key
+from stateflow.types.bounded_json import MEMORY_LIMIT
+from stateflow.types.declared_types import describe_type
+from stateflow.types.serializers import ValueSerializer, check_untyped, decode_key, decode_untyped, encode_key
 from tests.support.errors import raises
 
 UTC, EAST = datetime.UTC, datetime.timezone(datetime.timedelta(hours=5))
@@ -231,6 +233,22 @@ def test_a_stored_value_of_another_type_is_refused_with_the_declared_one(kind: A
     data = ValueSerializer[Any](Any if value is None else type(value)).encode(value)
     with raises(CorruptFile, declared=describe_type(kind)):
         ValueSerializer[Any](kind).decode(data)
+
+
+@pytest.mark.parametrize("kind", [list[list[int]], list[set[int]], list[dict[str, int]], Any], ids=str)
+def test_a_value_that_would_take_too_much_memory_is_neither_written_nor_read(kind: Any) -> None:
+    unit: Any = {} if kind == list[dict[str, int]] else []
+    few, many = [unit] * 100_000, [unit] * 2_000_000
+    serializer = ValueSerializer[Any](kind, "totals")
+    assert len(serializer.decode(serializer.encode(few))) == len(decode_untyped(serializer.encode(few))) == 100_000
+    with raises(EntryTooLarge, state="totals", memory_limit=MEMORY_LIMIT, size=2_000_005):
+        serializer.encode(many)
+    stored = b"\x01" + msgspec.msgpack.encode(many)
+    with raises(CorruptFile, state="totals", declared=describe_type(kind)):
+        serializer.decode(stored)
+    for decode in (decode_untyped, check_untyped):
+        with raises(CorruptFile):
+            decode(stored)
 
 
 DECODERS: list[Callable[[bytes], Any]] = [*(ValueSerializer[Any](kind).decode for kind in STORED), decode_untyped]

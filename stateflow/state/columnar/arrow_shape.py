@@ -10,7 +10,7 @@ import pyarrow as pa
 from msgspec import inspect
 
 from stateflow.errors import JobDefinitionError
-from stateflow.types.serializers import describe_type
+from stateflow.types.declared_types import describe_type
 
 _PLAIN: dict[type, tuple[type, pa.DataType]] = {
     inspect.IntType: (int, pa.int64()),

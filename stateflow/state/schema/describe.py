@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.types.arrow_types import NUMPY, python_type, to_builtin
+from stateflow.types.declared_types import describe_type, member_types
 from stateflow.types.descriptors import Serializer, StateDescriptor
-from stateflow.types.serializers import describe_type
 
 TYPE_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _CONTAINERS = (list, dict, set, frozenset, tuple, bytearray)
@@ -86,7 +86,7 @@ class _Describer:
             return TypeNode(kind="class", class_index=self._class(info))
         if isinstance(info, inspect.CustomType):
             return TypeNode(kind=NUMPY[info.cls])
-        parts = [self.node(part) for part in _parts(info)]
+        parts = [self.node(part) for part in member_types(info)]
         found = {name: getattr(info, name, None) for name in TYPE_LIMITS}
         limits = {name: limit for name, limit in found.items() if limit is not None}
         return TypeNode(kind=_kind(info), parts=parts, choices=_choices(info), limits=limits)
@@ -141,11 +141,6 @@ def _json(value: object) -> str:
 
 def _kind(info: inspect.Type) -> str:
     return type(info).__name__.removesuffix("Type").lower()
-
-
-def _parts(info: inspect.Type) -> list[inspect.Type]:
-    named = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
-    return named + list(getattr(info, "item_types", None) or getattr(info, "types", None) or ())
 
 
 def _choices(info: inspect.Type) -> list[str]:

@@ -17,7 +17,8 @@ from msgspec import defstruct
 from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer
 from stateflow.state.columnar.key_encoding import comparable, encode_keys
-from stateflow.types.serializers import ValueSerializer, describe_type, encode_key, with_timestamp
+from stateflow.types.declared_types import describe_type
+from stateflow.types.serializers import ValueSerializer, encode_key, with_timestamp
 from tests.support.errors import raises
 
 _LIMITS = [s * ((1 << b) + d) for b in (0, 5, 7, 8, 15, 16, 31, 32, 53, 62) for d in (-1, 0, 1) for s in (1, -1)]

@@ -1,0 +1,201 @@
+"""The bound of the memory for decoding a value."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import tracemalloc
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.types.arrow_types import from_builtin
+from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
+from stateflow.types.decoded_size import PLAIN, type_memory
+
+NO_LIMIT = 1 << 60
+_UNITS = 20_000
+
+
+class Empty(msgspec.Struct):
+    pass
+
+
+class Defaults(msgspec.Struct):
+    first: list[int] = msgspec.field(default_factory=list)
+    second: dict[str, int] = msgspec.field(default_factory=dict)
+    third: set[int] = msgspec.field(default_factory=set)
+    fourth: set[int] = msgspec.field(default_factory=set)
+
+
+class Array(msgspec.Struct, array_like=True):
+    first: int = 0
+    second: set[int] = msgspec.field(default_factory=set)
+    third: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Pair(NamedTuple):
+    left: int = 300
+    right: float = 0.5
+    more: str = ""
+    fourth: int = 0
+    fifth: int = 0
+
+
+class Named(TypedDict, total=False):
+    number: int
+
+
+@dataclass
+class Point:
+    x: int = 1
+    y: int = 2
+    more: list[int] = field(default_factory=list)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+NUMBERS = list(range(300, 10_000))
+UNITS: list[tuple[Any, Any]] = [
+    (Any, None),
+    (Any, 1),
+    (Any, 300),
+    (Any, -30_000),
+    (Any, 1 << 63),
+    (float, 1),
+    (float, 0.5),
+    (np.int8, 1),
+    (np.float32, 1.5),
+    (decimal.Decimal, 1),
+    (decimal.Decimal, "1.5"),
+    (uuid.UUID, uuid.UUID(int=1 << 100)),
+    (uuid.UUID, (1 << 100).to_bytes(16)),
+    (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
+    (datetime.datetime, "2026-01-01T00:00:00"),
+    (datetime.date, datetime.date(2026, 1, 1)),
+    (datetime.time, datetime.time(1)),
+    (datetime.timedelta, "P0D"),
+    (Color, 1),
+    (str, ""),
+    (str, "ab"),
+    (str, "éé€"),
+    (str, "a\U0001f600"),
+    (bytes, b""),
+    (bytes, b"abc"),
+    (Any, []),
+    (Any, [1]),
+    (Any, [300] * 17),
+    (Any, [[]]),
+    (tuple[int, ...], [300] * 4),
+    (tuple[int, int], [300, 300]),
+    (Any, {}),
+    (Any, {1: None}),
+    *((Any, dict.fromkeys(NUMBERS[:size])) for size in (3, 5, 6, 10, 11, 21, 22, 43)),
+    *((dict[str, int], dict.fromkeys(map(str, NUMBERS[:size]), 1)) for size in (5, 6, 22)),
+    *((set[int], NUMBERS[:size]) for size in (0, 1, 4, 5, 19, 20, 77)),
+    *((frozenset[int], NUMBERS[:size]) for size in (0, 5, 19)),
+    (set[tuple[int, ...]], [[n] for n in NUMBERS[:5]]),
+    (Empty, {}),
+    (Defaults, {}),
+    (Array, []),
+    (Pair, []),
+    (Named, {}),
+    (Point, {}),
+    (Named, {"number": 300}),
+]
+
+
+_encoded = msgspec.msgpack.encode
+
+
+def _measured(kind: Any, data: bytes) -> int:
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=from_builtin)
+    tracemalloc.start()
+    try:
+        value = decoder.decode(data)
+        return tracemalloc.get_traced_memory()[1] if value is not None else 0
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("kind", "unit"), UNITS, ids=str)
+def test_the_bound_is_above_the_memory_of_many_items(kind: Any, unit: Any) -> None:
+    number = _UNITS // (len(unit) + 1 if isinstance(unit, list | dict) else 1)
+    data = _encoded([unit] * number)
+    assert _measured(list[kind], data) + len(data) <= type_memory(list[kind]).size(data, NO_LIMIT)
+
+
+# Tables of sets and dicts grow at these sizes; copies of the old and the new one are in memory meanwhile.
+@pytest.mark.parametrize("size", [5000, 5462, 10_923, 20_000, 43_691, 52_429, 87_382, 100_000])
+@pytest.mark.parametrize("kind", [set[int], frozenset[int], dict[int, None], dict[str, None]], ids=str)
+def test_the_bound_is_above_the_memory_of_one_table(kind: Any, size: int) -> None:
+    items: Any = range(300, 300 + size)
+    if kind == dict[str, None]:
+        items = map(str, items)
+    data = _encoded(list(items) if kind in (set[int], frozenset[int]) else dict.fromkeys(items))
+    assert _measured(kind, data) + len(data) <= type_memory(kind).size(data, NO_LIMIT)
+
+
+@pytest.mark.parametrize("text", ["a" * 9_000_000, "é" * 4_500_000, "€" * 3_000_000, "a" * 9_000_000 + "\U0001f600"])
+def test_the_bound_is_above_the_memory_of_a_long_text(text: str) -> None:
+    data = _encoded(text)
+    assert _measured(str, data) + len(data) <= PLAIN.size(data, NO_LIMIT)
+
+
+whole = st.integers(-(1 << 63), (1 << 64) - 1)
+scalars = (
+    st.none()
+    | st.booleans()
+    | whole
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.datetimes(timezones=st.just(datetime.UTC))
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=40) | st.dictionaries(whole | st.text(), inner, max_size=40)
+)
+
+
+@given(values)
+def test_the_bound_is_above_the_memory_of_any_value(value: Any) -> None:
+    data = _encoded([value] * 200)
+    assert _measured(Any, data) <= PLAIN.size(data, NO_LIMIT)
+
+
+@given(values, st.integers(1, 40), st.sampled_from([Any, set[int], list[Defaults]]))
+def test_the_rough_bound_is_above_the_bound(value: Any, times: int, kind: Any) -> None:
+    memory = type_memory(kind)
+    data = _encoded([value] * times)
+    assert PLAIN.size(data, NO_LIMIT) <= memory.size(data, NO_LIMIT) <= memory.rough_size(data)
+    assert PLAIN.unchecked >= memory.unchecked and memory.rough_size(b"\x80" * memory.unchecked) <= MEMORY_LIMIT
+
+
+@pytest.mark.parametrize("unit", [[], {}, 1 << 63, "ab", [0.5, 0.5]], ids=repr)
+def test_a_value_is_accepted_if_its_bound_is_below_the_limit(unit: Any) -> None:
+    one = PLAIN.size(_encoded([unit] * 2000), NO_LIMIT) / 2000
+    number = int(MEMORY_LIMIT / one)
+    PLAIN.check(_encoded([unit] * (number - number // 100)))
+    with pytest.raises(TooMuchMemory):
+        PLAIN.check(_encoded([unit] * (number + number // 100)))
+
+
+@given(st.binary(max_size=400), st.integers(1, 5000))
+def test_bytes_that_are_no_value_are_counted(data: bytes, times: int) -> None:
+    assert PLAIN.size(data * times, NO_LIMIT) >= len(data) * times
+
+
+@pytest.mark.parametrize(
+    "head", [b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xda\xff"]
+)
+def test_a_truncated_value_takes_the_memory_of_what_is_there(head: bytes) -> None:
+    assert PLAIN.size(head, NO_LIMIT) < 1000
