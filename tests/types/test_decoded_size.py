@@ -197,5 +197,5 @@ def test_bytes_that_are_no_value_are_counted(data: bytes, times: int) -> None:
 @pytest.mark.parametrize(
     "head", [b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xda\xff"]
 )
-def test_a_truncated_value_takes_the_memory_of_what_is_there(head: bytes) -> None:
+def test_a_truncated_value_takes_the_memory_of_its_bytes(head: bytes) -> None:
     assert PLAIN.size(head, NO_LIMIT) < 1000
