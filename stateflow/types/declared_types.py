@@ -8,7 +8,7 @@ from msgspec import inspect
 
 from stateflow.types.arrow_types import NUMPY, python_type
 
-_REFUSED = (inspect.CustomType, inspect.ExtType, inspect.RawType)
+_REFUSED = (inspect.CustomType, inspect.ExtType, inspect.MemoryViewType, inspect.RawType)
 
 
 def describe_type(value_type: object) -> str:
@@ -56,7 +56,7 @@ def all_types(value_type: object) -> Iterator[inspect.Type]:
 
 
 def refuse_custom(value_type: object) -> None:
-    """Raises TypeError for a type with a class that msgspec accepts although it cannot encode its values."""
+    """Raises TypeError for a type with a class that msgspec accepts although its values cannot be stored."""
     for info in all_types(value_type):
         cls = getattr(info, "cls", None)
         if isinstance(info, _REFUSED) and cls not in NUMPY:

@@ -1,14 +1,15 @@
 """Upper bound of the memory in which a value of msgpack is decoded.
 
-One byte of a list can become an object of hundreds of bytes. The bound is a function of the bytes and the declared type
-alone, so a value that a job may store can be read everywhere. It is computed from the headers of the value's items,
-without decoding them; most values are too small to need even that.
+One byte of a list can become an object of hundreds of bytes. The bound is computed from the headers of a value's items,
+without decoding them, so it depends on the bytes and the declared type alone: what a job may write, it can read on each
+host. The bound of a declared type is never below that of plain dicts and lists, for readers that do not have the type.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import inspect
@@ -16,152 +17,218 @@ from msgspec import inspect
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.declared_types import all_types
 
-# Bounds of the memory of an item, with the reference to it, in bytes; tests measure them.
-_NUMBER, _LONG, _TEXT, _ARRAY, _MAP, _ENTRY = 40, 56, 72, 88, 248, 64
-_COPIES = 4
+COPIES = 4
 """How often a value's bytes are in memory while it is decoded: compressed, as a block, as an entry, and as msgpack."""
-_WIDE = 4
-"""Bytes for a byte of text: Python stores four for each character if one of them needs four."""
+
+# Bounds of the memory of an item in bytes; tests measure them. The reference to it in a list, which is copied when the
+# list grows, is included.
+_NUMBER, _LONG, _CONTENT, _LIST, _DICT, _ENTRY = 48, 64, 80, 96, 256, 64
+_DECODER = 4096
+"""Memory that each decoding takes, with an error that contains a short text."""
+_WIDE = 6
+"""Bytes for a byte of text that is not ASCII: four for each character, and two of the copy that is widened."""
 _ROOM = 5
 """Entries for which a new dict has room."""
-_PER_BYTE = _COPIES + _ARRAY + _ENTRY // 2
-"""Bound for a plain byte that is not the header of a map: an empty list in a large map takes this much."""
-_MAP_HEADERS = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
+_IN_ERROR, _WIDE_IN_ERROR = 12, 44
+"""Bytes for a byte of a text in an error, which escapes each character: of an ASCII text, and of another."""
 
-_IN_SET, _LARGE, _FACTORY = 128, 72, 240
-_OBJECTS: dict[type, tuple[int, int]] = {
-    inspect.StructType: (64, 8),
-    inspect.NamedTupleType: (64, 8),
-    inspect.DataclassType: (464, 48),  # Its attributes can be in a dict.
-}
-"""Bytes of an instance of a class, and of a field in it, by the kind of class."""
-_ITEMS: dict[type, int] = {
-    inspect.SetType: _IN_SET,
-    inspect.FrozenSetType: _IN_SET,
-    inspect.DecimalType: _LARGE,
-    inspect.UUIDType: _LARGE,
-}
-"""Bytes of an item in addition, by type: its places in the table of a set, and larger objects."""
-_CONTAINERS: dict[type, int] = {inspect.SetType: 152, inspect.FrozenSetType: 152}
-"""Bytes that an empty set takes in addition to an empty list."""
+_ARRAYS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
+_LARGE_ARRAYS = b"\xdc\xdd"
+_MAPS = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
+_SMALL_MAPS = _MAPS[: _ROOM + 1]
+_LARGE_MAPS = _MAPS[_ROOM + 1 :]
+_SHORT_TEXTS, _LONG_TEXTS = bytes(range(0xA0, 0xC0)), b"\xd9\xda\xdb"
+_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDE: 2, 0xDF: 4}
+"""Width of the length after the first byte of binary data, extensions, long texts and large maps."""
+_EXTENSIONS = b"\xc7\xc8\xc9"
+"""First bytes of extensions with a length, which does not include the byte of their type."""
 
-# Possessive quantifiers: others keep a position for each repetition, which takes more memory than the decoded value.
-_RUN = re.compile(
+
+def _widths() -> list[int]:
+    """Returns for each first byte how many bytes are before the next item; 0 if a length follows."""
+    widths = [1] * 256
+    for width, tags in {2: "cc d0", 3: "cd d1 dc d4", 4: "d5", 5: "ca ce d2 dd", 6: "d6", 9: "cb cf d3"}.items():
+        for tag in bytes.fromhex(tags):
+            widths[tag] = width
+    widths[0xD7], widths[0xD8] = 10, 18
+    for tag in _SHORT_TEXTS:
+        widths[tag] = 1 + tag - _SHORT_TEXTS[0]
+    for tag in _LENGTH_BYTES:
+        widths[tag] = 0
+    return widths
+
+
+_WIDTHS = _widths()
+_NUMBERS = re.compile(
     rb"([\x00-\x7f\xc0-\xc3\xe0-\xff]++)|((?:[\xcc\xd0].)++)|((?:[\xcd\xd1]..)++)|((?:[\xca\xce\xd2].{4})++)"
-    rb"|((?:\xcb.{8})++)|((?:[\xcf\xd3].{8})++)|([\x90-\x9f]++)|((?:\xdc..)++)|((?:\xdd.{4})++)|([\x80-\x85]++)",
+    rb"|((?:\xcb.{8})++)|((?:[\xcf\xd3].{8})++)",
     re.DOTALL,
 )
-"""Items of one width, which are counted together: numbers, None, truth values, and headers of arrays and small maps."""
-_RUN_ITEMS = [
-    (0, 0),
-    *((_NUMBER, width) for width in (1, 2, 3, 5, 9)),
-    (_LONG, 9),
-    *((_ARRAY, width) for width in (1, 3, 5)),
-    (_MAP, 1),
-]
-"""Memory and width of an item, by the number of its group in `_RUN`."""
-_TEXT_HEADERS = bytes((*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB))
-_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDE: 2, 0xDF: 4}
-"""Width of the length that follows the first byte of binary data, extensions, texts and maps."""
-_LENGTHS = {
-    **{0x80 + length: length for length in range(16)},
-    **{0xA0 + length: length for length in range(32)},
-    0xD4: 2,
-    0xD5: 3,
-    0xD6: 5,
-    0xD7: 9,
-    0xD8: 17,
-}
-"""Lengths that the first byte determines; that of an extension includes its type."""
-_SIZED_EXTENSIONS = b"\xc7\xc8\xc9"
+"""Numbers of one width, which are counted together. The quantifiers are possessive: others keep a position for each
+number, which takes more memory than the decoded value."""
+_RUN_WIDTHS = (0, 1, 2, 3, 5, 9, 9)
+"""Width of a number by its group in `_NUMBERS`."""
+
+
+def _plain_costs() -> list[int]:
+    """Returns the memory of an item by its first byte, without the contents that follow a length."""
+    costs = [_NUMBER] * 256
+    costs[0xCF] = costs[0xD3] = _LONG
+    for tag in (*_SHORT_TEXTS, *_LENGTH_BYTES, *range(0xD4, 0xD9)):
+        costs[tag] = _CONTENT
+    for tag in _ARRAYS:
+        costs[tag] = _LIST
+    for tag in _MAPS:
+        costs[tag] = _DICT
+    for entries in range(_ROOM + 1, 16):
+        costs[0x80 + entries] = _DICT + _ENTRY * entries
+    return costs
 
 
 @dataclass(frozen=True)
 class TypeMemory:
-    """Memory of a declared type's objects in addition to that of lists, dicts, numbers and texts.
+    """The memory in which values of a declared type are decoded.
 
     Attributes:
-        item: bytes for each item.
-        container: bytes for each array and map.
+        item: bytes for each item in addition to those of plain values.
+        container: bytes for each array and map in addition.
+        error_texts: whether the error about a wrong value contains a text of it, with all characters escaped.
+        unchecked: size in bytes up to which `check` accepts each value; callers that are fast do not call it for these.
     """
 
     item: int = 0
     container: int = 0
+    error_texts: bool = False
+    unchecked: int = field(init=False)
+    _costs: tuple[int, ...] = field(init=False, repr=False)
 
-    @property
-    def _per_byte(self) -> int:
-        """Bound for a byte that is not the header of a map."""
-        return _PER_BYTE + self.item + self.container
-
-    @property
-    def unchecked(self) -> int:
-        """Size in bytes up to which `check` accepts each value; calling it for smaller ones is unnecessary."""
-        return MEMORY_LIMIT // (self._per_byte + _MAP)
+    def __post_init__(self) -> None:
+        containers = {*_ARRAYS, *_MAPS}
+        costs = (cost + self.item + self.container * (tag in containers) for tag, cost in enumerate(_plain_costs()))
+        object.__setattr__(self, "_costs", tuple(costs))
+        of_byte = COPIES + _DICT + _ENTRY // 2 + self.item + self.container + _WIDE_IN_ERROR * self.error_texts
+        object.__setattr__(self, "unchecked", (MEMORY_LIMIT - _DECODER) // of_byte)
 
     def check(self, data: bytes) -> None:
         """Raises TooMuchMemory if decoding `data`, a value of msgpack, could take more than `MEMORY_LIMIT`."""
-        if len(data) * self._per_byte > MEMORY_LIMIT or self.rough_size(data) > MEMORY_LIMIT:
+        if len(data) <= self.unchecked:
+            return
+        # Counting bytes copies the data, so it is not done for data that it cannot accept.
+        if len(data) * (COPIES + _NUMBER) > MEMORY_LIMIT or self.rough_size(data) > MEMORY_LIMIT:
             self.size(data, MEMORY_LIMIT)
 
     def rough_size(self, data: bytes) -> int:
-        """Returns a bound of `size` from the numbers of bytes alone, which is much faster."""
-        maps = len(data) - len(data.translate(None, _MAP_HEADERS))
-        return len(data) * self._per_byte + maps * _MAP
+        """Returns a bound from the numbers of bytes alone: for a value never below `size`, and computed much faster."""
+        arrays, texts = _count(data, _ARRAYS), _count(data, _SHORT_TEXTS + _LONG_TEXTS)
+        large = _count(data, _LARGE_MAPS)
+        maps = _count(data, _SMALL_MAPS) + large
+        containers = arrays * (_LIST - _NUMBER) + maps * (_DICT - _NUMBER) + (arrays + maps) * self.container
+        # An entry has two items, so at least two bytes.
+        of_byte = COPIES + _NUMBER + self.item + _ENTRY // 2 * (large > 0) + _WIDE_IN_ERROR * self.error_texts
+        return _DECODER + len(data) * of_byte + containers + texts * (_CONTENT - _NUMBER)
 
     def size(self, data: bytes, limit: int) -> int:
-        """Returns a bound of the memory for decoding `data`, in bytes; raises TooMuchMemory if it is above the limit.
+        """Returns the bound in bytes; raises TooMuchMemory if it is above the limit.
 
         Of data that is not msgpack, or truncated, a part is counted: as much as can be decoded before that is noticed.
         """
-        used, at = _COPIES * len(data), 0
+        costs, used, at, in_error = self._costs, _DECODER + COPIES * len(data), 0, 0
         while at < len(data):
-            if run := _RUN.match(data, at):
-                memory, width = _RUN_ITEMS[run.lastindex or 0]
-                extra = self.item + (self.container if memory >= _ARRAY else 0)
-                used += (run.end() - at) // width * (memory + extra)
-                at = run.end()
+            tag = data[at]
+            used += costs[tag]
+            if width := _WIDTHS[tag]:
+                at += width
+                if 0xA0 <= tag <= 0xBF:
+                    used += width if data[at - width + 1 : at].isascii() else width * _WIDE
+                elif tag in _LARGE_ARRAYS and (run := _NUMBERS.match(data, at)):
+                    used += len(run[0]) // _RUN_WIDTHS[run.lastindex or 0] * costs[run[0][0]]
+                    at = run.end()
+            elif tag in _LARGE_MAPS:
+                start, entries = _length(data, at)
+                used += _ENTRY * entries
+                at = start
             else:
-                memory, at = self._sized(data, at)
-                used += memory
-            if used > limit:
+                start, length = _length(data, at)
+                at = start + length
+                is_wide = tag in _LONG_TEXTS and not data[start:at].isascii()
+                used += length * (_WIDE if is_wide else 1)
+                in_error = max(in_error, length * (_WIDE_IN_ERROR if is_wide else _IN_ERROR) * self.error_texts)
+            if used + in_error > limit:
                 raise TooMuchMemory(f"decoding it could take more than {limit} bytes of memory")
-        return used
-
-    def _sized(self, data: bytes, at: int) -> tuple[int, int]:
-        """Returns the memory of the item at an offset whose size is in its header, and the offset after it."""
-        tag = data[at]
-        start = at + 1 + _LENGTH_BYTES.get(tag, 0)
-        length = _LENGTHS[tag] if tag in _LENGTHS else int.from_bytes(data[at + 1 : start])
-        length = min(length, len(data) - start)
-        if tag in _MAP_HEADERS:
-            return _MAP + self.item + self.container + (_ENTRY * length if length > _ROOM else 0), start
-        end = start + length + (tag in _SIZED_EXTENSIONS)  # one byte for the type
-        is_wide = tag in _TEXT_HEADERS and not data[start:end].isascii()
-        return _TEXT + self.item + length * (_WIDE if is_wide else 1), end
+        return used + in_error
 
 
 PLAIN = TypeMemory()
 """Memory of values that are decoded without a type."""
 
 
+def _count(data: bytes, values: bytes) -> int:
+    """Returns how many bytes of the data have one of these values."""
+    return len(data) - len(data.translate(None, values))
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Returns the offset after a header with a length, and the length, at most that of the data after the header."""
+    tag = data[at]
+    start = at + 1 + _LENGTH_BYTES[tag]
+    length = int.from_bytes(data[at + 1 : start]) + (tag in _EXTENSIONS)
+    return start, min(length, len(data) - start)
+
+
+# -- declared types ---------------------------------------------------------------------------------------------------
+
+_SET, _IN_SET, _LARGE_NUMBER, _DEFAULT = 152, 128, 80, 240
+"""Bytes in addition: of a set to a list, of a place in the table of a set, of a decimal or UUID to a number; and bytes
+of a default value."""
+_INSTANCES: dict[type, tuple[int, int]] = {
+    inspect.StructType: (64, 8),
+    inspect.NamedTupleType: (64, 8),
+    inspect.DataclassType: (464, 48),  # Its attributes can be in a dict.
+}
+"""Bytes of an instance and of a field in it, by the kind of its class."""
+
+
 def type_memory(value_type: object) -> TypeMemory:
-    """Returns the memory of a declared type's objects, without what factories of default values create.
+    """Returns the memory of a declared type, without what the functions create that make default values.
 
     Raises:
         TypeError: msgspec does not know the type.
     """
     types = list(all_types(value_type))
+    has_sets = any(isinstance(info, inspect.SetType | inspect.FrozenSetType) for info in types)
+    has_large = any(isinstance(info, inspect.DecimalType | inspect.UUIDType) for info in types)
     return TypeMemory(
-        item=max(_ITEMS.get(type(info), 0) for info in types),
-        container=max(_CONTAINERS.get(type(info), 0) + _instance(info) for info in types),
+        item=_IN_SET * has_sets + _LARGE_NUMBER * has_large,
+        container=_SET * has_sets + max(map(_instance, types)),
+        error_texts=any(map(_is_choice_of_texts, types)),
     )
+
+
+def _is_choice_of_texts(info: inspect.Type) -> bool:
+    values: Iterable[object] = ()
+    if isinstance(info, inspect.EnumType):
+        values = [member.value for member in info.cls]
+    elif isinstance(info, inspect.LiteralType):
+        values = info.values
+    return any(isinstance(value, str) for value in values)
 
 
 def _instance(info: inspect.Type) -> int:
     """Returns the bytes of a class's instance in addition to the list or dict from which it is decoded."""
-    if not isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType):
+    is_array = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
+    return max(0, _object(info, ()) - (_LIST if is_array else _DICT))
+
+
+def _object(info: inspect.Type, within: tuple[object, ...]) -> int:
+    """Returns the bytes of a class's instance with its default values; 0 for other types."""
+    if not isinstance(info, inspect.StructType | inspect.NamedTupleType | inspect.DataclassType):
         return 0
-    instance, field = _OBJECTS[type(info)]
-    factories = sum(member.default_factory is not msgspec.NODEFAULT for member in info.fields)
-    positional = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
-    return max(0, instance + field * len(info.fields) + _FACTORY * factories - (_ARRAY if positional else _MAP))
+    instance, of_field = _INSTANCES[type(info)]
+    factories = [f.default_factory for f in info.fields if f.default_factory is not msgspec.NODEFAULT]
+    return instance + of_field * len(info.fields) + sum(_default(factory, (*within, info.cls)) for factory in factories)
+
+
+def _default(factory: object, within: tuple[object, ...]) -> int:
+    if not isinstance(factory, type) or factory in within:
+        return _DEFAULT
+    return _DEFAULT + _object(inspect.type_info(factory), within)

@@ -33,7 +33,6 @@ _ZERO = 1 << 63
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
-_UNCHECKED = PLAIN.unchecked
 
 
 class ValueSerializer(Generic[T]):
@@ -77,9 +76,9 @@ class ValueSerializer(Generic[T]):
         """
         try:
             data = self._encoder.encode(value)
-            # A checkpoint with a value that does not decode could never be restored.
             if len(data) > self._unchecked:
                 self._memory.check(data)
+            # A checkpoint with a value that does not decode could never be restored.
             self._decoder.decode(data)
             return VALUE_FORMAT + data
         except TooMuchMemory as e:
@@ -100,7 +99,7 @@ class ValueSerializer(Generic[T]):
             ) from e
 
     def decode(self, data: bytes) -> T:
-        """Returns the value in `data`; raises CorruptFile if it is not of the declared type."""
+        """Returns the value in `data`; raises CorruptFile if it is not of the declared type, or too large in memory."""
         try:
             payload = data[1:] if data[:1] == VALUE_FORMAT else _payload(data)
             if len(payload) > self._unchecked:
@@ -108,7 +107,11 @@ class ValueSerializer(Generic[T]):
             return self._decoder.decode(payload)
         except TooMuchMemory as e:
             raise CorruptFile(
-                "a stored value takes too much memory", declared=self.type_name, reason=str(e), **self._of
+                "a stored value takes too much memory",
+                hint="if the type of the state was changed, read it with its earlier type, and divide it",
+                declared=self.type_name,
+                reason=str(e),
+                **self._of,
             ) from e
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             raise CorruptFile(
@@ -217,16 +220,18 @@ def decode_untyped(data: bytes, kind: Any = Any) -> Any:
     """
     try:
         payload = _payload(data)
-        if len(payload) > _UNCHECKED:
-            PLAIN.check(payload)
+        PLAIN.check(payload)
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
 
 
 def check_untyped(data: bytes) -> None:
-    """Raises CorruptFile as `decode_untyped` does, but creates no objects for the items of a large value."""
-    decode_untyped(data, Any if len(data) < 1 << 20 else msgspec.Raw)
+    """Raises CorruptFile unless `data` has the structure of one value that takes no more memory than readers accept.
+
+    It creates no objects: keys of dicts, for example, could be chosen so that inserting them takes quadratic time.
+    """
+    decode_untyped(data, msgspec.Raw)
 
 
 def timestamp_of(data: bytes, time: str) -> int | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from rocksdict import DBCompressionType
@@ -45,13 +46,12 @@ from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
 from stateflow.storage.paths import data_folder
-from stateflow.types.serializers import VALUE_FORMAT
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
 from tests.support.forged_operator_state import check_manifest, map_of_names, operator_content, write_manifest
 from tests.support.memory import MemoryPeak
-from tests.support.stored_values import most, read_as, read_untyped, repeated, verify, write_stored
+from tests.support.stored_values import most, read_as, read_untyped, repeated, stored, verify, write_stored
 from tests.support.table_files import ForgedTable, bomb
 
 
@@ -297,11 +297,13 @@ _REFUSED: list[tuple[str, Callable[[Path], object], Callable[[], bytes]]] = [
     ("lists", read_untyped, lambda: repeated([], LARGEST_VALUE - 6)),
     ("lists in verification", verify, lambda: repeated([], LARGEST_VALUE - 6)),
     ("sets", read_as(list[set[int]]), lambda: repeated([], 1 << 20)),
+    ("text in an error", read_as(Literal["a"]), lambda: stored("\x01" * 1_900_000 + "\U0001f600")),
+    ("long text in an error", read_as(Literal["a"]), lambda: stored("\x01" * (12 << 20) + "\U0001f600")),
     ("decimals", read_as(list[Decimal]), lambda: repeated(1, LARGEST_VALUE - 6)),
 ]
 _LARGEST: list[tuple[str, Callable[[Path], object], Callable[[], bytes]]] = [
-    ("bytes", read_as(bytes), lambda: VALUE_FORMAT + msgspec.msgpack.encode(bytes(LARGEST_VALUE - 6))),
-    ("text", read_as(str), lambda: VALUE_FORMAT + msgspec.msgpack.encode("a" * (12 << 20) + "\U0001f600")),
+    ("bytes", read_as(bytes), lambda: stored(bytes(LARGEST_VALUE - 6))),
+    ("text", read_as(str), lambda: stored("a" * 10_000_000 + "Ā\U0001f600")),
     ("numbers", read_as(list[float]), lambda: most(0.5)),
     ("lists", read_untyped, lambda: most([])),
     ("maps", read_untyped, lambda: most({"a": 1})),

@@ -82,6 +82,11 @@ def read_as(kind: object) -> Callable[[Path], None]:
     return lambda folder: _read(folder, ValueSerializer(kind).decode)
 
 
+def stored(value: object) -> bytes:
+    """A value as it is stored."""
+    return VALUE_FORMAT + msgspec.msgpack.encode(value)
+
+
 def repeated(unit: object, count: int) -> bytes:
     """The stored value of a list with `count` times the unit."""
     return b"%b\xdd%b%b" % (VALUE_FORMAT, count.to_bytes(4), msgspec.msgpack.encode(unit) * count)
@@ -89,4 +94,5 @@ def repeated(unit: object, count: int) -> bytes:
 
 def most(unit: object, kind: object = Any) -> bytes:
     """The stored value of a list with as many units as a type's values may have, within one percent."""
-    return repeated(unit, MEMORY_LIMIT * 99_000 // 100 // type_memory(kind).size(repeated(unit, 1000)[1:], 1 << 60))
+    sample = type_memory(kind).size(repeated(unit, 100_000)[1:], 1 << 60)
+    return repeated(unit, MEMORY_LIMIT * 99_000 // sample)

@@ -277,7 +277,7 @@ def test_any_bytes_are_a_value_or_a_corrupt_file(data: bytes) -> None:
                 assert e.facts
 
 
-PYTHON_TYPES = [Path, list[Path], dict[str, int | Path], Callable, type, re.Pattern, complex]
+PYTHON_TYPES = [Path, memoryview, list[Path], dict[str, int | Path], Callable, type, re.Pattern, complex]
 OTHER_LIBRARIES = [np.float16, np.datetime64, np.ndarray, pa.float16(), pa.timestamp("ns"), pa.struct([]), pa.int64]
 
 
