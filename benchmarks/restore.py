@@ -78,7 +78,7 @@ def _stores(folder: Path, storage: Path, size: Size) -> dict[str, float]:
         "storage_s": round(fetch, 3),
         "copy_s": round(copy, 3),
         "copy_by_one_thread_s": round(statistics.median(alone), 3),
-        "fetch_speed_vs_copy": round(copy / fetch, 2),
+        "fetch_speed_vs_copy": round(copy / fetch, 4),
         **checks.figures(),
         "check_child_s": round(child, 3),
         "check_child_share": round(child / checks.restore_seconds(), 3),
