@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stateflow import operations
-from stateflow.checkpoint.log.documents import Origin
+from stateflow.checkpoint.log.documents import Origin, SavepointFormat
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.retention import SavepointRule
 from stateflow.cli.common import (
@@ -56,6 +56,16 @@ _REQUEST_OPTIONS = [
 ]
 
 
+FORMAT = click.option(
+    "--format",
+    "stored_as",
+    type=click.Choice([f.value for f in SavepointFormat]),
+    default=SavepointFormat.NATIVE.value,
+    show_default=True,
+    help="native: as the state backend stored it; canonical: independent of the state backend.",
+)
+
+
 def _job_code(job: Path | None, config: Path | None, assignments: tuple[str, ...]) -> JobCode | None:
     return JobCode(job, settings_layers(config, assignments)) if job else None
 
@@ -84,6 +94,7 @@ def savepoint() -> None:
     show_default=True,
     help="Purpose of the savepoint.",
 )
+@FORMAT
 @with_options(_REQUEST_OPTIONS)
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
@@ -94,6 +105,7 @@ def create(
     into: str,
     from_head: bool,
     origin: str,
+    stored_as: str,
     job: Path | None,
     request_id: str,
     timeout: float,
@@ -111,6 +123,7 @@ def create(
     request = SavepointRequest(
         name=name,
         origin=Origin(origin),
+        format=SavepointFormat(stored_as),
         by=os_user(by),
         reason=reason,
         request_id=request_id,
@@ -180,7 +193,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     print_text(f"savepoint {document.name} ({one_line(document.id)})\n  {stored.uri}")
     print_text(
         f"  job {document.job} ({one_line(document.job_uuid)}), checkpoint {document.checkpoint_id}, "
-        f"max parallelism {document.max_parallelism}"
+        f"max parallelism {document.max_parallelism}, {document.format.value} format"
     )
     print_text(
         f"  made {document.made_at} by {describe_requester(document.by)}, {document.origin.value}"
@@ -276,6 +289,7 @@ def _parse_age(text: str) -> timedelta | None:
     show_default=True,
     help="Purpose of the savepoint.",
 )
+@FORMAT
 @click.option(
     "--drain",
     is_flag=True,
@@ -291,6 +305,7 @@ def stop(
     with_savepoint: bool,
     name: str,
     origin: str,
+    stored_as: str,
     drain: bool,
     job: Path | None,
     request_id: str,
@@ -308,6 +323,7 @@ def stop(
     request = SavepointRequest(
         name=name,
         origin=Origin(origin),
+        format=SavepointFormat(stored_as),
         by=os_user(by),
         reason=reason,
         request_id=request_id,

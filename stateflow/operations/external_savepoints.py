@@ -49,6 +49,7 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
         reason=request.reason,
         request=request.request_id,
         into=into,
+        format=request.format,
     )
     _remove_incomplete(root, order)
     if made := _made_before(root, order):

@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Answer, EntryRef, Origin, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.log.documents import (
+    Answer,
+    EntryRef,
+    Origin,
+    PublishedOutput,
+    Request,
+    RequestKind,
+    SavepointFormat,
+)
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts, is_same_request
@@ -38,6 +46,7 @@ class SavepointRequest:
         from_head: do not ask the run, but take the newest checkpoint whose output is known to be published.
         code: job file; required when no run is active and output is not published yet.
         drain: fire all event-time timers before the savepoint.
+        format: how the savepoint stores keyed state.
         acknowledge_timeout: time limit for a run to confirm the request, initially and on each re-check.
         timeout: time limit for the run's answer.
     """
@@ -51,6 +60,7 @@ class SavepointRequest:
     from_head: bool = False
     code: JobCode | None = None
     drain: bool = False
+    format: SavepointFormat = SavepointFormat.NATIVE
     acknowledge_timeout: timedelta = timedelta(seconds=5)
     timeout: timedelta = timedelta(minutes=10)
 
@@ -63,6 +73,7 @@ class SavepointReport:
         offsets: source offsets by uid.
         bytes: size of all its files.
         taken_by: ``run``, or ``head`` for a copy of the newest checkpoint that was made without a run.
+        format: ``native`` or ``canonical``.
     """
 
     name: str
@@ -75,6 +86,7 @@ class SavepointReport:
     origin: str
     made_at: str
     taken_by: str = ""
+    format: str = SavepointFormat.NATIVE.value
 
 
 def create_savepoint(job_root: str, request: SavepointRequest) -> SavepointReport:
@@ -216,6 +228,7 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
         origin=document.origin.value,
         made_at=document.made_at,
         taken_by=taken_by,
+        format=document.format.value,
     )
 
 
@@ -233,6 +246,7 @@ def _request(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Req
         by=request.by or root.requester,
         reason=request.reason,
         drain=request.drain,
+        format=request.format,
         at=now(root),
     )
 
@@ -288,6 +302,7 @@ def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
             reason=request.reason,
             request=request.request_id,
             drained=request.drain,
+            format=request.format,
         ),
     )
 

@@ -12,6 +12,9 @@ from stateflow.config.state_settings import BACKENDS
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
+CANONICAL = "canonical"
+"""In place of the backend's name: state in the format that is independent of backends."""
+
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """A number in a document that tasks receive: JSON has larger ones, which msgpack cannot encode."""
 
@@ -276,7 +279,7 @@ class Base:
 
 def check_backends_known(states: Iterable[SubtaskState]) -> None:
     """Raises ConfigError for state written by a backend that this version does not have."""
-    unknown = sorted({s.backend for s in states} - set(BACKENDS))
+    unknown = sorted({s.backend for s in states} - {*BACKENDS, CANONICAL})
     if unknown:
         raise ConfigError(
             "state was written by a backend that this version does not have",

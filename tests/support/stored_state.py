@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 from rocksdict import AccessType, Options, Rdict
 
+from tests.support import canonical_reader
 from tests.support.root_files import Document, head, read_manifest
 
 
@@ -45,6 +46,12 @@ def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes
         yield from _entries(base64.b64decode(subtask["inline"]))
     elif [f["local_name"] for f in subtask["files"]] == ["entries"]:
         yield from _entries((root / subtask["files"][0]["handle"]["key"]).read_bytes())
+    elif subtask["backend"] == "canonical":
+        for file in subtask["files"]:
+            with (root / file["handle"]["key"]).open("rb") as stream:
+                canonical_reader.header(stream)
+                for _, entries in canonical_reader.records(stream):
+                    yield from entries
     elif subtask["files"]:
         yield from _in_rocksdb(root, subtask)
 

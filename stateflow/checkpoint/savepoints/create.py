@@ -21,12 +21,13 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.mailbox import read_answer
+from stateflow.checkpoint.savepoints.canonical import CanonicalWriter
 from stateflow.checkpoint.savepoints.catalog import (
     VERSION,
     StoredSavepoint,
@@ -62,6 +63,7 @@ class SavepointSpec:
         drained: whether all event-time timers were fired before the checkpoint.
         generation: generation of the run that creates it; 0 outside of runs.
         into: URI of the folder that gets the savepoint's folder; empty for the job root's own.
+        format: how it stores keyed state.
     """
 
     name: str
@@ -74,6 +76,7 @@ class SavepointSpec:
     drained: bool = False
     generation: int = 0
     into: str = ""
+    format: SavepointFormat = SavepointFormat.NATIVE
 
     @property
     def purpose(self) -> str:
@@ -177,9 +180,10 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoin
     failpoints.hit("savepoint.started")
     checkpoint = root.checkpoints.resolve(spec.checkpoint)
     manifest = root.checkpoints.manifest_of(checkpoint)
-    names = _names(files_of(manifest))
-    copy_objects(root.storage, [(key, f"{folder}{name}") for key, name in names.items()], storage)
-    manifest = replace_keys(manifest, names)
+    if spec.format is SavepointFormat.CANONICAL:
+        manifest = _with_canonical_state(root, manifest, storage, folder)
+    else:
+        manifest = _copied(root.storage, manifest, storage, folder)
     if spec.into:
         # An external savepoint may be the only remaining copy one day.
         check_hashes(storage, [replace(f, key=f"{folder}{f.key}") for f in files_of(manifest)])
@@ -196,6 +200,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoin
         request=spec.request,
         generation=spec.generation,
         drained=spec.drained,
+        format=spec.format,
         job=root.job.job,
         job_uuid=root.job.job_uuid,
         max_parallelism=root.job.max_parallelism,
@@ -215,6 +220,22 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoin
     if not spec.generation:
         _remove_started(storage, folder)
     return StoredSavepoint(storage, folder, document, digest)
+
+
+def _copied(source: Storage, manifest: Manifest, target: Storage, folder: str) -> Manifest:
+    """Copies all files of a manifest, and returns it with their keys in the folder."""
+    names = _names(files_of(manifest))
+    copy_objects(source, [(key, f"{folder}{name}") for key, name in names.items()], target)
+    return replace_keys(manifest, names)
+
+
+def _with_canonical_state(root: JobRoot, manifest: Manifest, target: Storage, folder: str) -> Manifest:
+    """Writes keyed state in the canonical format, and copies all other files, as `_copied` does."""
+    written = CanonicalWriter(root.storage, target, folder, root.clock).write(manifest, root.job.max_parallelism)
+    others = replace(manifest, operators=[replace(o, subtasks=[]) for o in manifest.operators])
+    copied = _copied(root.storage, others, target, folder)
+    operators = [replace(o, subtasks=s) for o, s in zip(copied.operators, written, strict=True)]
+    return replace(copied, operators=operators)
 
 
 def _remove_started(storage: Storage, folder: str) -> None:

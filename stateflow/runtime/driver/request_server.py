@@ -246,6 +246,7 @@ class RequestServer:
                 reason=request.reason,
                 request=request.id,
                 drained=request.drain,
+                format=request.format,
                 generation=self._generation,
             ),
         )

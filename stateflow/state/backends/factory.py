@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_folders
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.hashmap_snapshot import Entry
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache, has_content
-from stateflow.state.handles import Base, SubtaskState, check_backends_known
+from stateflow.state.files.host_cache import Check, HostCache, has_content, has_size
+from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
 
-_CHUNK = 10_000
+_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,26 @@ def _open_rocksdb(location: StoreLocation, base: Base, incremental: bool) -> Roc
     native, foreign = _split(base)
     store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb, incremental)
     try:
-        entries = read_entries(location, foreign)
-        while chunk := dict(islice(entries, _CHUNK)):
+        for chunk in _chunks(read_entries(location, foreign)):
             store.write(chunk)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _chunks(entries: Iterable[Entry]) -> Iterator[dict[bytes, bytes]]:
+    """Yields the entries in parts of about 4 MiB, or of one large entry."""
+    chunk: dict[bytes, bytes] = {}
+    size = 0
+    for key, value in entries:
+        chunk[key] = value
+        size += len(key) + len(value)
+        if size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = {}, 0
+    if chunk:
+        yield chunk
 
 
 def _split(base: Base) -> tuple[Base, Base]:
@@ -94,6 +108,11 @@ def _split(base: Base) -> tuple[Base, Base]:
 
 
 def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
+    if part.backend == CANONICAL:
+        for stored in part.files:
+            with _opened(location, part, stored, has_size) as file:
+                yield from canonical_file.decode(file, stored.handle.key)
+        return
     if part.inline is not None:
         yield from hashmap_snapshot.decode_bytes(part.inline, part.snapshot)
         return
@@ -105,13 +124,20 @@ def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
             snapshot=part.snapshot,
         )
     stored = part.files[0]
+    # The format has no checksums of its own, and the file is read as a whole anyway.
+    with _opened(location, part, stored, has_content) as file:
+        yield from hashmap_snapshot.decode(file, stored.size, stored.handle.key)
+
+
+@contextmanager
+def _opened(location: StoreLocation, part: SubtaskState, stored: StateFile, check: Check) -> Iterator[BinaryIO]:
+    """Opens a file of a part for reading, fetching it first if the host has no copy that passes the check."""
     path = location.folder.with_name(f"{location.folder.name}.part-{part.subtask}")
     make_folders(location.folder.parent)
     try:
-        # The format has no checksums of its own, and the file is read as a whole anyway.
-        location.cache.link(stored, path, has_content)
+        location.cache.link(stored, path, check)
         with path.open("rb") as file:
-            yield from hashmap_snapshot.decode(file, stored.size, stored.handle.key)
+            yield file
     finally:
         path.unlink(missing_ok=True)
 

@@ -32,7 +32,7 @@ from stateflow.checkpoint.log.documents.manifest import (
     SparkPosition,
 )
 from stateflow.checkpoint.log.documents.request import Answer, Request, RequestKind
-from stateflow.checkpoint.log.documents.savepoint import Origin, Savepoint
+from stateflow.checkpoint.log.documents.savepoint import Origin, Savepoint, SavepointFormat
 
 __all__ = [
     "FORMAT_VERSION",
@@ -59,6 +59,7 @@ __all__ = [
     "RetainedSegment",
     "Rewind",
     "Savepoint",
+    "SavepointFormat",
     "SinkIntent",
     "SinkMode",
     "SourceFile",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from stateflow.checkpoint.log.documents.savepoint import Origin
+from stateflow.checkpoint.log.documents.savepoint import Origin, SavepointFormat
 from stateflow.state.handles import Document
 
 
@@ -27,6 +27,8 @@ class Request(Document, frozen=True, kw_only=True):
     by: str
     reason: str = ""
     drain: bool = False
+    format: SavepointFormat = SavepointFormat.NATIVE
+    """Of the savepoint."""
     full: bool = False
     """For a checkpoint: whether it must not share files with any earlier checkpoint."""
     at: str

@@ -18,6 +18,15 @@ class Origin(StrEnum):
     UPGRADE = "upgrade"
 
 
+class SavepointFormat(StrEnum):
+    """How a savepoint stores keyed state."""
+
+    NATIVE = "native"
+    """As the state backend stored it."""
+    CANONICAL = "canonical"
+    """In a format that is independent of the state backend."""
+
+
 class Savepoint(Document, frozen=True, kw_only=True):
     """`_savepoint` in a savepoint's folder. It is written last: a folder without it is not a savepoint."""
 
@@ -36,6 +45,7 @@ class Savepoint(Document, frozen=True, kw_only=True):
     """Generation of the run that created it for a request; the run's answer decides whether it is kept. 0 when it was
     created outside of a run."""
     drained: bool = False
+    format: SavepointFormat = SavepointFormat.NATIVE
     job: str
     job_uuid: str
     max_parallelism: int

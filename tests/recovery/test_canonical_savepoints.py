@@ -1,0 +1,87 @@
+"""Canonical savepoints: the same state whichever backend wrote it, for any backend and parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import root_files, stored_state
+from tests.support.job_fixture import KILLED, AccountsJob
+from tests.support.restores import check_after, go_back
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "rocksdb": {},
+    "filesystem": {"state__backend": "filesystem", "state__inline_below_bytes": 1},
+    "memory": {"state__backend": "memory"},
+}
+CANONICAL = ("--format", "canonical")
+
+
+def _document(job: AccountsJob, name: str) -> tuple[Path, dict[str, Any]]:
+    (folder,) = (job.root / "savepoints").glob(f"{name}-*")
+    return folder, root_files.unsealed((folder / "_savepoint").read_bytes())[0]
+
+
+def _entries(root: Path, manifest: dict[str, Any]) -> dict[str, list[tuple[bytes, bytes]]]:
+    """All stored entries of each operator, in order of keys."""
+    return {
+        operator["uid"]: sorted(e for s in operator["subtasks"] for e in stored_state.stored_entries(root, s))
+        for operator in manifest["operators"]
+    }
+
+
+def _backends(manifest: dict[str, Any]) -> set[str]:
+    return {s["backend"] for o in manifest["operators"] for s in o["subtasks"]}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_canonical_savepoint_has_the_entries_of_the_backend(job: AccountsJob, backend: str) -> None:
+    job.settings = BACKENDS[backend]
+    job.run_to(60)
+    report = job.create_savepoint("mine", *CANONICAL)
+    folder, document = _document(job, "mine")
+    assert report["format"] == document["format"] == "canonical"
+    assert _backends(document["manifest"]) == {"canonical"} and _backends(job.manifest) == {backend}
+    assert _entries(folder, document["manifest"]) == _entries(job.root, job.manifest)
+    root_files.check_savepoint(folder)
+    job.command("savepoint", "verify", "mine").check()
+
+
+@pytest.mark.parametrize("parallelism", [1, 5])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("written_by", BACKENDS)
+def test_a_canonical_savepoint_is_restored_into_any_backend_and_parallelism(
+    job: AccountsJob, written_by: str, backend: str, parallelism: int
+) -> None:
+    job.settings = BACKENDS[written_by]
+    job.run_to(50)
+    job.create_savepoint("early", *CANONICAL)
+    job.run_to(90)
+    job.settings = {**BACKENDS[backend], "parallelism": parallelism}
+    go_back(job, "early")
+    check_after(job)
+    assert _backends(job.manifest) == {backend}
+
+
+def test_a_run_makes_a_canonical_savepoint(job: AccountsJob) -> None:
+    job.deliver(100)
+    made, _ = job.asked_at("batch.begin:3", "savepoint", "create", "--name", "mine", "--json", *CANONICAL)
+    assert made.check().document["taken_by"] == "run"
+    folder, document = _document(job, "mine")
+    assert document["format"] == "canonical" and _backends(document["manifest"]) == {"canonical"}
+    root_files.check_savepoint(folder)
+
+
+@pytest.mark.parametrize("failpoint", ["savepoint.started", "savepoint.copied", "savepoint.complete"])
+def test_a_killed_canonical_savepoint_is_complete_or_does_not_exist(job: AccountsJob, failpoint: str) -> None:
+    job.run_to(60)
+    create = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--json", *CANONICAL)
+    assert job.begin(*create, failpoint=failpoint).wait().code == KILLED
+    job.command(*create).check()
+    job.command("gc").check()
+    folders = list((job.root / "savepoints").glob("mine-*"))
+    complete = [f for f in folders if (f / "_savepoint").read_bytes() != b"given up\n"]
+    assert len(complete) == 1
+    root_files.check_savepoint(complete[0])
