@@ -14,7 +14,7 @@ from tests.scoreboard.row import Round, Row
 from tests.servers import short_timeouts
 from tests.servers.faults import Faults
 from tests.servers.hostile import HostileServer, answer, hostile_server
-from tests.servers.misbehaving import KINDS, LIES, REDIRECTED, SECRET, misbehaving_proxy
+from tests.servers.misbehaving import KINDS, LIES, REDIRECTED, SECRET, TOO_SHORT, misbehaving_proxy
 from tests.servers.running import CANARY, files_with, s3_server
 from tests.servers.webhdfs import webhdfs_server
 from tests.support.job_fixture import AccountsJob
@@ -29,6 +29,8 @@ _MEMORY_MIB = 150
 """More than what a command takes whose server behaves."""
 _DAMAGED = 4
 _ENDS = {0, 2, 5}
+_OFTEN = (REDIRECTED, TOO_SHORT) * 2
+"""Kinds that are three times as frequent as others, since they find a planted bug at few requests only."""
 _MISTAKES = {"internal", "fenced"}
 
 
@@ -83,7 +85,8 @@ def test_bad_servers_damage_nothing_and_learn_nothing(round_: Round) -> int:
 def _site(round_: Round) -> Iterator[_Site]:
     is_s3, has_lies = bool(round_.seed % 2), bool(round_.seed % 4 // 2)
     # A client of S3 follows redirections, and takes what it gets for the object.
-    kinds = [kind for kind in (*KINDS, *(LIES if has_lies else ())) if has_lies or not (is_s3 and kind == REDIRECTED)]
+    possible = (*KINDS, *(LIES if has_lies else ()), *_OFTEN)
+    kinds = [kind for kind in possible if has_lies or not (is_s3 and kind == REDIRECTED)]
     faults = Faults(round_.rng, 0, kinds)
     with ExitStack() as stack:
         elsewhere = stack.enter_context(hostile_server(lambda _: answer(200, SECRET.encode(), ETag="x")))

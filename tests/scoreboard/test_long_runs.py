@@ -116,7 +116,8 @@ def test_long_runs_leave_nothing_that_grows(round_: Round) -> int:
 
 def _restore(watch: _Watch, batches: int, name: str) -> int:
     job = watch.job
-    made = job.command("savepoint", "create", "--name", name)
+    # With the job file: the run before may have been killed between a checkpoint and the publication of its output.
+    made = job.command("savepoint", "create", "--name", name, "--job", job.job_file, with_job=True)
     assert made.code == 0, str(made)
     watch.work(batches)
     go_back(job, name)
