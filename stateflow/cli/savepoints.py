@@ -56,7 +56,7 @@ _REQUEST_OPTIONS = [
 ]
 
 
-FORMAT = click.option(
+_FORMAT = click.option(
     "--format",
     "stored_as",
     type=click.Choice([f.value for f in SavepointFormat]),
@@ -94,7 +94,7 @@ def savepoint() -> None:
     show_default=True,
     help="Purpose of the savepoint.",
 )
-@FORMAT
+@_FORMAT
 @with_options(_REQUEST_OPTIONS)
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
@@ -289,7 +289,7 @@ def _parse_age(text: str) -> timedelta | None:
     show_default=True,
     help="Purpose of the savepoint.",
 )
-@FORMAT
+@_FORMAT
 @click.option(
     "--drain",
     is_flag=True,

@@ -17,8 +17,8 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.requesters import by_process
+from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, read_entries
-from stateflow.state.backends.hashmap_snapshot import Entry
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.list_state import POSITION_BYTES

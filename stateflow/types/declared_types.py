@@ -1,4 +1,4 @@
-"""Declared types of values: what they consist of, and their descriptions."""
+"""Declared types of values: their descriptions, and the types of their members and fields."""
 
 from __future__ import annotations
 

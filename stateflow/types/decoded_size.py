@@ -20,15 +20,16 @@ from stateflow.types.declared_types import all_types
 COPIES = 4
 """How often a value's bytes are in memory while it is decoded: compressed, as a block, as an entry, and as msgpack."""
 
-# Bounds of the memory of an item in bytes; tests measure them. The reference to it in a list, which is copied when the
-# list grows, is included.
+# Bounds of the memory of an item in bytes, with the reference to it in a list, which is copied when the list grows: a
+# number; a number of 64 bits; a text, binary data or an extension, without its contents; a list; a dict; and an entry of
+# a dict that has no room for it. Tests measure them.
 _NUMBER, _LONG, _CONTENT, _LIST, _DICT, _ENTRY = 48, 64, 80, 96, 256, 64
 _DECODER = 4096
 """Memory that each decoding takes, with an error that contains a short text."""
 _WIDE = 6
 """Bytes for a byte of text that is not ASCII: four for each character, and two of the copy that is widened."""
 _ROOM = 5
-"""Entries for which a new dict has room."""
+"""Number of entries for which a new dict has room."""
 _IN_ERROR, _WIDE_IN_ERROR = 12, 44
 """Bytes for a byte of a text in an error, which escapes each character: of an ASCII text, and of another."""
 
@@ -214,7 +215,7 @@ def _is_choice_of_texts(info: inspect.Type) -> bool:
 
 
 def _instance(info: inspect.Type) -> int:
-    """Returns the bytes of a class's instance in addition to the list or dict from which it is decoded."""
+    """Returns the bytes of a class's instance that exceed those counted for the array or map it is decoded from."""
     is_array = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
     return max(0, _object(info, ()) - (_LIST if is_array else _DICT))
 

@@ -106,21 +106,14 @@ class ValueSerializer(Generic[T]):
                 self._memory.check(payload)
             return self._decoder.decode(payload)
         except TooMuchMemory as e:
-            raise CorruptFile(
-                "a stored value takes too much memory",
-                hint="if the type of the state was changed, read it with its earlier type, and divide it",
-                declared=self.type_name,
-                reason=str(e),
-                **self._of,
-            ) from e
+            hint = "if the type of the state was changed, read the value with its earlier type, and divide it"
+            raise self._corrupt("a stored value takes too much memory", hint, e) from e
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
-            raise CorruptFile(
-                "a stored value is not of the declared type",
-                hint="check whether the type of the state was changed",
-                declared=self.type_name,
-                reason=str(e),
-                **self._of,
-            ) from e
+            hint = "check whether the type of the state was changed"
+            raise self._corrupt("a stored value is not of the declared type", hint, e) from e
+
+    def _corrupt(self, message: str, hint: str, cause: Exception) -> CorruptFile:
+        return CorruptFile(message, hint=hint, declared=self.type_name, reason=str(cause), **self._of)
 
 
 class CustomValueSerializer(Generic[T]):

@@ -46,15 +46,12 @@ class CanonicalWriter:
         Raises:
             MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
         """
-        with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
-            return [
-                [self._subtask(operator, state, max_parallelism, Path(scratch)) for state in operator.subtasks]
-                for operator in manifest.operators
-            ]
+        return [
+            [self._subtask(operator, state, max_parallelism) for state in operator.subtasks]
+            for operator in manifest.operators
+        ]
 
-    def _subtask(
-        self, operator: OperatorState, state: SubtaskState, max_parallelism: int, scratch: Path
-    ) -> SubtaskState:
+    def _subtask(self, operator: OperatorState, state: SubtaskState, max_parallelism: int) -> SubtaskState:
         header = CanonicalHeader(
             uid=operator.uid,
             key_types=operator.key_types,
@@ -63,11 +60,13 @@ class CanonicalWriter:
             last_group=state.last_group,
             states=operator.states,
         )
-        folder = scratch / f"{operator.uid}-{state.subtask}"
-        cache = HostCache.direct(folder / "cache", self._source, self._clock)
-        location = StoreLocation(folder / "work", cache, RocksDBSettings())
-        chunks = canonical_file.encode(header, read_entries(location, Base.of(state)))
-        handle = self._store(chunks, folder / "entries")
+        # Removed after each subtask: the files of all subtasks would need as much local disk as the whole state.
+        with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
+            folder = Path(scratch)
+            cache = HostCache.direct(folder / "cache", self._source, self._clock)
+            location = StoreLocation(folder / "work", cache, RocksDBSettings())
+            chunks = canonical_file.encode(header, read_entries(location, Base.of(state)))
+            handle = self._store(chunks, folder / "entries")
         return replace(
             state,
             snapshot=f"{CANONICAL}-{handle.sha256}",
@@ -86,5 +85,4 @@ class CanonicalWriter:
                 file.write(chunk)
         key = f"{SAVEPOINT_FILES}{digest.hexdigest()}"
         self._target.put_file(f"{self._folder}{key}", path)
-        path.unlink()
         return FileHandle(key=key, size=size, sha256=digest.hexdigest())

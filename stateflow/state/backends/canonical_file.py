@@ -26,7 +26,7 @@ import pyarrow as pa
 import xxhash
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.errors import CorruptFile
+from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, read_exactly, unreadable
 from stateflow.state.handles import Document, StateSchema
 from stateflow.types.bounded_json import decode_json
 
@@ -34,8 +34,7 @@ _MAGIC = b"SFCS\x01"
 _HEAD, _BLOCK, _GROUP, _COUNT = struct.Struct(">IQ"), struct.Struct(">IIQ"), struct.Struct(">H"), struct.Struct(">Q")
 _END, _IS_BLOCK, _END_OF_GROUP = b"\x00", b"\x01", b"\x02"
 _BLOCK_BYTES = 256 << 10
-_GROUP_BYTES = _GROUP.size
-_MOST_ITEMS = 2 * _BLOCK_BYTES // _GROUP_BYTES
+_MOST_ITEMS = 2 * _BLOCK_BYTES // GROUP_BYTES
 """Keys and values of a block: a writer ends it with the entry that makes it 256 KiB, and no key is shorter."""
 _LONGEST_ITEM_HEADER = 5
 _LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK_BYTES + _LONGEST_ITEM_HEADER * (_MOST_ITEMS + 1)
@@ -43,8 +42,6 @@ _LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK_BYTES + _LONGEST_ITEM_
 _LARGEST_HEADER = 16 << 20
 _codec = pa.Codec("lz4")
 _items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=_MOST_ITEMS)])
-
-Entry = tuple[bytes, bytes]
 
 
 class CanonicalHeader(Document, frozen=True, kw_only=True):
@@ -75,12 +72,12 @@ def encode(header: CanonicalHeader, entries: Iterable[Entry]) -> Iterator[bytes]
     count, size, group = 0, 0, b""
     items: list[bytes] = []
     for key, value in entries:
-        if key[:_GROUP_BYTES] != group:
+        if key[:GROUP_BYTES] != group:
             if items:
                 yield _block(items)
             if group:
                 yield _END_OF_GROUP + group
-            items, size, group = [], 0, key[:_GROUP_BYTES]
+            items, size, group = [], 0, key[:GROUP_BYTES]
         items += (key, value)
         size += len(key) + len(value)
         count += 1
@@ -111,19 +108,19 @@ def read_header(stream: BinaryIO, name: str) -> CanonicalHeader:
         CorruptFile: it is not a file of this version.
     """
     if stream.read(len(_MAGIC)) != _MAGIC:
-        raise _corrupt(name, "it does not start with the header of this version")
-    length, checksum = _HEAD.unpack(_exactly(stream, _HEAD.size, name))
+        raise unreadable(name, "it does not start with the header of this version")
+    length, checksum = _HEAD.unpack(read_exactly(stream, _HEAD.size, name))
     if length > _LARGEST_HEADER:
-        raise _corrupt(name, "its header is too large")
-    text = _exactly(stream, length, name)
+        raise unreadable(name, "its header is too large")
+    text = read_exactly(stream, length, name)
     if xxhash.xxh64_intdigest(text) != checksum:
-        raise _corrupt(name, "the checksum of its header does not match")
+        raise unreadable(name, "the checksum of its header does not match")
     try:
         header = decode_json(CanonicalHeader, text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise _corrupt(name, str(e)) from e
+        raise unreadable(name, str(e)) from e
     if not 0 <= header.first_group <= header.last_group < header.max_parallelism:
-        raise _corrupt(name, "its key groups are not a range")
+        raise unreadable(name, "its key groups are not a range")
     return header
 
 
@@ -139,15 +136,15 @@ def decode(stream: BinaryIO, name: str) -> Iterator[Entry]:
     """
     header = read_header(stream, name)
     count, last, ended = 0, b"", header.first_group - 1
-    while (tag := _exactly(stream, 1, name)) != _END:
+    while (tag := read_exactly(stream, 1, name)) != _END:
         if tag == _END_OF_GROUP:
-            (group,) = _GROUP.unpack(_exactly(stream, _GROUP_BYTES, name))
-            if last[:_GROUP_BYTES] != _GROUP.pack(group) or not ended < group <= header.last_group:
-                raise _corrupt(name, "the end of a key group is not after its entries")
+            (group,) = _GROUP.unpack(read_exactly(stream, GROUP_BYTES, name))
+            if last[:GROUP_BYTES] != _GROUP.pack(group) or not ended < group <= header.last_group:
+                raise unreadable(name, "the end of a key group is not after its entries")
             ended = group
             continue
         if tag != _IS_BLOCK:
-            raise _corrupt(name, "a record is of an unknown kind")
+            raise unreadable(name, "a record is of an unknown kind")
         items = _read_block(stream, name)
         keys = items[::2]
         _check_keys(last, keys, ended, name)
@@ -155,28 +152,28 @@ def decode(stream: BinaryIO, name: str) -> Iterator[Entry]:
         count += len(keys)
         yield from zip(keys, items[1::2], strict=True)
         del items, keys  # Before the next block is read, since each may be large.
-    if last and last[:_GROUP_BYTES] != _GROUP.pack(ended):
-        raise _corrupt(name, "its last key group has no end")
-    if _COUNT.unpack(_exactly(stream, _COUNT.size, name)) != (count,):
-        raise _corrupt(name, "its number of entries differs from the recorded count")
+    if last and last[:GROUP_BYTES] != _GROUP.pack(ended):
+        raise unreadable(name, "its last key group has no end")
+    if _COUNT.unpack(read_exactly(stream, _COUNT.size, name)) != (count,):
+        raise unreadable(name, "its number of entries differs from the recorded count")
     if stream.read(1):
-        raise _corrupt(name, "there are bytes after its end")
+        raise unreadable(name, "there are bytes after its end")
 
 
 def _read_block(stream: BinaryIO, name: str) -> list[bytes]:
-    length, size, checksum = _BLOCK.unpack(_exactly(stream, _BLOCK.size, name))
+    length, size, checksum = _BLOCK.unpack(read_exactly(stream, _BLOCK.size, name))
     if max(length, size) > _LARGEST_BLOCK:
-        raise _corrupt(name, "a block is larger than any that is written")
-    data = _exactly(stream, length, name)
+        raise unreadable(name, "a block is larger than any that is written")
+    data = read_exactly(stream, length, name)
     if xxhash.xxh64_intdigest(data) != checksum:
-        raise _corrupt(name, "the checksum of a block does not match")
+        raise unreadable(name, "the checksum of a block does not match")
     try:
         contents = _codec.decompress(data, size, asbytes=True)
         items: list[bytes] = _items.decode(contents)
     except (OSError, ValueError, msgspec.DecodeError) as e:
-        raise _corrupt(name, str(e)) from e
+        raise unreadable(name, str(e)) from e
     if len(contents) != size or not items or len(items) % 2:
-        raise _corrupt(name, "a block is not an array of keys and values of the recorded size")
+        raise unreadable(name, "a block is not an array of keys and values of the recorded size")
     return items
 
 
@@ -189,23 +186,10 @@ def _check_keys(last: bytes, keys: list[bytes], ended: int, name: str) -> None:
         ended: the last key group that has ended.
         name: name of the file.
     """
-    group, before = keys[0][:_GROUP_BYTES], last[:_GROUP_BYTES]
+    group, before = keys[0][:GROUP_BYTES], last[:GROUP_BYTES]
     if keys[0] <= last or keys != sorted(keys) or len(set(keys)) != len(keys):
-        raise _corrupt(name, "its keys are not in order")
-    if len(group) < _GROUP_BYTES or group != keys[-1][:_GROUP_BYTES] or int.from_bytes(group) <= ended:
-        raise _corrupt(name, "a block has several key groups, or one that has ended")
+        raise unreadable(name, "its keys are not in order")
+    if len(group) < GROUP_BYTES or group != keys[-1][:GROUP_BYTES] or int.from_bytes(group) <= ended:
+        raise unreadable(name, "a block has several key groups, or one that has ended")
     if last and before != group and int.from_bytes(before) != ended:
-        raise _corrupt(name, "a key group has no end")
-
-
-def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise _corrupt(name, "it is truncated")
-    return data
-
-
-def _corrupt(name: str, reason: str) -> CorruptFile:
-    return CorruptFile(
-        "a file of a canonical savepoint cannot be read", hint="restore another savepoint", file=name, reason=reason
-    )
+        raise unreadable(name, "a key group has no end")

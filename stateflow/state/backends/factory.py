@@ -13,8 +13,8 @@ from stateflow.errors import CorruptFile
 from stateflow.private_files import make_folders
 from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
-from stateflow.state.backends.hashmap_snapshot import Entry
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import Check, HostCache, has_content, has_size

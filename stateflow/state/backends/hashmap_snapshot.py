@@ -21,22 +21,19 @@ from typing import Annotated, BinaryIO
 import msgspec
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.errors import CorruptFile
+from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, read_exactly, unreadable
 from stateflow.types.key_groups import KeyGroupRange
 
 _HEAD = b"SFKV\x01"
 _LENGTH = struct.Struct(">I")
 _COUNT = struct.Struct(">Q")
 _BLOCK = 64 << 10
-_GROUP_BYTES = 2
-_MOST_ITEMS = 2 * _BLOCK // _GROUP_BYTES
+_MOST_ITEMS = 2 * _BLOCK // GROUP_BYTES
 """Keys and values of a block: a writer ends it with the entry that makes it 64 KiB, and no key is shorter."""
 _LONGEST_HEADER = 5
 _LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK + _LONGEST_HEADER * (_MOST_ITEMS + 1)
 """Bytes of a block: entries of 64 KiB, and the largest entry that any settings permit."""
 _items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=_MOST_ITEMS)])
-
-Entry = tuple[bytes, bytes]
 
 
 def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
@@ -73,16 +70,16 @@ def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
         CorruptFile: the stream is not of this format; entries may have been yielded before.
     """
     if stream.read(len(_HEAD)) != _HEAD:
-        raise _corrupt(name, "it does not start with the header of this version")
+        raise unreadable(name, "it does not start with the header of this version")
     left = size - len(_HEAD)
     count, last = 0, b""
     while length := _number(stream, _LENGTH, name):
         left -= _LENGTH.size + length
         if left < 0:
-            raise _corrupt(name, "a block is longer than the file")
+            raise unreadable(name, "a block is longer than the file")
         if length > _LARGEST_BLOCK:
-            raise _corrupt(name, "a block is larger than any that is written")
-        items = _decode_block(_exactly(stream, length, name), name)
+            raise unreadable(name, "a block is larger than any that is written")
+        items = _decode_block(read_exactly(stream, length, name), name)
         keys = items[::2]
         _check_order(last, keys, name)
         last = keys[-1]
@@ -90,9 +87,9 @@ def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
         yield from zip(keys, items[1::2], strict=True)
         del items, keys  # Before the next block is read, since each may be large.
     if _number(stream, _COUNT, name) != count:
-        raise _corrupt(name, "its number of entries differs from the recorded count")
+        raise unreadable(name, "its number of entries differs from the recorded count")
     if stream.read(1):
-        raise _corrupt(name, "there are bytes after its end")
+        raise unreadable(name, "there are bytes after its end")
 
 
 def decode_bytes(data: bytes, name: str) -> Iterator[Entry]:
@@ -107,7 +104,7 @@ def restrict(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
 
 def select_key_groups(entries: Iterable[Entry], owned: KeyGroupRange) -> Iterator[Entry]:
     """Yields the entries of the key groups `owned`."""
-    return (entry for entry in entries if int.from_bytes(entry[0][:_GROUP_BYTES], "big") in owned)
+    return (entry for entry in entries if int.from_bytes(entry[0][:GROUP_BYTES], "big") in owned)
 
 
 def _block(items: list[bytes]) -> bytes:
@@ -119,32 +116,19 @@ def _decode_block(data: bytes, name: str) -> list[bytes]:
     try:
         items: list[bytes] = _items.decode(data)
     except msgspec.DecodeError as e:
-        raise _corrupt(name, str(e)) from e
+        raise unreadable(name, str(e)) from e
     if not items or len(items) % 2:
-        raise _corrupt(name, "a block is not an array of keys and values")
+        raise unreadable(name, "a block is not an array of keys and values")
     return items
 
 
 def _check_order(last: bytes, keys: list[bytes], name: str) -> None:
     for key in keys:
-        if len(key) < _GROUP_BYTES or key <= last:
-            raise _corrupt(name, "its keys are not in order, or are too short")
+        if len(key) < GROUP_BYTES or key <= last:
+            raise unreadable(name, "its keys are not in order, or are too short")
         last = key
 
 
 def _number(stream: BinaryIO, layout: struct.Struct, name: str) -> int:
-    (value,) = layout.unpack(_exactly(stream, layout.size, name))
+    (value,) = layout.unpack(read_exactly(stream, layout.size, name))
     return int(value)
-
-
-def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise _corrupt(name, "it is truncated")
-    return data
-
-
-def _corrupt(name: str, reason: str) -> CorruptFile:
-    return CorruptFile(
-        "a snapshot of state cannot be read", hint="restore an older checkpoint", file=name, reason=reason
-    )
