@@ -21,8 +21,8 @@ COPIES = 4
 """How often a value's bytes are in memory while it is decoded: compressed, as a block, as an entry, and as msgpack."""
 
 # Bounds of the memory of an item in bytes, with the reference to it in a list, which is copied when the list grows: a
-# number; a number of 64 bits; a text, binary data or an extension, without its contents; a list; a dict; and an entry of
-# a dict that has no room for it. Tests measure them.
+# number; a number of 64 bits; a text, binary data or an extension, without its contents; a list; a dict; and an entry
+# of a dict that has no room for it. Tests measure them.
 _NUMBER, _LONG, _CONTENT, _LIST, _DICT, _ENTRY = 48, 64, 80, 96, 256, 64
 _DECODER = 4096
 """Memory that each decoding takes, with an error that contains a short text."""
