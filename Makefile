@@ -58,13 +58,15 @@ TIER ?= half-hour
 scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly runs more rounds, ROWS=NAME,… SEED=N one round
 	@$(PYTEST) -n 2 --dist worksteal tests/scoreboard --tier $(TIER) $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
 
-lint: setup  ## ruff, mypy, the layer contracts, and the limits of structure and vocabulary
+lint: setup  ## ruff, mypy, the layer contracts, the limits of structure and vocabulary, and generated pages
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet .
 	@$(RUN) mypy --no-error-summary
 	@$(RUN) lint-imports --no-logo
 	@$(RUN) python scripts/structure.py
 	@$(RUN) python scripts/vocabulary.py
+	@$(RUN) python scripts/reference.py --check
+	@$(RUN) python scripts/pictures.py --check
 
 format: setup  ## put the code into the form that lint asks for
 	@$(RUN) ruff check --quiet --fix .
