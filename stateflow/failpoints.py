@@ -41,6 +41,7 @@ NAMES: dict[str, str] = {
     "batch.end": "all work of a batch is done",
     "savepoint.pinned": "the checkpoint of a savepoint is pinned, nothing of the savepoint is stored",
     "savepoint.started": "a savepoint's folder is created, no file is in it",
+    "savepoint.share": "a worker has written a file of a canonical savepoint to local disk, it is not stored",
     "savepoint.copied": "all files of a savepoint are stored, its document is not",
     "savepoint.complete": "a savepoint is complete, its pin still exists",
     "savepoint.given-up": "an incomplete savepoint is marked as given up, its files still exist",

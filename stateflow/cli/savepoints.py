@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,13 +24,14 @@ from stateflow.cli.common import (
     SECONDS,
     SETTINGS_OPTIONS,
     TIMEOUT,
+    F,
     print_json,
     refuse,
     settings_layers,
     with_options,
 )
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, one_line, print_text, to_seconds
-from stateflow.config.sources import parse_duration
+from stateflow.config.sources import parse_duration, resolve
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, SavepointReport, SavepointRequest
 from stateflow.requesters import describe_requester, os_user, requester_facts
@@ -56,14 +58,14 @@ _REQUEST_OPTIONS = [
 ]
 
 
-_FORMAT = click.option(
-    "--format",
-    "stored_as",
-    type=click.Choice([f.value for f in SavepointFormat]),
-    default=SavepointFormat.NATIVE.value,
-    show_default=True,
-    help="native: as the state backend stored it; canonical: independent of the state backend.",
-)
+def _format_option(default: str) -> Callable[[F], F]:
+    return click.option(
+        "--format",
+        "stored_as",
+        type=click.Choice([f.value for f in SavepointFormat]),
+        help="native: as the state backend stored it; canonical: independent of the state backend.  [default: "
+        f"{default}]",
+    )
 
 
 def _job_code(job: Path | None, config: Path | None, assignments: tuple[str, ...]) -> JobCode | None:
@@ -94,7 +96,7 @@ def savepoint() -> None:
     show_default=True,
     help="Purpose of the savepoint.",
 )
-@_FORMAT
+@_format_option("native")
 @with_options(_REQUEST_OPTIONS)
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
@@ -105,7 +107,7 @@ def create(
     into: str,
     from_head: bool,
     origin: str,
-    stored_as: str,
+    stored_as: str | None,
     job: Path | None,
     request_id: str,
     timeout: float,
@@ -123,7 +125,8 @@ def create(
     request = SavepointRequest(
         name=name,
         origin=Origin(origin),
-        format=SavepointFormat(stored_as),
+        format=SavepointFormat(stored_as) if stored_as else None,
+        settings=resolve(*settings_layers(config, assignments)).savepoint,
         by=os_user(by),
         reason=reason,
         request_id=request_id,
@@ -289,7 +292,7 @@ def _parse_age(text: str) -> timedelta | None:
     show_default=True,
     help="Purpose of the savepoint.",
 )
-@_FORMAT
+@_format_option("the setting savepoint.stop_format")
 @click.option(
     "--drain",
     is_flag=True,
@@ -305,7 +308,7 @@ def stop(
     with_savepoint: bool,
     name: str,
     origin: str,
-    stored_as: str,
+    stored_as: str | None,
     drain: bool,
     job: Path | None,
     request_id: str,
@@ -323,7 +326,8 @@ def stop(
     request = SavepointRequest(
         name=name,
         origin=Origin(origin),
-        format=SavepointFormat(stored_as),
+        format=SavepointFormat(stored_as) if stored_as else None,
+        settings=resolve(*settings_layers(config, assignments)).savepoint,
         by=os_user(by),
         reason=reason,
         request_id=request_id,

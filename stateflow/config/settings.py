@@ -201,6 +201,34 @@ class RequestSettings:
     fence_interval: timedelta = timedelta(seconds=5)
 
 
+NATIVE, CANONICAL = "native", "canonical"
+
+
+@dataclass(frozen=True)
+class SavepointSettings:
+    """Format, workers and files of savepoints.
+
+    Attributes:
+        stop_format: format of the savepoint of a stop whose request names none: ``canonical`` or ``native``. Other
+            savepoints are native unless the request names a format.
+        worker_bytes: size of the state of one subtask for each worker that writes it in the canonical format. A worker
+            writes contiguous key groups.
+        max_workers: maximum number of workers for one subtask.
+        files_per_worker: maximum number of files that a worker writes; small subtasks share a worker.
+        native_files: maximum number of files for the keyed state of a native savepoint. They are written to local disk
+            first, two at a time, instead of being linked. 0 copies the files as they are.
+    """
+
+    stop_format: Choice = CANONICAL
+    worker_bytes: int = 5 << 30
+    max_workers: int = 4
+    files_per_worker: int = 1
+    native_files: Count = 0
+
+    def __post_init__(self) -> None:
+        check_one_of("savepoint.stop_format", self.stop_format, (CANONICAL, NATIVE), "savepoint format")
+
+
 @dataclass(frozen=True)
 class HistorySettings:
     """Retention of the job's history.
@@ -293,6 +321,7 @@ class Settings:
     checkpoints: CheckpointSettings = CheckpointSettings()
     restart: RestartSettings = RestartSettings()
     requests: RequestSettings = RequestSettings()
+    savepoint: SavepointSettings = SavepointSettings()
     history: HistorySettings = HistorySettings()
     state: StateSettings = StateSettings()
     rocksdb: RocksDBSettings = RocksDBSettings()

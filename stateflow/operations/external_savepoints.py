@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.log.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.client import is_same_request
@@ -49,7 +49,8 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
         reason=request.reason,
         request=request.request_id,
         into=into,
-        format=request.format,
+        format=request.format or SavepointFormat.NATIVE,
+        settings=request.settings,
     )
     _remove_incomplete(root, order)
     if made := _made_before(root, order):

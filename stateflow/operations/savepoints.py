@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from stateflow.checkpoint.log.checkpoint_log import Head
@@ -26,6 +26,7 @@ from stateflow.checkpoint.savepoints.create import (
     sink_positions_at,
 )
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
+from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, DataError, Fenced, MissingFile
 from stateflow.launch import RunRequest, open_existing, run_job
 from stateflow.operations.job_root import JobCode, now, open_root, pins_of
@@ -46,7 +47,8 @@ class SavepointRequest:
         from_head: do not ask the run, but take the newest checkpoint whose output is known to be published.
         code: job file; required when no run is active and output is not published yet.
         drain: fire all event-time timers before the savepoint.
-        format: how the savepoint stores keyed state.
+        format: how the savepoint stores keyed state; None for the default, which for a stop is a setting of the run.
+        settings: number of workers and of files, and the format of a stop's savepoint, if no run creates it.
         acknowledge_timeout: time limit for a run to confirm the request, initially and on each re-check.
         timeout: time limit for the run's answer.
     """
@@ -60,7 +62,8 @@ class SavepointRequest:
     from_head: bool = False
     code: JobCode | None = None
     drain: bool = False
-    format: SavepointFormat = SavepointFormat.NATIVE
+    format: SavepointFormat | None = None
+    settings: SavepointSettings = field(default_factory=SavepointSettings)
     acknowledge_timeout: timedelta = timedelta(seconds=5)
     timeout: timedelta = timedelta(minutes=10)
 
@@ -171,7 +174,8 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
             else "if a run is active, wait longer: --acknowledge-timeout"
         )
         raise ConfigError(_reason_for_no_run(head, request), hint=hint, root=job_root, **_open_run(head))
-    return _create_without_run(root, request)
+    stored_as = request.format or SavepointFormat(request.settings.stop_format)
+    return _create_without_run(root, replace(request, format=stored_as))
 
 
 def _drain_in_own_run(root: JobRoot, request: SavepointRequest, code: JobCode) -> Answer | None:
@@ -302,7 +306,8 @@ def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
             reason=request.reason,
             request=request.request_id,
             drained=request.drain,
-            format=request.format,
+            format=request.format or SavepointFormat.NATIVE,
+            settings=request.settings,
         ),
     )
 

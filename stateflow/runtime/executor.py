@@ -18,6 +18,7 @@ from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.restore.state_matching import bases_of
+from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, OperatorChain, Output
 from stateflow.runtime.task.operator_state import encode_operator_base
 from stateflow.runtime.task_spec import (
@@ -76,6 +77,11 @@ class Executor(ABC):
 
     def cancel(self) -> None:  # noqa: B027 - an executor in this process cannot be interrupted
         """Interrupts the running batch if possible; called from another thread."""
+
+    @property
+    def savepoint_workers(self) -> SavepointWorkers:
+        """The workers that write canonical savepoints, also while a batch runs."""
+        return LocalWorkers()
 
     @abstractmethod
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:

@@ -13,7 +13,9 @@ from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.requests.mailbox import post, read_answer
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
+from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
 from stateflow.clock import SystemClock
+from stateflow.config.settings import RequestSettings, Settings
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.runtime.driver.background import BackgroundWork, Work
@@ -173,6 +175,7 @@ class _NoBatches:
         raise AssertionError("a batch")
 
     take_full_snapshot = drain
+    savepoint_workers: SavepointWorkers = LocalWorkers()
 
 
 def test_a_request_whose_checkpoint_is_always_released_fails_with_the_reason(job: AccountsJob) -> None:
@@ -184,7 +187,8 @@ def test_a_request_whose_checkpoint_is_always_released_fails_with_the_reason(job
     _ask(job, "one")
     generation = root.head().entry.generation
     background = BackgroundWork(root, MemoryRecorder(), generation)
-    server = RequestServer(root, generation, timedelta(hours=1), _NoBatches(), background)
+    settings = Settings(requests=RequestSettings(interval=timedelta(hours=1)))
+    server = RequestServer(root, generation, settings, _NoBatches(), background)
     looks: list[int] = []
 
     def current() -> PublishedCheckpoint:

@@ -74,11 +74,11 @@ def test_a_run_makes_a_canonical_savepoint(job: AccountsJob) -> None:
     root_files.check_savepoint(folder)
 
 
-@pytest.mark.parametrize("failpoint", ["savepoint.started", "savepoint.copied", "savepoint.complete"])
-def test_a_killed_canonical_savepoint_is_complete_or_does_not_exist(job: AccountsJob, failpoint: str) -> None:
+@pytest.mark.parametrize("step", ["started", "share", "copied", "complete"])
+def test_a_killed_canonical_savepoint_is_complete_or_does_not_exist(job: AccountsJob, step: str) -> None:
     job.run_to(60)
     create = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--json", *CANONICAL)
-    assert job.begin(*create, failpoint=failpoint).wait().code == KILLED
+    assert job.begin(*create, failpoint=f"savepoint.{step}").wait().code == KILLED
     job.command(*create).check()
     job.command("gc").check()
     folders = list((job.root / "savepoints").glob("mine-*"))

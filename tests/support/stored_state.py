@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -48,12 +49,17 @@ def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes
         yield from _entries((root / subtask["files"][0]["handle"]["key"]).read_bytes())
     elif subtask["backend"] == "canonical":
         for file in subtask["files"]:
-            with (root / file["handle"]["key"]).open("rb") as stream:
-                canonical_reader.header(stream)
-                for _, entries in canonical_reader.records(stream):
-                    yield from entries
+            stream = io.BytesIO(_content(root, file))
+            canonical_reader.header(stream)
+            for _, entries in canonical_reader.records(stream):
+                yield from entries
     elif subtask["files"]:
         yield from _in_rocksdb(root, subtask)
+
+
+def _content(root: Path, file: Document) -> bytes:
+    data: bytes = (root / file["handle"]["key"]).read_bytes()
+    return data[file["part"]["offset"] :][: file["part"]["size"]] if file["part"] else data
 
 
 def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -71,10 +77,7 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _in_rocksdb(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         for file in subtask["files"]:
-            data = (root / file["handle"]["key"]).read_bytes()
-            if file["part"]:
-                data = data[file["part"]["offset"] :][: file["part"]["size"]]
-            (Path(folder) / file["local_name"]).write_bytes(data)
+            (Path(folder) / file["local_name"]).write_bytes(_content(root, file))
         (Path(folder) / "MANIFEST-000001").write_bytes(base64.b64decode(subtask["store_manifest"]))
         (Path(folder) / "CURRENT").write_text("MANIFEST-000001\n")
         store = Rdict(folder, Options(raw_mode=True), access_type=AccessType.read_only())

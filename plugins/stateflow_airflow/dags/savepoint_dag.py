@@ -22,6 +22,8 @@ time; once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
 to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
+
+*Format*: a canonical savepoint can be restored into each state backend, and read by other programs; it takes longer.
 """
 
 
@@ -34,6 +36,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         "settings": job.settings,
         "locations": job.locations,
         "outlets": [job.savepoint],
+        "stored_as": "{{ '' if params.format == 'default' else params.format }}",
         **asked,
         **RETRIES,
     }
@@ -78,6 +81,14 @@ def _params() -> dict[str, Param]:
         ),
         "reason": optional_text("Reason", "Stored with the savepoint."),
         "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
+        "format": Param(
+            "default",
+            type="string",
+            enum=["default", "native", "canonical"],
+            title="Format",
+            description="*Native* is as the state backend stored it, and fast. *Canonical* is independent of the state"
+            " backend and its version. By default, savepoints are native, and those of a stop canonical.",
+        ),
         "stop": Param(False, type="boolean", title="Stop the run"),
         "drain": Param(
             False,

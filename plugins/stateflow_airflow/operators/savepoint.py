@@ -19,7 +19,7 @@ from stateflow_airflow.operators.approval import Answer, ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, environment
 from stateflow_airflow.operators.command_approval import stop_question
 from stateflow_airflow.operators.task_requests import default_name, request_id, requester
-from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool
+from stateflow_airflow.operators.template_values import checked_root, job_code, savepoint_settings, to_bool
 from stateflow_airflow.spark import SparkSubmit
 from stateflow_airflow.versions import require_supported
 
@@ -51,11 +51,13 @@ class StateflowSavepointOperator(JobOperator):
         origin: ``manual``, ``upgrade`` or ``periodic``; retention deletes periodic savepoints only. Templated.
         reason: stored with the savepoint. Templated.
         job: absolute path of the job file. Required only if a run died before it published its output. Templated.
-        settings: see `StateflowRunOperator`; only with `job`. Templated.
+        settings: see `StateflowRunOperator`. Templated.
+        stored_as: ``native`` or ``canonical`` format; by default, native for a savepoint, and for a stop as the setting
+            ``savepoint.stop_format`` says. Templated.
         timeout: how long to wait for the run's next barrier.
     """
 
-    template_fields: Sequence[str] = ("job_root", "name", "origin", "reason", "job", "settings")
+    template_fields: Sequence[str] = ("job_root", "name", "origin", "reason", "job", "settings", "stored_as")
     template_fields_renderers = {"settings": "json"}
     ui_color = "#dff2e1"
 
@@ -68,6 +70,7 @@ class StateflowSavepointOperator(JobOperator):
         reason: str = "",
         job: str = "",
         settings: Mapping[str, object] | None = None,
+        stored_as: str = "",
         timeout: timedelta = timedelta(minutes=10),
         **kwargs: Any,
     ) -> None:
@@ -75,6 +78,7 @@ class StateflowSavepointOperator(JobOperator):
         self.name = name
         self.origin = origin
         self.reason = reason
+        self.stored_as = stored_as
         self.timeout = timeout
         self._request = ""
 
@@ -124,9 +128,16 @@ class StateflowSavepointOperator(JobOperator):
         return create_savepoint(checked_root(self.job_root), request)
 
     def _savepoint_request(self, context: Context) -> SavepointRequest:
-        from stateflow.checkpoint.log.documents import Origin
+        from stateflow.checkpoint.log.documents import Origin, SavepointFormat
         from stateflow.operations import SavepointRequest
 
+        formats = [f.value for f in SavepointFormat]
+        if self.stored_as and self.stored_as not in formats:
+            raise misconfigured(
+                f"stored_as={self.stored_as!r} is not a savepoint format",
+                f"pass one of {', '.join(formats)}, or nothing for the default",
+                stored_as=self.stored_as,
+            )
         if self.origin not in _ORIGINS:
             raise misconfigured(
                 f"origin={self.origin!r} is not a savepoint origin",
@@ -140,6 +151,8 @@ class StateflowSavepointOperator(JobOperator):
             reason=self.reason,
             request_id=self._request,
             code=job_code(self.job, self.settings) if self.job else None,
+            format=SavepointFormat(self.stored_as) if self.stored_as else None,
+            settings=savepoint_settings(self.settings),
             timeout=self.timeout,
         )
 

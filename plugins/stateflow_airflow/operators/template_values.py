@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from stateflow_airflow.failures import misconfigured
 
 if TYPE_CHECKING:
+    from stateflow.config.settings import SavepointSettings
+    from stateflow.config.sources import SettingsLayer
     from stateflow.operations import JobCode
 
 
@@ -76,12 +78,23 @@ def checked_location(argument: str, location: str) -> str:
 
 def job_code(file: str, settings: Mapping[str, object]) -> JobCode:
     """Returns the job file and its settings. Raises PermanentFailure if the file does not exist on this worker."""
-    from stateflow.config.sources import parse_assignments
     from stateflow.operations import JobCode
 
     check_job_file(file)
-    assignments = tuple(f"{key}={to_text(value)}" for key, value in settings.items())
-    return JobCode(Path(file), (parse_assignments(assignments),))
+    return JobCode(Path(file), (_layer(settings),))
+
+
+def savepoint_settings(settings: Mapping[str, object]) -> SavepointSettings:
+    """Returns the settings for savepoints, of all settings of a job. Raises ConfigError for an invalid setting."""
+    from stateflow.config.sources import resolve
+
+    return resolve(_layer(settings)).savepoint
+
+
+def _layer(settings: Mapping[str, object]) -> SettingsLayer:
+    from stateflow.config.sources import parse_assignments
+
+    return parse_assignments(tuple(f"{key}={to_text(value)}" for key, value in settings.items()))
 
 
 def check_job_file(file: str) -> None:

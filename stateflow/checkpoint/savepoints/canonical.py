@@ -4,85 +4,130 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.clock import Clock
+from stateflow import failpoints
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.savepoints.shares import Shard, divided
+from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
 from stateflow.state.backends import canonical_file
-from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.files.host_cache import HostCache
-from stateflow.state.handles import CANONICAL, Base, FileHandle, StateFile, SubtaskState
+from stateflow.state.handles import CANONICAL, Base, Document, FileHandle, FilePart, StateFile, SubtaskState
 from stateflow.storage import Storage
 from stateflow.storage.paths import SAVEPOINT_FILES
 
 
-class CanonicalWriter:
-    """Writes the keyed state of a checkpoint into a savepoint's folder.
+class Destination(Document, frozen=True, kw_only=True):
+    """Where workers write."""
 
-    The checkpoint must be pinned: its files are read after this is created.
+    folder: str
+    """Prefix of the savepoint's keys."""
+    files: int
+    """Maximum number of files of a worker."""
+
+
+def write_share(share: Sequence[Shard], source: Storage, target: Storage, to: Destination) -> list[StateFile]:
+    """Writes the shards of one worker.
+
+    The checkpoint must be pinned. Memory is that of one block and one open store, whatever the size of the state; local
+    disk has the state of one shard, and one file of the savepoint.
 
     Args:
+        share: the shards.
         source: the storage with the checkpoint's files.
         target: the storage of the savepoint.
-        folder: prefix of the savepoint's keys in `target`.
-        clock: the clock for temporary names.
+        to: the folder, and the number of files.
+
+    Returns:
+        The canonical file of each shard, with keys relative to the savepoint's folder. Its name in the store has to be
+        replaced by one that is unique within the subtask.
+
+    Raises:
+        MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
+    clock = SystemClock()
+    return [file for group in divided(share, to.files) for file in _write_file(group, source, target, to.folder, clock)]
 
-    def __init__(self, source: Storage, target: Storage, folder: str, clock: Clock) -> None:
-        self._source = source
-        self._target = target
-        self._folder = folder
-        self._clock = clock
 
-    def write(self, manifest: Manifest, max_parallelism: int) -> list[list[SubtaskState]]:
-        """Returns the states of each operator's subtasks, in files whose keys are relative to the folder.
-
-        Raises:
-            MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
-        """
-        return [
-            [self._subtask(operator, state, max_parallelism) for state in operator.subtasks]
-            for operator in manifest.operators
-        ]
-
-    def _subtask(self, operator: OperatorState, state: SubtaskState, max_parallelism: int) -> SubtaskState:
-        header = CanonicalHeader(
-            uid=operator.uid,
-            key_types=operator.key_types,
-            max_parallelism=max_parallelism,
-            first_group=state.first_group,
-            last_group=state.last_group,
-            states=operator.states,
-        )
-        # Removed after each subtask: the files of all subtasks would need as much local disk as the whole state.
-        with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
-            folder = Path(scratch)
-            cache = HostCache.direct(folder / "cache", self._source, self._clock)
-            location = StoreLocation(folder / "work", cache, RocksDBSettings())
-            chunks = canonical_file.encode(header, read_entries(location, Base.of(state)))
-            handle = self._store(chunks, folder / "entries")
-        return replace(
-            state,
-            snapshot=f"{CANONICAL}-{handle.sha256}",
-            backend=CANONICAL,
-            files=[StateFile(handle=handle, local_name=f"{CANONICAL}-0")],
-            inline=None,
-            store_manifest=b"",
-        )
-
-    def _store(self, chunks: Iterable[bytes], path: Path) -> FileHandle:
-        digest, size = hashlib.sha256(), 0
+def _write_file(
+    shards: Sequence[Shard], source: Storage, target: Storage, folder: str, clock: Clock
+) -> list[StateFile]:
+    """Writes shards one after the other into one object of the savepoint."""
+    parts: list[FilePart] = []
+    with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
+        path = Path(scratch) / "entries"
+        whole = _Digest()
         with open_private(path, must_create=True) as file:
-            for chunk in chunks:
-                digest.update(chunk)
-                size += len(chunk)
-                file.write(chunk)
-        key = f"{SAVEPOINT_FILES}{digest.hexdigest()}"
-        self._target.put_file(f"{self._folder}{key}", path)
-        return FileHandle(key=key, size=size, sha256=digest.hexdigest())
+            for shard in shards:
+                part = _Digest()
+                for chunk in _encoded(shard, source, Path(scratch), clock):
+                    for digest in (part, whole) if len(shards) > 1 else (whole,):
+                        digest.update(chunk)
+                    file.write(chunk)
+                parts.append(FilePart(offset=whole.size - part.size, size=part.size, sha256=part.sha256))
+        key = f"{SAVEPOINT_FILES}{whole.sha256}"
+        failpoints.hit("savepoint.share")
+        target.put_file(f"{folder}{key}", path)
+    handle = FileHandle(key=key, size=whole.size, sha256=whole.sha256)
+    if len(shards) == 1:
+        return [StateFile(handle=handle, local_name=CANONICAL)]
+    return [StateFile(handle=handle, local_name=CANONICAL, part=part) for part in parts]
+
+
+def _encoded(shard: Shard, source: Storage, scratch: Path, clock: Clock) -> Iterable[bytes]:
+    """Yields the canonical file of a shard in chunks."""
+    # Removed after each shard: the files of all shards would need as much local disk as the whole state.
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        cache = HostCache.direct(Path(folder) / "cache", source, clock)
+        location = StoreLocation(Path(folder) / "work", cache, RocksDBSettings())
+        base = Base(shard.state.subtask, shard.groups, (shard.state,))
+        yield from canonical_file.encode(shard.header, read_entries(location, base))
+
+
+class _Digest:
+    """The SHA-256 and the size of data."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._sha256 = hashlib.sha256()
+
+    def update(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        self._sha256.update(chunk)
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def with_canonical_files(
+    manifest: Manifest, shards: Sequence[Shard], files: Sequence[StateFile]
+) -> list[list[SubtaskState]]:
+    """Returns the states of each operator's subtasks, in canonical files.
+
+    Args:
+        manifest: the checkpoint's manifest.
+        shards: all shards, as `shards_of` returns them.
+        files: the canonical file of each shard.
+    """
+    written: dict[tuple[int, int], list[StateFile]] = {}
+    for shard, file in zip(shards, files, strict=True):
+        of_subtask = written.setdefault((shard.operator, shard.state.subtask), [])
+        of_subtask.append(replace(file, local_name=f"{CANONICAL}-{len(of_subtask)}"))
+    return [
+        [_in_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
+        for index, operator in enumerate(manifest.operators)
+    ]
+
+
+def _in_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
+    content = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    return replace(
+        state, snapshot=f"{CANONICAL}-{content}", backend=CANONICAL, files=files, inline=None, store_manifest=b""
+    )

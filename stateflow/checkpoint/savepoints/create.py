@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 
@@ -27,7 +27,7 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, writ
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.mailbox import read_answer
-from stateflow.checkpoint.savepoints.canonical import CanonicalWriter
+from stateflow.checkpoint.savepoints.canonical import Destination, with_canonical_files
 from stateflow.checkpoint.savepoints.catalog import (
     VERSION,
     StoredSavepoint,
@@ -37,15 +37,20 @@ from stateflow.checkpoint.savepoints.catalog import (
     savepoints_named,
 )
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
+from stateflow.checkpoint.savepoints.merging import merge_files
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
+from stateflow.checkpoint.savepoints.shares import shards_of
+from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
+from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, DataError, StateflowError
-from stateflow.state.handles import FileHandle
+from stateflow.state.handles import FileHandle, SubtaskState
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
 
 log = logging.getLogger(__name__)
 
 _THREADS = 4
+_LOCAL = LocalWorkers()
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class SavepointSpec:
         generation: generation of the run that creates it; 0 outside of runs.
         into: URI of the folder that gets the savepoint's folder; empty for the job root's own.
         format: how it stores keyed state.
+        settings: number of workers and of files.
     """
 
     name: str
@@ -77,6 +83,12 @@ class SavepointSpec:
     generation: int = 0
     into: str = ""
     format: SavepointFormat = SavepointFormat.NATIVE
+    settings: SavepointSettings = field(default_factory=SavepointSettings)
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether keyed state is stored in the canonical format."""
+        return self.format is SavepointFormat.CANONICAL
 
     @property
     def purpose(self) -> str:
@@ -113,12 +125,13 @@ def sink_positions_at(head: Head, ref: EntryRef) -> dict[str, PublishedOutput]:
     return {u: p if p.checkpoint_id <= ref.id else replace(p, version=-1, checkpoint_id=ref.id) for u, p in known}
 
 
-def make_savepoint(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint:
+def make_savepoint(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers = _LOCAL) -> StoredSavepoint:
     """Copies a checkpoint into a savepoint; safe while a run commits.
 
     Args:
         root: the job root.
         spec: the savepoint to create.
+        workers: the workers that write a canonical savepoint.
 
     Raises:
         ConfigError: a savepoint with this name exists.
@@ -130,7 +143,7 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint:
         return found
     with root.admin.pinned(spec.checkpoint, spec.by or root.requester, spec.purpose, spec.generation) as pin:
         failpoints.hit("savepoint.pinned")
-        made = _make_pinned(root, spec, pin.id)
+        made = _make_pinned(root, spec, workers, pin.id)
     # A run's savepoint is recorded when the answer names it: until then it may still be deleted.
     if not spec.generation:
         record_savepoint(root, made, round((root.clock.monotonic() - began) * 1000, 1))
@@ -172,18 +185,15 @@ def _delete_if_refused(root: JobRoot, stored: StoredSavepoint) -> bool:
     return given.savepoint_id != stored.document.id
 
 
-def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoint:
+def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, pin: str) -> StoredSavepoint:
     # The folder's name is unique, so that no other attempt, even with the same savepoint name, writes or deletes in it.
     storage, within = spec.destination(root)
     folder = savepoint_folder(f"{spec.name}-{root.clock.new_id()[:8]}", within)
     write_bytes(storage, f"{folder}{STARTED}", pin.encode())
     failpoints.hit("savepoint.started")
     checkpoint = root.checkpoints.resolve(spec.checkpoint)
-    manifest = root.checkpoints.manifest_of(checkpoint)
-    if spec.format is SavepointFormat.CANONICAL:
-        manifest = _with_canonical_state(root, manifest, storage, folder)
-    else:
-        manifest = _copied(root.storage, manifest, storage, folder)
+    copy = _Copy(root, root.checkpoints.manifest_of(checkpoint), storage, folder)
+    manifest = copy.canonical(spec.settings, workers) if spec.is_canonical else copy.native(spec.settings.native_files)
     if spec.into:
         # An external savepoint may be the only remaining copy one day.
         check_hashes(storage, [replace(f, key=f"{folder}{f.key}") for f in files_of(manifest)])
@@ -222,20 +232,39 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoin
     return StoredSavepoint(storage, folder, document, digest)
 
 
-def _copied(source: Storage, manifest: Manifest, target: Storage, folder: str) -> Manifest:
-    """Copies all files of a manifest, and returns it with their keys in the folder."""
-    names = _names(files_of(manifest))
-    copy_objects(source, [(key, f"{folder}{name}") for key, name in names.items()], target)
-    return replace_keys(manifest, names)
+@dataclass(frozen=True)
+class _Copy:
+    """A manifest whose files are copied into the folder of a savepoint."""
 
+    root: JobRoot
+    manifest: Manifest
+    target: Storage
+    folder: str
 
-def _with_canonical_state(root: JobRoot, manifest: Manifest, target: Storage, folder: str) -> Manifest:
-    """Writes keyed state in the canonical format, and copies all other files, as `_copied` does."""
-    written = CanonicalWriter(root.storage, target, folder, root.clock).write(manifest, root.job.max_parallelism)
-    others = replace(manifest, operators=[replace(o, subtasks=[]) for o in manifest.operators])
-    copied = _copied(root.storage, others, target, folder)
-    operators = [replace(o, subtasks=s) for o, s in zip(copied.operators, written, strict=True)]
-    return replace(copied, operators=operators)
+    def native(self, files: int) -> Manifest:
+        """Copies all files as they are, keyed state into `files` files unless that is 0; returns the new manifest."""
+        if not files:
+            return self._copied(self.manifest)
+        return self._with_subtasks(merge_files(self.root.storage, self.manifest, self.target, self.folder, files))
+
+    def canonical(self, settings: SavepointSettings, workers: SavepointWorkers) -> Manifest:
+        """Writes keyed state in the canonical format, and copies all other files; returns the new manifest."""
+        shards = shards_of(self.manifest, self.root.job.max_parallelism, settings)
+        to = Destination(folder=self.folder, files=settings.files_per_worker)
+        files = workers.write(shards, self.root.storage, self.target, to)
+        return self._with_subtasks(with_canonical_files(self.manifest, shards, files))
+
+    def _with_subtasks(self, states: list[list[SubtaskState]]) -> Manifest:
+        """Copies all files but those of keyed state; returns the manifest with the given states of subtasks."""
+        others = replace(self.manifest, operators=[replace(o, subtasks=[]) for o in self.manifest.operators])
+        copied = self._copied(others)
+        operators = [replace(o, subtasks=s) for o, s in zip(copied.operators, states, strict=True)]
+        return replace(copied, operators=operators)
+
+    def _copied(self, manifest: Manifest) -> Manifest:
+        names = _names(files_of(manifest))
+        copy_objects(self.root.storage, [(key, f"{self.folder}{name}") for key, name in names.items()], self.target)
+        return replace_keys(manifest, names)
 
 
 def _remove_started(storage: Storage, folder: str) -> None:

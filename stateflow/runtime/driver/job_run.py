@@ -66,6 +66,7 @@ class JobRun:
         self.job = job
         self.totals = totals or RunTotals()
         self._executor = executor
+        self.savepoint_workers = executor.savepoint_workers
         self._checks = StartChecks(job, executor.reads_by_spark)
         self._is_claimed = self._is_restored = False
 
@@ -127,13 +128,13 @@ class JobRun:
 
     def _create_components(self, restored: RestoredJob, note: str) -> None:
         job, generation = self.job, restored.head.entry.generation
-        root, settings = job.root, job.settings.requests
+        root, settings = job.root, job.settings
         background = BackgroundWork(root, job.recorder, generation)
         self._context = RunContext(job, generation, restored.publisher, self.guard, background, note)
         self._maintenance = Maintenance(self._context)
         self._pipeline = CheckpointPipeline(self._context, restored, self._maintenance, self._keep_workers_alive)
-        self._requests = RequestServer(root, generation, settings.interval, self, background)
-        self._fence_watch = FenceWatch(self.guard, settings.fence_interval, self._executor.cancel)
+        self._requests = RequestServer(root, generation, settings, self, background)
+        self._fence_watch = FenceWatch(self.guard, settings.requests.fence_interval, self._executor.cancel)
         self.batches = BatchRunner(job, self._executor, restored)
         self.restored, self.start_label = restored.state, restored.head.checkpoint_label
         self._is_restored = True

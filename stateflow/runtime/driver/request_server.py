@@ -6,18 +6,19 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Protocol
 
 from stateflow import failpoints
 from stateflow.checkpoint.history import write_action
-from stateflow.checkpoint.log.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.log.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.requests.mailbox import DONE, FAILED, WITHDRAWN, is_expired, post_answer
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
+from stateflow.checkpoint.savepoints.workers import SavepointWorkers
+from stateflow.config.settings import Settings
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError
 from stateflow.runtime.driver.background import BackgroundWork, Work
 from stateflow.runtime.driver.request_poller import RequestPoller
@@ -39,7 +40,13 @@ class PublishedCheckpoint:
 
 
 class RequestedBatches(Protocol):
-    """Runs batches without rows for requests; each returns its checkpoint once that is committed and published."""
+    """Runs batches without rows for requests; each returns its checkpoint once that is committed and published.
+
+    Attributes:
+        savepoint_workers: the workers that write canonical savepoints, also while a batch runs.
+    """
+
+    savepoint_workers: SavepointWorkers
 
     def drain(self) -> PublishedCheckpoint:
         """Fires every event-time timer."""
@@ -57,7 +64,7 @@ class RequestServer:
     Args:
         root: holds the requests and their answers.
         generation: the run's generation.
-        interval: between two polls.
+        settings: the interval between two polls, and how savepoints are written.
         batches: runs batches for requests.
         background: does work whose failure does not end the run.
 
@@ -66,14 +73,15 @@ class RequestServer:
     """
 
     def __init__(
-        self, root: JobRoot, generation: int, interval: timedelta, batches: RequestedBatches, background: BackgroundWork
+        self, root: JobRoot, generation: int, settings: Settings, batches: RequestedBatches, background: BackgroundWork
     ) -> None:
         self.stopped = False
         self._root = root
         self._generation = generation
         self._batches = batches
         self._background = background
-        self._poller = RequestPoller(root, generation, interval, background)
+        self._settings = settings.savepoint
+        self._poller = RequestPoller(root, generation, settings.requests.interval, background)
         self._savepoint_pool = ThreadPoolExecutor(1, thread_name_prefix="stateflow-savepoint")
         self._savepoints: list[Future[None]] = []
 
@@ -246,10 +254,15 @@ class RequestServer:
                 reason=request.reason,
                 request=request.id,
                 drained=request.drain,
-                format=request.format,
+                format=request.format or self._default_format(request.kind),
+                settings=self._settings,
                 generation=self._generation,
             ),
+            self._batches.savepoint_workers,
         )
+
+    def _default_format(self, kind: RequestKind) -> SavepointFormat:
+        return SavepointFormat(self._settings.stop_format) if kind is RequestKind.STOP else SavepointFormat.NATIVE
 
     def _post_answer(
         self,

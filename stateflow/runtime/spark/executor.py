@@ -13,9 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.savepoints.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.frames import source_frame, split_sources
+from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.runtime.spark.shuffle import first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.task import store_cache
@@ -31,6 +33,12 @@ class SparkExecutor(Executor):
 
     def __init__(self) -> None:
         self._group = ""
+        self._workers = SparkWorkers()
+
+    @property
+    def savepoint_workers(self) -> SavepointWorkers:
+        """Workers in Spark tasks."""
+        return self._workers
 
     def cancel(self) -> None:
         """Cancels the Spark jobs of the running batch, which then fails."""
@@ -49,7 +57,9 @@ class SparkExecutor(Executor):
             rows: the rows of all sources, as `source_frame` combines them.
         """
         specs = level_specs(work)
-        self._group = job_group(rows.sparkSession.sparkContext, work.info.id.generation)
+        context = rows.sparkSession.sparkContext
+        self._workers.context = context
+        self._group = job_group(context, work.info.id.generation)
         with ExitStack() as persisted:
             frame = _level_frame(self._first(rows, work, persisted), specs[0])
             for at, level in enumerate(work.plan.levels[1:], 1):

@@ -9,6 +9,7 @@ from stateflow.checkpoint.log.manifest_files import get_or_none
 from stateflow.checkpoint.savepoints import catalog, cleanup, create
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import SavepointSpec
+from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
 from stateflow.operations import savepoints
 from stateflow.runtime.driver import request_server
 from stateflow.runtime.driver.request_server import RequestServer
@@ -16,6 +17,7 @@ from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_fi
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
+LOCAL = LocalWorkers()
 
 
 @MUTANTS.plant(
@@ -24,11 +26,11 @@ MUTANTS = Mutants()
     rules="I3 Q3",
     plan="keeping",
 )
-def _make_without_pin(root: JobRoot, order: SavepointSpec) -> StoredSavepoint:
+def _make_without_pin(root: JobRoot, order: SavepointSpec, workers: SavepointWorkers = LOCAL) -> StoredSavepoint:
     """A savepoint is made without a pin."""
     pin = root.admin.pin(order.checkpoint, root.writer, f"savepoint {order.name}", order.generation)
     root.admin.unpin(pin.id)
-    return create._make_pinned(root, order, pin.id)
+    return create._make_pinned(root, order, workers, pin.id)
 
 
 @MUTANTS.plant("no-slot", (cleanup, "_sweep"), rules="V1", plan="given-up")

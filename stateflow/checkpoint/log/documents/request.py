@@ -27,7 +27,8 @@ class Request(Document, frozen=True, kw_only=True):
     by: str
     reason: str = ""
     drain: bool = False
-    format: SavepointFormat = SavepointFormat.NATIVE
+    format: SavepointFormat | None = None
+    """The format of the savepoint; None for the default of the run, which depends on the kind."""
     """Of the savepoint."""
     full: bool = False
     """For a checkpoint: whether it must not share files with any earlier checkpoint."""

@@ -1,0 +1,156 @@
+"""Workers of savepoints in other processes, and the number of files that they write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.log.documents import SavepointFormat
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.savepoints.canonical import Destination
+from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
+from stateflow.checkpoint.savepoints.shares import shards_of
+from stateflow.checkpoint.savepoints.workers import WORKER_PROGRAM, LocalWorkers, SavepointWorkers, WorkerTask, encoded
+from stateflow.clock import SystemClock
+from stateflow.config.settings import SavepointSettings
+from stateflow.errors import CorruptFile, InternalError
+from stateflow.storage import PosixStorage
+from tests.support import root_files, stored_state
+from tests.support.job_fixture import AccountsJob
+from tests.support.restores import check_after, go_back
+
+SMALL = SavepointSettings(worker_bytes=1)
+
+
+def _workers() -> SavepointWorkers:
+    """Workers that do not share a process, however small the state is."""
+    made = LocalWorkers()
+    made.worth_a_worker = 0
+    return made
+
+
+def _make(job: AccountsJob, settings: SavepointSettings, by: SavepointWorkers | None = None) -> Path:
+    root = JobRoot.open(PosixStorage(job.root), SystemClock(), "a test")
+    checkpoint = root.head().checkpoint
+    assert checkpoint is not None
+    spec = SavepointSpec(
+        "mine", checkpoint, root.head().entry.published, format=SavepointFormat.CANONICAL, settings=settings
+    )
+    made = make_savepoint(root, spec, by or _workers())
+    return job.root / made.folder
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = root_files.unsealed((folder / "_savepoint").read_bytes())[0]
+    return document
+
+
+def _entries(root: Path, manifest: dict[str, Any]) -> Sequence[tuple[bytes, bytes]]:
+    return sorted(
+        entry
+        for operator in manifest["operators"]
+        for subtask in operator["subtasks"]
+        for entry in stored_state.stored_entries(root, subtask)
+    )
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_workers_in_other_processes_write_all_entries_into_few_files(job: AccountsJob, files: int) -> None:
+    job.run_to(60)
+    before = _entries(job.root, job.manifest)
+    settings = SavepointSettings(worker_bytes=1, max_workers=3, files_per_worker=files)
+    folder = _make(job, settings)
+    manifest = _document(folder)["manifest"]
+    assert _entries(folder, manifest) == before
+    stored = [len(s["files"]) for o in manifest["operators"] for s in o["subtasks"]]
+    assert set(stored) == {3}
+    root_files.check_savepoint(folder)
+    job.run_to(90)
+    go_back(job, "mine")
+    check_after(job)
+
+
+def test_small_shares_of_one_worker_are_merged(job: AccountsJob) -> None:
+    job.run_to(60)
+    one, two = (_make_named(job, count) for count in (1, 2))
+    assert (len(one), len(two)) == (1, 2)
+
+
+def _make_named(job: AccountsJob, files: int) -> list[Path]:
+    """The files of keyed state of a savepoint by one worker."""
+    name = f"merged-{files}"
+    job.create_savepoint(name, "--format", "canonical", "--set", f"savepoint.files_per_worker={files}")
+    (folder,) = (job.root / "savepoints").glob(f"{name}-*")
+    manifest = _document(folder)["manifest"]
+    assert _entries(folder, manifest) == _entries(job.root, job.manifest)
+    return sorted({f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]})
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_files_of_a_native_savepoint_are_merged(job: AccountsJob, files: int) -> None:
+    job.run_to(60)
+    job.create_savepoint("mine", "--set", f"savepoint.native_files={files}")
+    (folder,) = (job.root / "savepoints").glob("mine-*")
+    manifest = _document(folder)["manifest"]
+    keys = {f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]}
+    assert len(keys) == files
+    assert _entries(folder, manifest) == _entries(job.root, job.manifest)
+    job.command("savepoint", "verify", "mine").check()
+    job.run_to(90)
+    go_back(job, "mine")
+    check_after(job)
+
+
+def test_a_damaged_file_is_an_error_of_the_worker(job: AccountsJob) -> None:
+    job.run_to(60)
+    (file, *_) = [f for o in job.manifest["operators"] for s in o["subtasks"] for f in s["files"]]
+    path = job.root / file["handle"]["key"]
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorruptFile):
+        _make(job, SMALL)
+    assert not list((job.root / "savepoints").glob("*/_savepoint"))
+
+
+def test_a_killed_worker_fails_the_savepoint(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.run_to(60)
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "savepoint.share:1:kill")
+    with pytest.raises(InternalError) as raised:
+        _make(job, SMALL)
+    assert raised.value.facts["exit_code"] == -signal.SIGKILL
+    assert not list((job.root / "savepoints").glob("*/_savepoint"))
+    monkeypatch.delenv("STATEFLOW_FAILPOINT")
+    job.command("gc").check()
+    assert not list((job.root / "savepoints").glob("*/files/*"))
+
+
+def test_a_worker_ends_with_its_parent(job: AccountsJob) -> None:
+    """The system closes the pipe to its standard input when the parent dies."""
+    job.run_to(60)
+    root = JobRoot.open(PosixStorage(job.root), SystemClock(), "a test")
+    manifest = root.checkpoints.manifest_at(root.head())
+    assert manifest is not None
+    shards = shards_of(manifest, root.job.max_parallelism, SMALL)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # A server that never answers.
+        source = f"webhdfs://127.0.0.1:{server.getsockname()[1]}/job"
+        task = WorkerTask(share=shards, source=source, target=source, to=Destination(folder="x/", files=1))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(WORKER_PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+            assert child.stdin is not None
+            child.stdin.write(encoded(task))
+            child.stdin.flush()
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(1) and child.poll() is None
+                child.stdin.close()
+                assert child.wait(30) == 1
