@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,10 +22,14 @@ from stateflow.checkpoint.savepoints.workers import WORKER_PROGRAM, LocalWorkers
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import CorruptFile, InternalError
+from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.storage import PosixStorage
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import AccountsJob
 from tests.support.restores import check_after, go_back
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SMALL = SavepointSettings(worker_bytes=1)
 
@@ -154,3 +158,16 @@ def test_a_worker_ends_with_its_parent(job: AccountsJob) -> None:
                 assert connection.recv(1) and child.poll() is None
                 child.stdin.close()
                 assert child.wait(30) == 1
+
+
+@pytest.mark.spark
+def test_workers_run_in_spark_tasks(job: AccountsJob, spark_session: SparkSession) -> None:
+    job.run_to(60)
+    before = _entries(job.root, job.manifest)
+    on_spark = SparkWorkers()
+    on_spark.worth_a_worker = 0
+    on_spark.context = spark_session.sparkContext
+    folder = _make(job, SavepointSettings(worker_bytes=1, max_workers=2), on_spark)
+    assert _entries(folder, _document(folder)["manifest"]) == before
+    assert spark_session.sparkContext.statusTracker().getJobIdsForGroup("stateflow-savepoint")
+    root_files.check_savepoint(folder)
