@@ -33,8 +33,9 @@ from stateflow.cli.common import (
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, one_line, print_text, to_seconds
 from stateflow.config.sources import parse_duration, resolve
 from stateflow.errors import ConfigError
-from stateflow.operations import JobCode, SavepointReport, SavepointRequest
+from stateflow.operations import JobCode, RekeyRequest, SavepointReport, SavepointRequest
 from stateflow.requesters import describe_requester, os_user, requester_facts
+from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
 
 _REQUEST_OPTIONS = [
     click.option(
@@ -243,6 +244,38 @@ def dispose(job_root: str, name: str, by: str, reason: str) -> None:
     else:
         deleted = operations.dispose(job_root, name, requester, reason)
     print_text(f"deleted savepoint {deleted.name}, {human_bytes(deleted.bytes)}")
+
+
+@savepoint.command()
+@OPTIONAL_ROOT
+@click.argument("name")
+@click.option(
+    "--max-parallelism",
+    required=True,
+    type=click.IntRange(1, MAX_PARALLELISM_LIMIT),
+    metavar="N",
+    help="Number of key groups of the copy.",
+)
+@click.option("--into", required=True, metavar="URI", help="Folder, on any storage, for the folder of the copy.")
+@click.option("--name", "new_name", default="", help="Name of the copy; by default, that of the savepoint.")
+@with_options(REQUESTER_OPTIONS)
+@JSON
+def rekey(
+    job_root: str, name: str, max_parallelism: int, into: str, new_name: str, by: str, reason: str, as_json: bool
+) -> None:
+    """Copy a savepoint, given by name or path, with another max parallelism.
+
+    A job root keeps its max parallelism: start a new one from the copy with stateflow run --from-savepoint, or restore
+    the copy. Both also rekey while they import a savepoint with another max parallelism.
+    """
+    _require_root_for_name(job_root, name)
+    path = operations.find(job_root, name).uri
+    made = operations.rekey_savepoint(RekeyRequest(path, max_parallelism, into, new_name, os_user(by), reason))
+    if as_json:
+        print_json(made)
+    else:
+        size = human_bytes(made.bytes)
+        print_text(f"savepoint {made.name} of {made.job}: {max_parallelism} key groups, {size}\n  {made.path}")
 
 
 def _require_root_for_name(job_root: str, name: str) -> None:

@@ -12,7 +12,12 @@ from stateflow.operations.checkpoints import (
     undone,
     verify_history,
 )
-from stateflow.operations.external_savepoints import create_savepoint_into, list_savepoints_in
+from stateflow.operations.external_savepoints import (
+    RekeyRequest,
+    create_savepoint_into,
+    list_savepoints_in,
+    rekey_savepoint,
+)
 from stateflow.operations.forks import ForkReport, ForkRequest, fork
 from stateflow.operations.garbage import GarbageReport, can_delete, collect_garbage, explain_files
 from stateflow.operations.job_root import JobCode, drop_pin, list_pins, require_job
@@ -63,6 +68,7 @@ __all__ = [
     "PruneReport",
     "Quarantined",
     "Rejection",
+    "RekeyRequest",
     "Relocation",
     "RelocationReport",
     "RestoreReport",
@@ -92,6 +98,7 @@ __all__ = [
     "plan_restore",
     "prune_savepoints",
     "record_rejection",
+    "rekey_savepoint",
     "relocate_source",
     "require_job",
     "restore",

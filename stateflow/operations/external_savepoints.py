@@ -1,18 +1,31 @@
-"""Savepoints outside of their job's root: creation and listing."""
+"""Savepoints outside of their job's root: creation, listing, and copies with another max parallelism."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+from dataclasses import dataclass, replace
 
+import msgspec
+
+from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.client import is_same_request
-from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoints_named
+from stateflow.checkpoint.savepoints.catalog import (
+    StoredSavepoint,
+    list_savepoints,
+    open_savepoint,
+    read_savepoint,
+    savepoint_at,
+    savepoints_named,
+)
 from stateflow.checkpoint.savepoints.cleanup import sweep_external
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint, sink_positions_at
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
+from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
 from stateflow.operations.job_root import now, open_root, pins_of
 from stateflow.operations.savepoints import (
@@ -23,7 +36,10 @@ from stateflow.operations.savepoints import (
     request_client,
     with_defaults,
 )
+from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, import_files
 from stateflow.storage import open_location
+from stateflow.storage.paths import SAVEPOINT, SAVEPOINT_FILES, savepoint_folder
+from stateflow.types.key_groups import check_max_parallelism
 
 _MAX_ATTEMPTS = 5
 
@@ -157,3 +173,69 @@ def _published_output(head: Head, checkpoint: EntryRef) -> dict[str, PublishedOu
             for uid in just_published
         },
     }
+
+
+@dataclass(frozen=True)
+class RekeyRequest:
+    """A copy of a savepoint with another max parallelism.
+
+    Attributes:
+        savepoint: the path or URI of its folder.
+        max_parallelism: the number of key groups of the copy.
+        into: path or URI of the folder for the copy.
+        name: name of the copy; by default, that of the savepoint.
+        by: who requested it.
+        reason: why, for display.
+    """
+
+    savepoint: str
+    max_parallelism: int
+    into: str
+    name: str = ""
+    by: str = ""
+    reason: str = ""
+
+
+def rekey_savepoint(request: RekeyRequest) -> SavepointReport:
+    """Copies a savepoint, with another max parallelism and in the canonical format; needs neither job nor job root.
+
+    A repeated call continues where an earlier one was killed, and returns the same savepoint.
+
+    Raises:
+        ConfigError: the savepoint does not exist, a location is not allowed, or the number is out of range.
+        MissingFile, CorruptFile: the savepoint is damaged.
+        IncompatibleState: an operator has raw keyed state.
+    """
+    check_max_parallelism(request.max_parallelism)
+    stored, storage = savepoint_at(request.savepoint), open_location(request.into)
+    document = stored.document
+    name = request.name or document.name
+    check_savepoint_name(name)
+    # The same for each attempt, so that a later one completes what a killed one has begun.
+    made_from = hashlib.sha256(f"{document.id} {request.max_parallelism} {name}".encode()).hexdigest()
+    folder = savepoint_folder(f"{name}-{made_from[:8]}", "")
+    if made := read_savepoint(storage, folder):
+        return describe_savepoint(made)
+    stored.verify()
+    location = StateLocation(stored.storage, stored.folder, True, document.max_parallelism)
+    target = ImportTarget(storage, request.max_parallelism, SAVEPOINT_FILES, folder)
+    manifest = import_files(target, document.manifest, location)
+    clock = SystemClock()
+    failpoints.hit("savepoint.copied")
+    copy = msgspec.structs.replace(
+        document,
+        id=clock.new_id(),
+        name=name,
+        origin=Origin.MANUAL,
+        made_at=clock.now().isoformat(timespec="milliseconds"),
+        by=request.by,
+        reason=request.reason,
+        request=made_from[:32],
+        generation=0,
+        format=SavepointFormat.CANONICAL,
+        max_parallelism=request.max_parallelism,
+        manifest=manifest,
+    )
+    storage.put_new(f"{folder}{SAVEPOINT}", seal(copy)[0])
+    # Another attempt may have been first; its copy has the same files.
+    return describe_savepoint(open_savepoint(storage, folder))

@@ -18,7 +18,7 @@ from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.restore.state_matching import bases_of
-from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, OperatorChain, Output
 from stateflow.runtime.task.operator_state import encode_operator_base
 from stateflow.runtime.task_spec import (

@@ -283,15 +283,29 @@ def encode_key(parts: Sequence[object]) -> bytes:
 
 def decode_key(data: bytes) -> tuple[object, ...]:
     """Returns the parts of an encoded key; raises CorruptFile for invalid data."""
-    parts = []
+    parts: list[object] = []
     at = 0
+    while at < len(data):
+        more, at = decode_key_parts(data, at, 1)
+        parts += more
+    return tuple(parts)
+
+
+def decode_key_parts(data: bytes, start: int, count: int) -> tuple[list[object], int]:
+    """Returns the first `count` parts of the encoded key that begins at `start`, and the offset after them.
+
+    Raises:
+        CorruptFile: the data is not valid, or has fewer parts.
+    """
+    parts = []
+    at = start
     try:
-        while at < len(data):
+        for _ in range(count):
             part, at = _decode_part(data, at)
             parts.append(part)
     except (IndexError, struct.error, ValueError, OverflowError) as e:
         raise CorruptFile("a stored key does not decode", key=data.hex()[:200]) from e
-    return tuple(parts)
+    return parts, at
 
 
 def encode_key_part(part: object) -> bytes:

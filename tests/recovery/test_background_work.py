@@ -12,8 +12,8 @@ import pytest
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.requests.mailbox import post, read_answer
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
-from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
 from stateflow.clock import SystemClock
 from stateflow.config.settings import RequestSettings, Settings
 from stateflow.errors import ConfigError, StateflowError, StorageError

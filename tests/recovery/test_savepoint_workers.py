@@ -15,10 +15,11 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.savepoints.canonical import Destination
+from stateflow.checkpoint.savepoints.canonical.shares import shards_of
+from stateflow.checkpoint.savepoints.canonical.worker_tasks import WorkerTask, WriteShare
+from stateflow.checkpoint.savepoints.canonical.workers import WORKER_PROGRAM, LocalWorkers, SavepointWorkers, encoded
+from stateflow.checkpoint.savepoints.canonical.writer import Destination
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
-from stateflow.checkpoint.savepoints.shares import shards_of
-from stateflow.checkpoint.savepoints.workers import WORKER_PROGRAM, LocalWorkers, SavepointWorkers, WorkerTask, encoded
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import CorruptFile, InternalError
@@ -147,7 +148,8 @@ def test_a_worker_ends_with_its_parent(job: AccountsJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         # A server that never answers.
         source = f"webhdfs://127.0.0.1:{server.getsockname()[1]}/job"
-        task = WorkerTask(share=shards, source=source, target=source, to=Destination(folder="x/", files=1))
+        work = WriteShare(share=shards, to=Destination(folder="x/", files=1))
+        task = WorkerTask(source=source, target=source, work=work)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with subprocess.Popen(WORKER_PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
             assert child.stdin is not None

@@ -27,7 +27,9 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, writ
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.mailbox import read_answer
-from stateflow.checkpoint.savepoints.canonical import Destination, with_canonical_files
+from stateflow.checkpoint.savepoints.canonical.shares import shards_of
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, with_canonical_files
 from stateflow.checkpoint.savepoints.catalog import (
     VERSION,
     StoredSavepoint,
@@ -39,8 +41,6 @@ from stateflow.checkpoint.savepoints.catalog import (
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
 from stateflow.checkpoint.savepoints.merging import merge_files
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
-from stateflow.checkpoint.savepoints.shares import shards_of
-from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, DataError, StateflowError
 from stateflow.state.handles import FileHandle, SubtaskState

@@ -14,10 +14,10 @@ from stateflow.checkpoint.log.documents import Answer, EntryRef, PublishedOutput
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.requests.mailbox import DONE, FAILED, WITHDRAWN, is_expired, post_answer
+from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
-from stateflow.checkpoint.savepoints.workers import SavepointWorkers
 from stateflow.config.settings import Settings
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError
 from stateflow.runtime.driver.background import BackgroundWork, Work

@@ -10,7 +10,7 @@ from stateflow.api.sink import SinkRewind, SinkTable
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, Rewind, SinkMode
 from stateflow.checkpoint.log.manifest_files import check_hashes, check_sizes, files_of
-from stateflow.checkpoint.restore.state_matching import assign_state
+from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.restore.targets import Target
 from stateflow.runtime.job.job import Job
 from stateflow.state.handles import FileHandle
@@ -80,8 +80,14 @@ def check_target(job: Job, head: Head, target: Target, dropped: frozenset[str]) 
         ConfigError: state or source positions do not fit the job; IncompatibleState says which state.
     """
     manifest = without_operators(target.manifest, dropped)
-    assign_state(target.checkpoint_id, manifest, job.wanted)
+    assign_state(target.checkpoint_id, manifest, _wanted(job, target))
     return RestoreContext(job, head, target, manifest, drops_state=bool(dropped))
+
+
+def _wanted(job: Job, target: Target) -> CurrentJob:
+    """Returns what the job declares, with the key groups of a savepoint that an import gives fewer of them."""
+    groups = target.savepoint.document.max_parallelism if target.savepoint else 0
+    return replace(job.wanted, max_parallelism=max(groups, job.wanted.max_parallelism))
 
 
 def without_operators(manifest: Manifest, uids: frozenset[str]) -> Manifest:

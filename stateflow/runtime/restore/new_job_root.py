@@ -157,11 +157,18 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
     same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
     manifest = without_operators(document.manifest, initial.drop)
     check_same_job(_format(new, stored, manifest), same, stored.uri)
-    states = declared_states_if_known(plan, document.max_parallelism)
-    wanted = CurrentJob(plan.parallelism, document.max_parallelism, plan.key_types, source_descriptions(plan), states)
+    states = declared_states_if_known(plan, _key_groups(new, document))
+    # Of the larger number: the manifest still has the key groups of the savepoint.
+    groups = max(document.max_parallelism, _key_groups(new, document))
+    wanted = CurrentJob(plan.parallelism, groups, plan.key_types, source_descriptions(plan), states)
     assign_state(document.checkpoint_id, manifest, wanted)
     check_reader(manifest, new.reads_by_spark)
     return manifest
+
+
+def _key_groups(new: NewJobRoot, document: Savepoint) -> int:
+    """Returns the max parallelism of the new root: that of the settings, or else of the savepoint."""
+    return new.settings.max_parallelism or document.max_parallelism
 
 
 def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> JobFormat:
@@ -170,7 +177,7 @@ def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> Job
         version=FORMAT_VERSION,
         job=new.settings.name,
         job_uuid=new.clock.new_id(),
-        max_parallelism=document.max_parallelism,
+        max_parallelism=_key_groups(new, document),
         forked_from=document.id,
         begun_with=stored.uri,
         key_types={o.uid: o.key_types for o in manifest.operators},
@@ -188,7 +195,7 @@ class _Cause:
 def _import_savepoint(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, cause: _Cause) -> None:
     document = stored.document
     label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
-    location = StateLocation(stored.storage, stored.folder, checked=True)
+    location = StateLocation(stored.storage, stored.folder, True, document.max_parallelism)
     handle = import_state(root, manifest, location, 0)
     failpoints.hit("begin.imported")
     # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same

@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import RestoreFacts
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.errors import Fenced, ForeignRows, PlanOutdated
 from stateflow.requesters import describe_requester
 from stateflow.runtime.job.job import Job
@@ -149,6 +150,10 @@ def _overtaken(plan: RestorePlan, head: Head, request: RestoreRequest) -> Fenced
     )
 
 
+def _location_of(savepoint: StoredSavepoint) -> StateLocation:
+    return StateLocation(savepoint.storage, savepoint.folder, True, savepoint.document.max_parallelism)
+
+
 def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
     """Publishes the output of the target, and stores its state in the job root."""
     root, target = context.job.root, context.target
@@ -158,7 +163,7 @@ def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
     if target.ref is not None and not context.drops_state:
         return dataclasses.replace(root.adoption(context.head, target.ref), sinks=sinks)
     savepoint = target.savepoint
-    location = StateLocation(savepoint.storage, savepoint.folder, checked=True) if savepoint else None
+    location = _location_of(savepoint) if savepoint else None
     manifest = import_state(root, context.manifest, location, context.head.entry.generation)
     return Adoption(
         upto=context.last_published,

@@ -113,7 +113,7 @@ def _owner(target: Target) -> str:
 
 
 def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target:
-    """Returns the target. Raises ConfigError for another job's savepoint that is not allowed or does not fit."""
+    """Returns the target. Raises ConfigError for another job's savepoint that is not allowed."""
     target = resolve_target(job.root, head, text)
     if target.job_uuid == job.root.job.job_uuid:
         return target
@@ -125,14 +125,6 @@ def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target
             savepoint=target.label,
             job_uuid=target.job_uuid,
             this_job=job.root.job.job_uuid,
-        )
-    assert target.savepoint is not None
-    if target.savepoint.document.max_parallelism != job.root.job.max_parallelism:
-        raise ConfigError(
-            "the savepoint was made with another max parallelism",
-            hint="create a new job root with the same one",
-            found=target.savepoint.document.max_parallelism,
-            wanted=job.root.job.max_parallelism,
         )
     return target
 

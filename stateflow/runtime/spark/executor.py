@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.checkpoint.barrier.task_report import TaskReport
-from stateflow.checkpoint.savepoints.workers import SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.frames import source_frame, split_sources

@@ -9,13 +9,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from stateflow.checkpoint.savepoints.workers import (
-    LocalWorkers,
-    SavepointWorkers,
-    WorkerResult,
-    WorkerTask,
-    run_in_process,
-)
+from stateflow.checkpoint.savepoints.canonical.worker_tasks import WorkerResult, WorkerTask
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers, run_in_process
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.storage import Credentials
 

@@ -22,7 +22,7 @@ DAGS = [f"{name}{suffix}" for name in ("flights", "fleet") for suffix in ("", "_
 DEFAULTS: dict[str, dict[str, Any]] = {
     "flights": {"drain": False, "failpoint": None},
     "fleet": {"drain": False},
-    "savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False, "drain": False},
+    "savepoint": {"name": None, "reason": None, "origin": "manual", "format": "default", "stop": False, "drain": False},
     "retention": {"retain": None, "savepoints": 7, "preview": False},
     "recovery": {"sinks": "restore", "drop": None, "keep_tables": None, "from_other_job": False, "run": False},
 }

@@ -7,9 +7,9 @@ from stateflow.checkpoint.log.documents import Answer
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none
 from stateflow.checkpoint.savepoints import catalog, cleanup, create
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import SavepointSpec
-from stateflow.checkpoint.savepoints.workers import LocalWorkers, SavepointWorkers
 from stateflow.operations import savepoints
 from stateflow.runtime.driver import request_server
 from stateflow.runtime.driver.request_server import RequestServer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.config.settings import SavepointSettings
@@ -11,6 +12,7 @@ from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
 
+T = TypeVar("T")
 WORTH_A_WORKER = 16 << 20
 """Bytes of state below which another worker costs more time than it saves."""
 
@@ -94,8 +96,8 @@ def shares_of(shards: Iterable[Shard], worth_a_worker: int = WORTH_A_WORKER) -> 
     return shares
 
 
-def divided(items: Sequence[Shard], parts: int) -> list[Sequence[Shard]]:
-    """Returns the items in at most `parts` contiguous groups of about equal number."""
+def divided(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+    """Returns the items in at most `parts` contiguous groups of about equal number, none of them empty."""
     parts = min(parts, len(items))
-    bounds = [len(items) * number // parts for number in range(parts + 1)]
+    bounds = [len(items) * number // parts for number in range(parts + 1)] if parts else []
     return [items[first:after] for first, after in pairwise(bounds)]

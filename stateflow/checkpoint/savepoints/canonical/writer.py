@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.savepoints.shares import Shard, divided
+from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
 from stateflow.state.backends import canonical_file
+from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, Document, FileHandle, FilePart, StateFile, SubtaskState
@@ -27,9 +28,11 @@ class Destination(Document, frozen=True, kw_only=True):
     """Where workers write."""
 
     folder: str
-    """Prefix of the savepoint's keys."""
+    """Prefix of the savepoint's keys, which its document does not have."""
     files: int
     """Maximum number of files of a worker."""
+    prefix: str = SAVEPOINT_FILES
+    """Prefix of the files' keys in the savepoint."""
 
 
 def write_share(share: Sequence[Shard], source: Storage, target: Storage, to: Destination) -> list[StateFile]:
@@ -52,42 +55,63 @@ def write_share(share: Sequence[Shard], source: Storage, target: Storage, to: De
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
     clock = SystemClock()
-    return [file for group in divided(share, to.files) for file in _write_file(group, source, target, to.folder, clock)]
+    return [file for group in divided(share, to.files) for file in _write_file(group, source, target, to, clock)]
 
 
 def _write_file(
-    shards: Sequence[Shard], source: Storage, target: Storage, folder: str, clock: Clock
+    shards: Sequence[Shard], source: Storage, target: Storage, to: Destination, clock: Clock
 ) -> list[StateFile]:
     """Writes shards one after the other into one object of the savepoint."""
-    parts: list[FilePart] = []
     with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
-        path = Path(scratch) / "entries"
-        whole = _Digest()
-        with open_private(path, must_create=True) as file:
-            for shard in shards:
-                part = _Digest()
-                for chunk in _encoded(shard, source, Path(scratch), clock):
-                    for digest in (part, whole) if len(shards) > 1 else (whole,):
-                        digest.update(chunk)
-                    file.write(chunk)
-                parts.append(FilePart(offset=whole.size - part.size, size=part.size, sha256=part.sha256))
-        key = f"{SAVEPOINT_FILES}{whole.sha256}"
-        failpoints.hit("savepoint.share")
-        target.put_file(f"{folder}{key}", path)
-    handle = FileHandle(key=key, size=whole.size, sha256=whole.sha256)
-    if len(shards) == 1:
-        return [StateFile(handle=handle, local_name=CANONICAL)]
-    return [StateFile(handle=handle, local_name=CANONICAL, part=part) for part in parts]
+        encoded = [
+            canonical_file.encode(shard.header, shard_entries(shard, source, Path(scratch), clock)) for shard in shards
+        ]
+        return store_files(encoded, target, to, Path(scratch))
 
 
-def _encoded(shard: Shard, source: Storage, scratch: Path, clock: Clock) -> Iterable[bytes]:
-    """Yields the canonical file of a shard in chunks."""
+def shard_entries(shard: Shard, source: Storage, scratch: Path, clock: Clock) -> Iterator[Entry]:
+    """Yields the entries of a shard in order of keys; raises MissingFile and CorruptFile.
+
+    Args:
+        shard: the shard.
+        source: the storage with its files.
+        scratch: a local folder.
+        clock: the clock for temporary names.
+    """
     # Removed after each shard: the files of all shards would need as much local disk as the whole state.
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         cache = HostCache.direct(Path(folder) / "cache", source, clock)
         location = StoreLocation(Path(folder) / "work", cache, RocksDBSettings())
-        base = Base(shard.state.subtask, shard.groups, (shard.state,))
-        yield from canonical_file.encode(shard.header, read_entries(location, base))
+        yield from read_entries(location, Base(shard.state.subtask, shard.groups, (shard.state,)))
+
+
+def store_files(files: Sequence[Iterable[bytes]], target: Storage, to: Destination, scratch: Path) -> list[StateFile]:
+    """Stores files as one object, whose key is derived from the content; returns them.
+
+    Args:
+        files: each file in chunks.
+        target: the storage.
+        to: prefixes of the object's key.
+        scratch: a local folder.
+    """
+    path = scratch / "object"
+    parts: list[FilePart] = []
+    whole = _Digest()
+    with open_private(path, must_create=True) as file:
+        for chunks in files:
+            part = _Digest()
+            for chunk in chunks:
+                for digest in (whole, part) if len(files) > 1 else (whole,):
+                    digest.update(chunk)
+                file.write(chunk)
+            parts.append(FilePart(offset=whole.size - part.size, size=part.size, sha256=part.sha256))
+    handle = FileHandle(key=f"{to.prefix}{whole.sha256}", size=whole.size, sha256=whole.sha256)
+    failpoints.hit("savepoint.share")
+    target.put_file(f"{to.folder}{handle.key}", path)
+    path.unlink()
+    if len(files) == 1:
+        return [StateFile(handle=handle, local_name=CANONICAL)]
+    return [StateFile(handle=handle, local_name=CANONICAL, part=part) for part in parts]
 
 
 class _Digest:
@@ -121,12 +145,13 @@ def with_canonical_files(
         of_subtask = written.setdefault((shard.operator, shard.state.subtask), [])
         of_subtask.append(replace(file, local_name=f"{CANONICAL}-{len(of_subtask)}"))
     return [
-        [_in_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
+        [in_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
         for index, operator in enumerate(manifest.operators)
     ]
 
 
-def _in_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
+def in_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
+    """Returns the state of a subtask in canonical files."""
     content = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     return replace(
         state, snapshot=f"{CANONICAL}-{content}", backend=CANONICAL, files=files, inline=None, store_manifest=b""

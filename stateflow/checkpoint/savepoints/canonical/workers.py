@@ -10,58 +10,55 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.checkpoint.barrier.task_report import Failure
-from stateflow.checkpoint.savepoints.canonical import Destination, write_share
-from stateflow.checkpoint.savepoints.shares import WORTH_A_WORKER, Shard, shares_of
-from stateflow.errors import InternalError, StateflowError
-from stateflow.state.handles import Document, StateFile
-from stateflow.storage import Storage, open_storage
+from stateflow.checkpoint.savepoints.canonical.shares import WORTH_A_WORKER, Shard, shares_of
+from stateflow.checkpoint.savepoints.canonical.worker_tasks import (
+    DivideShare,
+    SortBuckets,
+    WorkerResult,
+    WorkerTask,
+    WriteShare,
+)
+from stateflow.checkpoint.savepoints.canonical.writer import Destination
+from stateflow.errors import InternalError
+from stateflow.state.handles import StateFile
+from stateflow.storage import Storage
 from stateflow.types.decoders import msgpack_decoder
 
-_MEMORY = "memory://"
-WORKER_PROGRAM = (sys.executable, "-m", "stateflow.checkpoint.savepoints.worker_process")
+WORKER_PROGRAM = (sys.executable, "-m", "stateflow.checkpoint.savepoints.canonical.worker_process")
 
 
-class WorkerTask(Document, frozen=True, kw_only=True):
-    """What one worker does, in another process."""
-
-    share: list[Shard]
-    source: str
-    """URI of the storage with the checkpoint's files."""
-    target: str
-    """URI of the storage of the savepoint."""
-    to: Destination
-
-    def run(self) -> WorkerResult:
-        """Writes the share, and returns its files or its error."""
-        try:
-            files = write_share(self.share, open_storage(self.source), open_storage(self.target), self.to)
-        except StateflowError as e:
-            return WorkerResult(failure=Failure.of(e))
-        return WorkerResult(files=files)
+Work = WriteShare | DivideShare | SortBuckets
 
 
-class WorkerResult(Document, frozen=True, kw_only=True):
-    """The files that a worker has written, or why it failed."""
+@dataclass(frozen=True)
+class Volume:
+    """The storages that work reads and writes, and how many bytes it reads."""
 
-    files: list[StateFile] = []
-    failure: Failure | None = None
+    source: Storage
+    target: Storage
+    bytes: int
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether another process does not see a storage."""
+        return any(storage.uri.startswith("memory://") for storage in (self.source, self.target))
 
 
 class SavepointWorkers(ABC):
-    """Writes shares concurrently.
+    """Does the work of savepoints concurrently.
 
     Attributes:
-        worth_a_worker: size of state up to which this process writes it, in bytes; others share a worker up to it.
+        worth_a_worker: size of state up to which this process does it, in bytes; others share a worker up to it.
     """
 
     worth_a_worker = WORTH_A_WORKER
 
     def write(self, shards: Sequence[Shard], source: Storage, target: Storage, to: Destination) -> list[StateFile]:
-        """Writes shards, and returns their canonical files; raises as `write_share` does.
+        """Writes shards in the canonical format, and returns their files; raises as `write_share` does.
 
         Args:
             shards: all shards of a savepoint.
@@ -69,12 +66,19 @@ class SavepointWorkers(ABC):
             target: the storage of the savepoint.
             to: the folder there, and the number of files of a worker.
         """
-        shares = shares_of(shards, self.worth_a_worker)
-        is_small = sum(shard.bytes for shard in shards) <= self.worth_a_worker
-        # Another process does not see a storage in memory.
-        if is_small or _MEMORY in (source.uri[: len(_MEMORY)], target.uri[: len(_MEMORY)]):
-            return [file for share in shares for file in write_share(share, source, target, to)]
-        tasks = [WorkerTask(share=share, source=source.uri, target=target.uri, to=to) for share in shares]
+        works = [WriteShare(share=share, to=to) for share in shares_of(shards, self.worth_a_worker)]
+        return self.do(works, Volume(source, target, sum(shard.bytes for shard in shards)))
+
+    def do(self, works: Sequence[Work], volume: Volume) -> list[StateFile]:
+        """Does all work, and returns the files in its order.
+
+        Raises:
+            StateflowError: the first error of the work.
+            InternalError: a process ended without a result.
+        """
+        if volume.bytes <= self.worth_a_worker or volume.is_in_memory:
+            return [file for work in works for file in work.run(volume.source, volume.target)]
+        tasks = [WorkerTask(source=volume.source.uri, target=volume.target.uri, work=work) for work in works]
         results = self.run(tasks)
         for result in results:
             if result.failure:
@@ -91,12 +95,18 @@ class SavepointWorkers(ABC):
 
 
 class LocalWorkers(SavepointWorkers):
-    """Workers in child processes, as many at a time as there are processors for this process."""
+    """Workers in child processes.
+
+    Attributes:
+        count: how many run at a time: the number of processors for this process.
+    """
+
+    def __init__(self) -> None:
+        self.count = len(os.sched_getaffinity(0))
 
     def run(self, tasks: Sequence[WorkerTask]) -> list[WorkerResult]:
         """See `SavepointWorkers.run`."""
-        count = min(len(tasks), len(os.sched_getaffinity(0)))
-        with ThreadPoolExecutor(count, thread_name_prefix="stateflow-savepoint-worker") as pool:
+        with ThreadPoolExecutor(min(len(tasks), self.count), thread_name_prefix="stateflow-savepoint-worker") as pool:
             futures = [pool.submit(run_in_process, task) for task in tasks]
             try:
                 return [future.result() for future in futures]

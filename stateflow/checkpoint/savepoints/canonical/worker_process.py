@@ -9,7 +9,7 @@ import threading
 
 import msgspec
 
-from stateflow.checkpoint.savepoints.workers import WorkerTask
+from stateflow.checkpoint.savepoints.canonical.worker_tasks import WorkerTask
 from stateflow.types.decoders import msgpack_decoder
 
 _LOW_PRIORITY = 10

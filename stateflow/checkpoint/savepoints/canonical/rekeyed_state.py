@@ -1,0 +1,94 @@
+"""Gives all keyed state of a manifest another max parallelism, with several workers of this host."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.savepoints.canonical.rekey import NewSubtask, new_subtasks
+from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided, shards_of
+from stateflow.checkpoint.savepoints.canonical.worker_tasks import DivideShare, SortBuckets
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, in_files
+from stateflow.config.settings import SavepointSettings
+from stateflow.errors import IncompatibleState
+from stateflow.state.handles import CANONICAL, StateFile
+from stateflow.storage import Storage
+from stateflow.types.bounded_json import MEMORY_LIMIT
+from stateflow.types.decoders import msgpack_decoder
+
+_NO_PIECES = b"\x90"
+
+
+def rekey(source: Storage, manifest: Manifest, target: Storage, to: Destination, max_parallelism: int) -> Manifest:
+    """Writes the keyed state of a manifest with another max parallelism, in the canonical format.
+
+    Args:
+        source: the storage with the files of the manifest.
+        manifest: the manifest, with complete keys.
+        target: the storage for the new files.
+        to: prefixes of their keys, and the number of files of a worker.
+        max_parallelism: the new number of key groups.
+
+    Returns:
+        The manifest with the new state of subtasks; all other files are where they were.
+
+    Raises:
+        MissingFile, CorruptFile: a file is missing or damaged.
+        IncompatibleState: an operator has raw keyed state, whose keys only its function knows.
+    """
+    _check_no_raw_keyed(source, manifest)
+    workers = LocalWorkers()
+    shards = shards_of(manifest, max_parallelism, SavepointSettings())
+    subtasks = new_subtasks(manifest, max_parallelism)
+    volume = Volume(source, target, sum(shard.bytes for shard in shards))
+    with tempfile.TemporaryDirectory(prefix="stateflow-rekey-") as scratch:
+        divisions = _divisions(divided(shards, workers.count), subtasks, Path(scratch))
+        workers.do(divisions, volume)
+        folders = [division.folder for division in divisions]
+        shares = divided(subtasks, workers.count)
+        files = workers.do([SortBuckets(subtasks=list(s), folders=folders, to=to) for s in shares], volume)
+    return _with_files(manifest, subtasks, files)
+
+
+def _divisions(shares: Sequence[Sequence[Shard]], subtasks: Sequence[NewSubtask], scratch: Path) -> list[DivideShare]:
+    return [
+        DivideShare(share=list(share), subtasks=list(subtasks), folder=str(scratch / str(number)))
+        for number, share in enumerate(shares)
+    ]
+
+
+def _with_files(manifest: Manifest, subtasks: Sequence[NewSubtask], files: Sequence[StateFile]) -> Manifest:
+    operators: list[OperatorState] = []
+    for index, operator in enumerate(manifest.operators):
+        states = [
+            in_files(subtask.state, [replace(file, local_name=f"{CANONICAL}-0")])
+            for subtask, file in zip(subtasks, files, strict=True)
+            if subtask.operator == index
+        ]
+        operators.append(replace(operator, subtasks=states))
+    return replace(manifest, operators=operators)
+
+
+class _RawKeyed(msgspec.Struct):
+    """The raw keyed state of an `OperatorContent`, not decoded."""
+
+    raw_keyed: msgspec.Raw = msgspec.Raw(_NO_PIECES)
+
+
+def _check_no_raw_keyed(source: Storage, manifest: Manifest) -> None:
+    for operator in manifest.operators:
+        for part in operator.parts:
+            data = source.get(part.handle.key, MEMORY_LIMIT) if part.handle else part.content
+            if data and bytes(msgpack_decoder(_RawKeyed).decode(data).raw_keyed) != _NO_PIECES:
+                raise IncompatibleState(
+                    "raw keyed state cannot get another max parallelism",
+                    hint="its bytes have keys that only the operator's function knows; keep max_parallelism, or drop "
+                    "the operator's state",
+                    operator=operator.uid,
+                )
