@@ -43,7 +43,12 @@ def member_types(info: object) -> list[inspect.Type]:
 
 def all_types(value_type: object) -> Iterator[inspect.Type]:
     """Yields a type and all types of its members and fields, each class once; raises TypeError as `type_info` does."""
-    found, classes = [inspect.type_info(value_type)], set()
+    return types_within(inspect.type_info(value_type))
+
+
+def types_within(whole: inspect.Type) -> Iterator[inspect.Type]:
+    """Yields a type and all types of its members and fields, each class once."""
+    found, classes = [whole], set()
     while found:
         info = found.pop()
         cls = getattr(info, "cls", None)

@@ -7,7 +7,6 @@ host. The bound of a declared type is never below that of plain dicts and lists,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +15,19 @@ from msgspec import inspect
 
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.declared_types import all_types
+from stateflow.types.msgpack_items import (
+    ARRAYS,
+    BINARY,
+    EXTENSIONS,
+    LARGE_ARRAYS,
+    LONG_TEXTS,
+    MAPS,
+    NUMBERS,
+    RUN_WIDTHS,
+    SHORT_TEXTS,
+    WIDTHS,
+    size_at,
+)
 
 COPIES = 4
 """How often a value's bytes are in memory while it is decoded: compressed, as a block, as an entry, and as msgpack."""
@@ -33,53 +45,19 @@ _ROOM = 5
 _IN_ERROR, _WIDE_IN_ERROR = 12, 44
 """Bytes for a byte of a text in an error, which escapes each character: of an ASCII text, and of another."""
 
-_ARRAYS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
-_LARGE_ARRAYS = b"\xdc\xdd"
-_MAPS = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
-_SMALL_MAPS = _MAPS[: _ROOM + 1]
-_LARGE_MAPS = _MAPS[_ROOM + 1 :]
-_SHORT_TEXTS, _LONG_TEXTS = bytes(range(0xA0, 0xC0)), b"\xd9\xda\xdb"
-_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDE: 2, 0xDF: 4}
-"""Width of the length after the first byte of binary data, extensions, long texts and large maps."""
-_EXTENSIONS = b"\xc7\xc8\xc9"
-"""First bytes of extensions with a length, which does not include the byte of their type."""
-
-
-def _widths() -> list[int]:
-    """Returns for each first byte how many bytes are before the next item; 0 if a length follows."""
-    widths = [1] * 256
-    for width, tags in {2: "cc d0", 3: "cd d1 dc d4", 4: "d5", 5: "ca ce d2 dd", 6: "d6", 9: "cb cf d3"}.items():
-        for tag in bytes.fromhex(tags):
-            widths[tag] = width
-    widths[0xD7], widths[0xD8] = 10, 18
-    for tag in _SHORT_TEXTS:
-        widths[tag] = 1 + tag - _SHORT_TEXTS[0]
-    for tag in _LENGTH_BYTES:
-        widths[tag] = 0
-    return widths
-
-
-_WIDTHS = _widths()
-_NUMBERS = re.compile(
-    rb"([\x00-\x7f\xc0-\xc3\xe0-\xff]++)|((?:[\xcc\xd0].)++)|((?:[\xcd\xd1]..)++)|((?:[\xca\xce\xd2].{4})++)"
-    rb"|((?:\xcb.{8})++)|((?:[\xcf\xd3].{8})++)",
-    re.DOTALL,
-)
-"""Numbers of one width, which are counted together. The quantifiers are possessive: others keep a position for each
-number, which takes more memory than the decoded value."""
-_RUN_WIDTHS = (0, 1, 2, 3, 5, 9, 9)
-"""Width of a number by its group in `_NUMBERS`."""
+_SMALL_MAPS = MAPS[: _ROOM + 1]
+_LARGE_MAPS = MAPS[_ROOM + 1 :]
 
 
 def _plain_costs() -> list[int]:
     """Returns the memory of an item by its first byte, without the contents that follow a length."""
     costs = [_NUMBER] * 256
     costs[0xCF] = costs[0xD3] = _LONG
-    for tag in (*_SHORT_TEXTS, *_LENGTH_BYTES, *range(0xD4, 0xD9)):
+    for tag in (*SHORT_TEXTS, *LONG_TEXTS, *BINARY, *EXTENSIONS):
         costs[tag] = _CONTENT
-    for tag in _ARRAYS:
+    for tag in ARRAYS:
         costs[tag] = _LIST
-    for tag in _MAPS:
+    for tag in MAPS:
         costs[tag] = _DICT
     for entries in range(_ROOM + 1, 16):
         costs[0x80 + entries] = _DICT + _ENTRY * entries
@@ -104,7 +82,7 @@ class TypeMemory:
     _costs: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        containers = {*_ARRAYS, *_MAPS}
+        containers = {*ARRAYS, *MAPS}
         costs = (cost + self.item + self.container * (tag in containers) for tag, cost in enumerate(_plain_costs()))
         object.__setattr__(self, "_costs", tuple(costs))
         of_byte = COPIES + _DICT + _ENTRY // 2 + self.item + self.container + _WIDE_IN_ERROR * self.error_texts
@@ -120,7 +98,7 @@ class TypeMemory:
 
     def rough_size(self, data: bytes) -> int:
         """Returns a bound from the numbers of bytes alone: for a value never below `size`, and computed much faster."""
-        arrays, texts = _count(data, _ARRAYS), _count(data, _SHORT_TEXTS + _LONG_TEXTS)
+        arrays, texts = _count(data, ARRAYS), _count(data, SHORT_TEXTS + LONG_TEXTS)
         large = _count(data, _LARGE_MAPS)
         maps = _count(data, _SMALL_MAPS) + large
         containers = arrays * (_LIST - _NUMBER) + maps * (_DICT - _NUMBER) + (arrays + maps) * self.container
@@ -137,21 +115,21 @@ class TypeMemory:
         while at < len(data):
             tag = data[at]
             used += costs[tag]
-            if width := _WIDTHS[tag]:
+            if width := WIDTHS[tag]:
                 at += width
                 if 0xA0 <= tag <= 0xBF:
                     used += width if data[at - width + 1 : at].isascii() else width * _WIDE
-                elif tag in _LARGE_ARRAYS and (run := _NUMBERS.match(data, at)):
-                    used += len(run[0]) // _RUN_WIDTHS[run.lastindex or 0] * costs[run[0][0]]
+                elif tag in LARGE_ARRAYS and (run := NUMBERS.match(data, at)):
+                    used += len(run[0]) // RUN_WIDTHS[run.lastindex or 0] * costs[run[0][0]]
                     at = run.end()
             elif tag in _LARGE_MAPS:
-                start, entries = _length(data, at)
+                start, entries = size_at(data, at)
                 used += _ENTRY * entries
                 at = start
             else:
-                start, length = _length(data, at)
+                start, length = size_at(data, at)
                 at = start + length
-                is_wide = tag in _LONG_TEXTS and not data[start:at].isascii()
+                is_wide = tag in LONG_TEXTS and not data[start:at].isascii()
                 used += length * (_WIDE if is_wide else 1)
                 in_error = max(in_error, length * (_WIDE_IN_ERROR if is_wide else _IN_ERROR) * self.error_texts)
             if used + in_error > limit:
@@ -166,14 +144,6 @@ PLAIN = TypeMemory()
 def _count(data: bytes, values: bytes) -> int:
     """Returns how many bytes of the data have one of these values."""
     return len(data) - len(data.translate(None, values))
-
-
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the offset after a header with a length, and the length, at most that of the data after the header."""
-    tag = data[at]
-    start = at + 1 + _LENGTH_BYTES[tag]
-    length = int.from_bytes(data[at + 1 : start]) + (tag in _EXTENSIONS)
-    return start, min(length, len(data) - start)
 
 
 # -- declared types ---------------------------------------------------------------------------------------------------
