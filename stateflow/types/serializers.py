@@ -22,6 +22,7 @@ from stateflow.types.declared_types import describe_type, refuse_custom
 from stateflow.types.decoded_size import PLAIN, type_memory
 from stateflow.types.decoders import value_decoder
 from stateflow.types.descriptors import Serializer
+from stateflow.types.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ _ZERO = 1 << 63
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
+_PLAIN_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
 
 
 class ValueSerializer(Generic[T]):
@@ -55,8 +57,8 @@ class ValueSerializer(Generic[T]):
             self.value_type = python_type(value_type)
             self._decoder: msgspec.msgpack.Decoder[T] = value_decoder(self.value_type, from_builtin)
             refuse_custom(self.value_type)
-            self._memory = type_memory(self.value_type)
-            self._unchecked = self._memory.unchecked
+            self._memory, self._hashing = type_memory(self.value_type), hashing_cost(self.value_type)
+            self._unchecked = min(self._memory.unchecked, self._hashing.unchecked)
         except TypeError as e:
             raise JobDefinitionError(
                 "a state's type cannot be stored", hint=SUPPORTED, type=repr(value_type), reason=str(e)
@@ -72,12 +74,12 @@ class ValueSerializer(Generic[T]):
 
         Raises:
             StateError: it cannot be encoded, or is not of the declared type.
-            EntryTooLarge: decoding it could take more memory than readers accept.
+            EntryTooLarge: decoding it could take more memory or time than readers accept.
         """
         try:
             data = self._encoder.encode(value)
             if len(data) > self._unchecked:
-                self._memory.check(data)
+                self._check(data)
             # A checkpoint with a value that does not decode could never be restored.
             self._decoder.decode(data)
             return VALUE_FORMAT + data
@@ -87,6 +89,14 @@ class ValueSerializer(Generic[T]):
                 hint="divide it into elements of a list or entries of a map, or remove what is old",
                 size=len(data),
                 memory_limit=MEMORY_LIMIT,
+                **self._of,
+            ) from e
+        except TooMuchHashing as e:
+            raise EntryTooLarge(
+                "a value of state could take too much time when it is read: its dicts and sets have too many keys",
+                hint="keep them as entries of a map (MapState), or use texts as keys",
+                size=len(data),
+                steps_limit=STEPS_LIMIT,
                 **self._of,
             ) from e
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
@@ -99,18 +109,25 @@ class ValueSerializer(Generic[T]):
             ) from e
 
     def decode(self, data: bytes) -> T:
-        """Returns the value in `data`; raises CorruptFile if it is not of the declared type, or too large in memory."""
+        """Returns the value in `data`; raises CorruptFile for another type, or too much memory or time."""
         try:
             payload = data[1:] if data[:1] == VALUE_FORMAT else _payload(data)
             if len(payload) > self._unchecked:
-                self._memory.check(payload)
+                self._check(payload)
             return self._decoder.decode(payload)
         except TooMuchMemory as e:
             hint = "if the type of the state was changed, read the value with its earlier type, and divide it"
             raise self._corrupt("a stored value takes too much memory", hint, e) from e
+        except TooMuchHashing as e:
+            hint = "its keys may have been chosen by an attacker; restore another checkpoint or savepoint"
+            raise self._corrupt("a dict or set in a stored value could take too long to decode", hint, e) from e
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             hint = "check whether the type of the state was changed"
             raise self._corrupt("a stored value is not of the declared type", hint, e) from e
+
+    def _check(self, data: bytes) -> None:
+        self._memory.check(data)
+        self._hashing.check(data)
 
     def _corrupt(self, message: str, hint: str, cause: Exception) -> CorruptFile:
         return CorruptFile(message, hint=hint, declared=self.type_name, reason=str(cause), **self._of)
@@ -209,20 +226,22 @@ def decode_untyped(data: bytes, kind: Any = Any) -> Any:
     """Returns the value in `data` as plain dicts, lists, numbers and strings, without its declared type.
 
     For a custom serializer this is the list of its version and bytes. Raises CorruptFile for invalid data, and for data
-    that could take too much memory.
+    that could take too much memory or time.
     """
     try:
         payload = _payload(data)
-        PLAIN.check(payload)
+        if len(payload) > _PLAIN_UNCHECKED:
+            PLAIN.check(payload)
+            PLAIN_KEYS.check(payload)
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
 
 
 def check_untyped(data: bytes) -> None:
-    """Raises CorruptFile unless `data` has the structure of one value that takes no more memory than readers accept.
+    """Raises CorruptFile unless `data` has the structure of one value that readers without its type accept.
 
-    It creates no objects: keys of dicts, for example, could be chosen so that inserting them takes quadratic time.
+    It creates no objects.
     """
     decode_untyped(data, msgspec.Raw)
 

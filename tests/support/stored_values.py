@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,12 @@ def read_as(kind: object) -> Callable[[Path], None]:
 def stored(value: object) -> bytes:
     """A value as it is stored."""
     return VALUE_FORMAT + msgspec.msgpack.encode(value)
+
+
+def stored_dict(keys: Sequence[object]) -> bytes:
+    """The stored value of a dict with these keys, of which some may be equal, and None as values."""
+    entries = b"".join(msgspec.msgpack.encode(key) + b"\xc0" for key in keys)
+    return b"%b\xdf%b%b" % (VALUE_FORMAT, len(keys).to_bytes(4), entries)
 
 
 def repeated(unit: object, count: int) -> bytes:
