@@ -13,7 +13,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError
-from stateflow.storage import open_storage
+from stateflow.storage import Storage, open_storage
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,12 @@ def now(root: JobRoot) -> str:
 
 def open_root(job_root: str) -> JobRoot:
     """Opens the job root at a URI. Raises ConfigError when it does not exist."""
-    return JobRoot.open(open_storage(job_root), SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
+    return open_root_in(open_storage(job_root))
+
+
+def open_root_in(storage: Storage) -> JobRoot:
+    """Opens the job root in a storage. Raises ConfigError when there is none."""
+    return JobRoot.open(storage, SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
 
 
 def list_pins(job_root: str) -> list[Pin]:

@@ -12,9 +12,9 @@ from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, read_savepoint, savepoint_uri
 from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_external, dispose_savepoint
 from stateflow.errors import ConfigError
-from stateflow.operations.job_root import now, open_root
+from stateflow.operations.job_root import now, open_root, open_root_in
 from stateflow.operations.savepoints import SavepointReport, describe_savepoint
-from stateflow.storage import is_allowed, open_location, open_storage
+from stateflow.storage import open_if_allowed, open_location
 from stateflow.storage.paths import FORMAT, SAVEPOINTS, savepoint_folder
 
 
@@ -74,16 +74,17 @@ def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
     """
     storage = open_location(savepoint_uri(path))
     job_root, _, folder = storage.uri.rpartition(f"/{SAVEPOINTS}")
-    if job_root and "/" not in folder and is_allowed(job_root) and open_storage(job_root).size(FORMAT) is not None:
-        root = open_root(job_root)
+    above = open_if_allowed(job_root) if job_root and "/" not in folder else None
+    if above and above.size(FORMAT) is not None:
+        root = open_root_in(above)
         # By its folder: the name of another savepoint may be the name of this folder.
         return _dispose(root, folder, lambda: read_savepoint(root.storage, savepoint_folder(folder)), by, reason)
     uri = storage.uri.rstrip("/")
     parent, _, name = uri.rpartition("/")
     # Through the parent folder, so that the empty folder is deleted as well; the root of a bucket has no parent.
     name = unquote(name) if uri.startswith("file:") else name
-    through_parent = urlsplit(parent).path.strip("/") and is_allowed(parent)
-    location = (open_storage(parent), f"{name}/") if through_parent else (storage, "")
+    through = open_if_allowed(parent) if urlsplit(parent).path.strip("/") else None
+    location = (through, f"{name}/") if through else (storage, "")
     document, freed = dispose_external(*location)
     if document is None:
         return _unreadable(name, uri, job="", freed=freed)

@@ -2,7 +2,7 @@
 
 from stateflow.storage.base import BlobInfo, PutResult, Storage
 from stateflow.storage.credentials import Credentials
-from stateflow.storage.locations import check_location, is_allowed, open_location
+from stateflow.storage.locations import check_location, open_if_allowed, open_location
 from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.posix import PosixStorage
 from stateflow.storage.resolve import open_storage, register_memory, unregister_memory
@@ -15,7 +15,7 @@ __all__ = [
     "PutResult",
     "Storage",
     "check_location",
-    "is_allowed",
+    "open_if_allowed",
     "open_location",
     "open_storage",
     "register_memory",

@@ -31,10 +31,16 @@ class FoundFile:
 
 
 class FolderTree:
-    """Opens folders by their names below `root`. A symbolic link in place of a folder raises LinkedFolder."""
+    """Opens folders by their names below a folder. A symbolic link in place of one of them raises LinkedFolder.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder, whose path may lead through symbolic links.
+        inner: names of the folders from `root` to the one below which all others are; no links either.
+    """
+
+    def __init__(self, root: Path, inner: Names = ()) -> None:
         self._root = root
+        self._inner = tuple(inner)
         self._synced: OrderedDict[tuple[str, ...], None] = OrderedDict()
 
     @contextlib.contextmanager
@@ -42,7 +48,7 @@ class FolderTree:
         """Yields a descriptor of an existing folder."""
         folder = open_root(self._root)
         try:
-            for name in names:
+            for name in (*self._inner, *names):
                 folder = _replaced(folder, open_folder(folder, name))
             yield folder
         finally:
@@ -55,10 +61,10 @@ class FolderTree:
         Names are synced once per process: when another process removes the empty folder and creates it again, that
         process syncs it. Only probes and requests are in such folders, so no checkpoint is lost with them.
         """
-        folder = self._made_root()
+        folder, path = self._made_root(), (*self._inner, *names)
         try:
-            for level in range(1, len(names) + 1):
-                folder = _replaced(folder, self._enter(folder, tuple(names[:level])))
+            for level in range(1, len(path) + 1):
+                folder = _replaced(folder, self._enter(folder, path[:level]))
             yield folder
         finally:
             os.close(folder)
@@ -71,7 +77,7 @@ class FolderTree:
                     os.rmdir(names[level - 1], dir_fd=parent)
             except OSError:
                 return
-            self._synced.pop(tuple(names[:level]), None)
+            self._synced.pop((*self._inner, *names[:level]), None)
 
     def files(self, names: Names) -> Iterator[FoundFile]:
         """Yields the regular files below a folder, in any order; none when the folder does not exist."""

@@ -43,12 +43,17 @@ T = TypeVar("T")
 
 
 class PosixStorage(Storage):
-    """Files in a directory tree. Directories that it creates have mode 0700, files 0600, whatever the umask."""
+    """Files in a directory tree. Directories that it creates have mode 0700, files 0600, whatever the umask.
 
-    def __init__(self, root: str | Path) -> None:
+    Args:
+        root: path of the directory, which may lead through symbolic links.
+        folders: how the directory and those below it are opened; by its path unless given.
+    """
+
+    def __init__(self, root: str | Path, folders: FolderTree | None = None) -> None:
         self.root = Path(root).absolute()
         self.uri = self.root.as_uri()
-        self._folders = FolderTree(self.root)
+        self._folders = folders or FolderTree(self.root)
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stateflow.errors import ConfigError
-from stateflow.storage import check_location, open_location
+from stateflow.storage import PosixStorage, Storage, check_location, open_if_allowed, open_location
 from stateflow.storage.locations import VARIABLE
+from tests.support.cli_fixture import contents
 from tests.support.errors import raises
 
 ALLOWED = ["/data/jobs/flights", "file:///mnt/save%20points", "s3://backup/savepoints", "webhdfs://NN:9870/flights"]
@@ -72,6 +74,83 @@ def test_a_link_does_not_lead_out_of_an_allowed_location(tmp_path: Path) -> None
     check_location(str(tmp_path / "way" / "savepoint"), allowed)
     with raises(ConfigError):
         check_location(str(tmp_path / "allowed" / "link" / "savepoint"), allowed)
+
+
+@pytest.fixture
+def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the environment allows, with ``inner/folder/object``, and its neighbour ``other`` with the same."""
+    for name in ("allowed", "other"):
+        PosixStorage(tmp_path / name).put_new("inner/folder/object", name.encode())
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "allowed"))
+    return tmp_path / "allowed"
+
+
+def _replace_by_link(folder: Path, target: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to(target)
+
+
+USES: dict[str, Callable[[Storage], object]] = {
+    "get": lambda storage: storage.get("object"),
+    "size": lambda storage: storage.size("object"),
+    "list": lambda storage: storage.list(""),
+    "put": lambda storage: storage.put_new("new", b"x"),
+    "put into a folder": lambda storage: storage.put_new("a/b", b"x"),
+    "delete": lambda storage: storage.delete(["object"]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", ["inner", "inner/folder"])
+def test_a_link_that_replaces_a_folder_after_the_check_is_not_followed(
+    allowed: Path, tmp_path: Path, name: str, use: str
+) -> None:
+    storage, before = open_location(str(allowed / "inner/folder")), contents(tmp_path / "other")
+    _replace_by_link(allowed / name, tmp_path / "other" / name)
+    with raises(ConfigError, path=str(allowed / name)):
+        USES[use](storage)
+    assert contents(tmp_path / "other") == before
+
+
+def test_a_link_after_the_check_is_not_followed_for_a_location_above_a_named_one(allowed: Path, tmp_path: Path) -> None:
+    storage = open_if_allowed((allowed / "inner").as_uri())
+    assert storage is not None and storage.get("folder/object") == b"allowed"
+    _replace_by_link(allowed / "inner", tmp_path / "other/inner")
+    with raises(ConfigError):
+        storage.get("folder/object")
+    assert open_if_allowed(str(tmp_path / "other")) is None
+
+
+def test_a_location_is_opened_through_links_that_stay_in_an_allowed_one(allowed: Path, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(allowed)
+    (allowed / "link").symlink_to("inner")
+    for path in (tmp_path / "way/inner/folder", allowed / "link/folder"):
+        storage = open_location(str(path))
+        assert storage.get("object") == b"allowed" and storage.uri == path.as_uri()
+        assert [found.key for found in storage.list("")] == ["object"]
+
+
+def test_the_outermost_allowed_location_is_the_one_that_is_trusted(
+    allowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{allowed}/inner/folder {allowed} {allowed}/inner")
+    storage = open_location(f"{allowed}/inner/folder")
+    _replace_by_link(allowed / "inner", tmp_path / "other/inner")
+    with raises(ConfigError):
+        storage.get("object")
+
+
+def test_a_new_folder_in_an_allowed_location_is_private(
+    allowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_location(str(allowed / "a/b"))
+    storage.put_new("c/object", b"x")
+    assert {path.stat().st_mode & 0o777 for path in (allowed / "a", allowed / "a/b", allowed / "a/b/c")} == {0o700}
+    storage.delete(["c/object"])
+    assert list((allowed / "a").iterdir()) == [allowed / "a/b"]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "missing"))
+    open_location(str(tmp_path / "missing/a")).put_new("object", b"x")
+    assert (tmp_path / "missing/a/object").read_bytes() == b"x"
 
 
 def test_without_the_variable_everything_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
