@@ -60,11 +60,6 @@ class Place:
         self.is_set = have_sets(self._types)
         self.text_steps = max(map(_text_steps, _keys(self._types)), default=0)
 
-    @classmethod
-    def around(cls, value_type: object) -> Place:
-        """Returns the place of a list of values of a type."""
-        return cls([inspect.type_info(list[value_type])], {})  # type: ignore[valid-type]
-
     @cached_property
     def item(self) -> Place:
         """The place of all items of an array."""

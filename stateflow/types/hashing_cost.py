@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from stateflow.types.declared_types import all_types
+from stateflow.types.declared_types import types_within
 from stateflow.types.decoders import msgpack_decoder
 from stateflow.types.hashed_places import (
     NUMBER,
@@ -48,7 +48,7 @@ _TEXT_OF_STEP = 16
 """Bytes of a text that are compared in one step."""
 _DEEPEST = 100_000
 """Levels of containers after which the walk ends. Decoders raise RecursionError after 1,000 to 10,000."""
-_PART_LEVELS, _MOST_PARTS, _SMALL_PART = 3, 100_000, 32
+_PART_LEVELS, _MOST_PARTS, _SMALL_PART = 5, 100_000, 32
 """How many levels of containers are divided, into how many parts each, and the quotient of `unchecked` that is small
 enough. A part takes 80 bytes of memory."""
 _FEW = 8
@@ -245,9 +245,10 @@ def hashing_cost(value_type: object) -> HashingCost:
     Raises:
         TypeError: msgspec does not know the type.
     """
-    types = list(all_types(value_type))
+    values = inspect.type_info(list[value_type])  # type: ignore[valid-type]
+    types = list(types_within(values))
     keys, has_sets = hashed_types(types), have_sets(types)
-    return HashingCost(Place.around(value_type), item_steps(keys), _unchecked(keys, has_sets))
+    return HashingCost(Place([values], {}), item_steps(keys), _unchecked(keys, has_sets))
 
 
 def _unchecked(keys: Sequence[inspect.Type], has_sets: bool) -> int:
