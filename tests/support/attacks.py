@@ -42,7 +42,7 @@ from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations.job_root import open_root
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.backends.rocksdb.table_file import check_table_file
+from stateflow.state.backends.rocksdb.tables.file import check_table_file
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
 from stateflow.storage.hdfs.storage import HdfsStorage

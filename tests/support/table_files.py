@@ -19,7 +19,7 @@ from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.table_blocks import data_blocks, decompressed, entries_of
+from stateflow.state.backends.rocksdb.tables.blocks import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53
 TRAILER_BYTES = 5

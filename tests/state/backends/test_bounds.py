@@ -30,7 +30,7 @@ from stateflow.state.backends.rocksdb.manifest import (
 )
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.record_log import fragments_of
-from stateflow.state.backends.rocksdb.table_file import key_bounds
+from stateflow.state.backends.rocksdb.tables.file import key_bounds
 from stateflow.storage import MemoryStorage
 from tests.support.errors import raises
 from tests.support.stores import RocksStoreFixture

@@ -14,7 +14,7 @@ import dataclasses
 from pathlib import Path
 
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest
-from stateflow.state.backends.rocksdb.table_file import key_bounds
+from stateflow.state.backends.rocksdb.tables.file import key_bounds
 
 LONGEST_BOUND = 64
 """Bytes of a stored bound without its trailer."""

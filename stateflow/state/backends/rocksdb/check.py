@@ -21,7 +21,7 @@ from stateflow.private_files import make_new_folder
 from stateflow.process_limits import ChildLimits, failure_of
 from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, write_manifest
-from stateflow.state.backends.rocksdb.table_file import check_table_file
+from stateflow.state.backends.rocksdb.tables.file import check_table_file
 from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, remove_tree
 from stateflow.state.handles import StateFile
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.table_blocks import (
+from stateflow.state.backends.rocksdb.tables.blocks import (
     DELETED_RANGE,
     INTERNAL,
     LARGEST_BLOCK,

@@ -1,7 +1,7 @@
 """Blocks of RocksDB's data files: their compression, checksums, and entries.
 
 Nothing of a block is trusted: its sizes and positions are followed in NumPy, for many blocks at a time. Keys and values
-are not decoded. See `table_file`.
+are not decoded. See `file.py`.
 """
 
 from __future__ import annotations
