@@ -17,8 +17,11 @@ Readers trust no length: memory is bounded by the largest block that a writer ma
 
 from __future__ import annotations
 
+import os
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, BinaryIO
 
 import msgspec
@@ -26,9 +29,18 @@ import pyarrow as pa
 import xxhash
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, read_exactly, unreadable
+from stateflow.state.backends.entry_stream import (
+    GROUP_BYTES,
+    Entry,
+    EntryBlock,
+    block_of,
+    first_key,
+    read_exactly,
+    unreadable,
+)
 from stateflow.state.handles import Document, StateSchema
 from stateflow.types.bounded_json import decode_json
+from stateflow.types.key_groups import KeyGroupRange
 
 _MAGIC = b"SFCS\x01"
 _HEAD, _BLOCK, _GROUP, _COUNT = struct.Struct(">IQ"), struct.Struct(">IIQ"), struct.Struct(">H"), struct.Struct(">Q")
@@ -124,72 +136,106 @@ def read_header(stream: BinaryIO, name: str) -> CanonicalHeader:
     return header
 
 
-def decode(stream: BinaryIO, name: str) -> Iterator[Entry]:
-    """Yields the entries of a file in order of keys.
+@dataclass(frozen=True)
+class _Group:
+    """The blocks of a key group.
+
+    Attributes:
+        number: the key group.
+        offset: position of its first record in the file.
+        blocks: number of blocks, at least one.
+    """
+
+    number: int
+    offset: int
+    blocks: int
+
+
+def decode_blocks(stream: BinaryIO, name: str, owned: KeyGroupRange) -> Iterator[EntryBlock]:
+    """Yields the entries of some key groups in order of keys, in blocks. Blocks of others are not read.
 
     Args:
-        stream: the file, at its beginning.
+        stream: the file, at its beginning; it can seek.
         name: name of the file, for errors.
+        owned: the key groups.
 
     Raises:
         CorruptFile: the file is not of this format; entries may have been yielded before.
     """
-    header = read_header(stream, name)
-    count, last, ended = 0, b"", header.first_group - 1
-    while (tag := read_exactly(stream, 1, name)) != _END:
-        if tag == _END_OF_GROUP:
-            (group,) = _GROUP.unpack(read_exactly(stream, GROUP_BYTES, name))
-            if last[:GROUP_BYTES] != _GROUP.pack(group) or not ended < group <= header.last_group:
-                raise unreadable(name, "the end of a key group is not after its entries")
-            ended = group
-            continue
-        if tag != _IS_BLOCK:
-            raise unreadable(name, "a record is of an unknown kind")
-        items = _read_block(stream, name)
-        keys = items[::2]
-        _check_keys(last, keys, ended, name)
-        last = keys[-1]
-        count += len(keys)
-        yield from zip(keys, items[1::2], strict=True)
-        del items, keys  # Before the next block is read, since each may be large.
-    if last and last[:GROUP_BYTES] != _GROUP.pack(ended):
-        raise unreadable(name, "its last key group has no end")
-    if _COUNT.unpack(read_exactly(stream, _COUNT.size, name)) != (count,):
+    groups, count = _find_groups(stream, name)
+    numbers = [group.number for group in groups]
+    first, end = bisect_left(numbers, owned.first), bisect_right(numbers, owned.last)
+    # No checksum covers the number of a key group. The first block shows it, and damage to one number that hides an
+    # owned key group makes it one of these two.
+    for neighbour in (*groups[max(0, first - 1) : first], *groups[end : end + 1]):
+        next(_read_group(stream, name, neighbour))
+    found = 0
+    for group in groups[first:end]:
+        for block in _read_group(stream, name, group):
+            found += len(block.keys)
+            yield block
+            del block  # Before the next one is read, since each may be large.
+    if end - first == len(groups) and found != count:
         raise unreadable(name, "its number of entries differs from the recorded count")
+
+
+def _find_groups(stream: BinaryIO, name: str) -> tuple[list[_Group], int]:
+    """Returns the key groups of a file in ascending order, and the recorded number of entries, reading no block."""
+    header = read_header(stream, name)
+    groups: list[_Group] = []
+    offset, blocks, last = stream.tell(), 0, header.first_group - 1
+    while (tag := read_exactly(stream, 1, name)) != _END:
+        if tag == _IS_BLOCK:
+            stream.seek(_read_head(stream, name)[0], os.SEEK_CUR)
+            blocks += 1
+        elif tag == _END_OF_GROUP:
+            (number,) = _GROUP.unpack(read_exactly(stream, GROUP_BYTES, name))
+            if not blocks or not last < number <= header.last_group:
+                raise unreadable(name, "a key group has no entries, or is not in order or not in the range of the file")
+            groups.append(_Group(number, offset, blocks))
+            offset, blocks, last = stream.tell(), 0, number
+        else:
+            raise unreadable(name, "a record is of an unknown kind")
+    if blocks:
+        raise unreadable(name, "its last key group has no end")
+    (count,) = _COUNT.unpack(read_exactly(stream, _COUNT.size, name))
     if stream.read(1):
         raise unreadable(name, "there are bytes after its end")
+    return groups, count
 
 
-def _read_block(stream: BinaryIO, name: str) -> list[bytes]:
+def _read_group(stream: BinaryIO, name: str, group: _Group) -> Iterator[EntryBlock]:
+    """Yields the blocks of a key group; raises CorruptFile for keys of another one."""
+    stream.seek(group.offset)
+    prefix, last = first_key(group.number), b""
+    for _ in range(group.blocks):
+        read_exactly(stream, 1, name)
+        block = block_of(_read_items(stream, name), last, name)
+        # The keys are in order, so all between these two begin with the same key group.
+        if not block.keys[0].startswith(prefix) or not block.keys[-1].startswith(prefix):
+            raise unreadable(name, "a block has keys of another key group")
+        last = block.keys[-1]
+        yield block
+        del block
+
+
+def _read_head(stream: BinaryIO, name: str) -> tuple[int, int, int]:
+    """Returns length, size and checksum of a block whose kind was read."""
     length, size, checksum = _BLOCK.unpack(read_exactly(stream, _BLOCK.size, name))
     if max(length, size) > _LARGEST_BLOCK:
         raise unreadable(name, "a block is larger than any that is written")
+    return length, size, checksum
+
+
+def _read_items(stream: BinaryIO, name: str) -> list[bytes]:
+    length, size, checksum = _read_head(stream, name)
     data = read_exactly(stream, length, name)
     if xxhash.xxh64_intdigest(data) != checksum:
         raise unreadable(name, "the checksum of a block does not match")
     try:
-        contents = _codec.decompress(data, size, asbytes=True)
-        items: list[bytes] = _items.decode(contents)
+        # A buffer of Arrow, whose memory is used again: with new pages for each block, LZ4 takes four times as long. It
+        # has `size` bytes in any case, and bytes after the array are an error.
+        items: list[bytes] = _items.decode(_codec.decompress(data, size))
     except (OSError, ValueError, msgspec.DecodeError) as e:
         raise unreadable(name, str(e)) from e
-    if len(contents) != size or not items or len(items) % 2:
-        raise unreadable(name, "a block is not an array of keys and values of the recorded size")
     return items
-
-
-def _check_keys(last: bytes, keys: list[bytes], ended: int, name: str) -> None:
-    """Raises CorruptFile unless the keys ascend after `last`, and are all of one key group that has not ended.
-
-    Args:
-        last: the key before them; empty for none.
-        keys: the keys of a block.
-        ended: the last key group that has ended.
-        name: name of the file.
-    """
-    group, before = keys[0][:GROUP_BYTES], last[:GROUP_BYTES]
-    if keys[0] <= last or keys != sorted(keys) or len(set(keys)) != len(keys):
-        raise unreadable(name, "its keys are not in order")
-    if len(group) < GROUP_BYTES or group != keys[-1][:GROUP_BYTES] or int.from_bytes(group) <= ended:
-        raise unreadable(name, "a block has several key groups, or one that has ended")
-    if last and before != group and int.from_bytes(before) != ended:
-        raise unreadable(name, "a key group has no end")

@@ -1,14 +1,76 @@
-"""What the forms in which entries are stored as streams have in common: entries, exact reads, and the error."""
+"""What the stream formats of entries have in common: entries and their blocks, exact reads, and the error."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import lt
 from typing import BinaryIO
 
 from stateflow.errors import CorruptFile
+from stateflow.types.key_groups import KeyGroupRange
 
 Entry = tuple[bytes, bytes]
 """A key, which begins with its key group, and its value."""
 GROUP_BYTES = 2
+
+
+@dataclass(frozen=True)
+class EntryBlock:
+    """Consecutive entries of a stream. What is done once for a block would take longer for each of its entries.
+
+    Attributes:
+        keys: at least one key; they ascend, and each begins with its key group.
+        values: the values of the keys, in their order.
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+
+    def select(self, groups: KeyGroupRange) -> EntryBlock | None:
+        """Returns the entries of some key groups; None without any."""
+        first = bisect_left(self.keys, first_key(groups.first))
+        end = bisect_left(self.keys, first_key(groups.last + 1))
+        return EntryBlock(self.keys[first:end], self.values[first:end]) if first < end else None
+
+
+def entries_of(blocks: Iterable[EntryBlock]) -> Iterator[Entry]:
+    """Yields the entries of blocks."""
+    for block in blocks:
+        yield from zip(block.keys, block.values, strict=True)
+        del block  # Before the next one is read, since each may be large.
+
+
+def select_key_groups(blocks: Iterable[EntryBlock], groups: KeyGroupRange) -> Iterator[EntryBlock]:
+    """Yields the entries of some key groups, in blocks."""
+    return (selected for block in blocks if (selected := block.select(groups)))
+
+
+def first_key(group: int) -> bytes:
+    """Returns the smallest key that an entry of a key group can have."""
+    return group.to_bytes(GROUP_BYTES)
+
+
+def block_of(items: list[bytes], last: bytes, name: str) -> EntryBlock:
+    """Returns a decoded block of a stream.
+
+    Args:
+        items: its keys and values: key, value, key, …
+        last: the key before them; empty for none.
+        name: name of the file, for errors.
+
+    Raises:
+        CorruptFile: the items are no keys and values, or the keys do not ascend after `last` or have no key group.
+    """
+    if not items or len(items) % 2:
+        raise unreadable(name, "a block is not an array of keys and values")
+    keys = items[::2]
+    if keys[0] <= last or not all(map(lt, keys, keys[1:])):
+        raise unreadable(name, "its keys are not in order")
+    if min(map(len, keys)) < GROUP_BYTES:
+        raise unreadable(name, "a key is too short")
+    return EntryBlock(keys, items[1::2])
 
 
 def read_exactly(stream: BinaryIO, size: int, name: str) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+import io
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,14 +15,12 @@ from stateflow.errors import CorruptFile
 from stateflow.private_files import make_folders
 from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
-from stateflow.state.backends.entry_stream import Entry
+from stateflow.state.backends.entry_stream import Entry, EntryBlock, entries_of, select_key_groups
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import Check, HostCache, has_content, has_size
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
-
-_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, 
     Raises as `open_backend` does.
     """
     check_backends_known(base.parts)
-    native, foreign = _split(base)
-    for part in foreign.parts:
-        yield from hashmap_snapshot.select_key_groups(_decoded(location, part), base.owned)
+    for run in _foreign_runs(base):
+        yield from entries_of(_read_blocks(location, run))
+    native = _native_parts(base)
     if native.parts:
         store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb)
         try:
@@ -75,46 +75,49 @@ def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, 
 
 
 def _open_rocksdb(location: StoreLocation, base: Base, incremental: bool) -> RocksDBBackend:
-    native, foreign = _split(base)
-    store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb, incremental)
+    store = RocksDBBackend(location.folder, location.cache, _native_parts(base), location.rocksdb, incremental)
     try:
-        for chunk in _chunks(read_entries(location, foreign)):
-            store.write(chunk)
+        for run in _foreign_runs(base):
+            with closing(_read_blocks(location, run)) as blocks:
+                for block in blocks:
+                    store.write(dict(zip(block.keys, block.values, strict=True)))
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _chunks(entries: Iterable[Entry]) -> Iterator[dict[bytes, bytes]]:
-    """Yields the entries in parts of about 4 MiB, or of one large entry."""
-    chunk: dict[bytes, bytes] = {}
-    size = 0
-    for key, value in entries:
-        chunk[key] = value
-        size += len(key) + len(value)
-        if size >= _CHUNK_BYTES:
-            yield chunk
-            chunk, size = {}, 0
-    if chunk:
-        yield chunk
+def _native_parts(base: Base) -> Base:
+    """Returns the base with only the parts that RocksDB wrote."""
+    return replace(base, parts=tuple(part for part in base.parts if _is_native(part)))
 
 
-def _split(base: Base) -> tuple[Base, Base]:
-    """Returns the base with only the parts that RocksDB wrote, and with only the others."""
-    native = tuple(p for p in base.parts if p.backend == "rocksdb")
-    foreign = tuple(p for p in base.parts if p.backend != "rocksdb")
-    return replace(base, parts=native), replace(base, parts=foreign)
+def _foreign_runs(base: Base) -> Iterator[Base]:
+    """Yields the base with parts that RocksDB did not write, in order of key groups, a native part between two runs."""
+    parts = sorted(base.parts, key=lambda part: part.first_group)
+    for is_native, run in groupby(parts, _is_native):
+        if not is_native:
+            yield replace(base, parts=tuple(run))
 
 
-def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
-    if part.backend == CANONICAL:
-        for stored in part.files:
-            with _opened(location, part, stored, has_size) as file:
-                yield from canonical_file.decode(file, stored.handle.key)
-        return
+def _is_native(part: SubtaskState) -> bool:
+    return part.backend == "rocksdb"
+
+
+def _read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, None, None]:
+    """Yields the entries of the key groups that `base` owns, part by part; RocksDB wrote none of the parts."""
+    for part in base.parts:
+        if part.backend == CANONICAL:
+            for stored in part.files:
+                with _opened(location, part, stored, has_size) as file:
+                    yield from canonical_file.decode_blocks(file, stored.handle.key, base.owned)
+        else:
+            yield from select_key_groups(_hashmap_blocks(location, part), base.owned)
+
+
+def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
     if part.inline is not None:
-        yield from hashmap_snapshot.decode_bytes(part.inline, part.snapshot)
+        yield from hashmap_snapshot.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
         return
     if [f.local_name for f in part.files] != [LOCAL_NAME]:
         raise CorruptFile(
@@ -126,7 +129,7 @@ def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
     stored = part.files[0]
     # The format has no checksums of its own, and the file is read as a whole anyway.
     with _opened(location, part, stored, has_content) as file:
-        yield from hashmap_snapshot.decode(file, stored.size, stored.handle.key)
+        yield from hashmap_snapshot.decode_blocks(file, stored.size, stored.handle.key)
 
 
 @contextmanager

@@ -21,7 +21,16 @@ from typing import Annotated, BinaryIO
 import msgspec
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, read_exactly, unreadable
+from stateflow.state.backends.entry_stream import (
+    GROUP_BYTES,
+    Entry,
+    EntryBlock,
+    block_of,
+    entries_of,
+    read_exactly,
+    select_key_groups,
+    unreadable,
+)
 from stateflow.types.key_groups import KeyGroupRange
 
 _HEAD = b"SFKV\x01"
@@ -58,8 +67,8 @@ def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
     yield _LENGTH.pack(0) + _COUNT.pack(count)
 
 
-def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
-    """Yields the entries of a stream.
+def decode_blocks(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBlock]:
+    """Yields the entries of a stream, in blocks.
 
     Args:
         stream: the stream.
@@ -79,32 +88,21 @@ def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
             raise unreadable(name, "a block is longer than the file")
         if length > _LARGEST_BLOCK:
             raise unreadable(name, "a block is larger than any that is written")
-        items = _decode_block(read_exactly(stream, length, name), name)
-        keys = items[::2]
-        _check_order(last, keys, name)
-        last = keys[-1]
-        count += len(keys)
-        yield from zip(keys, items[1::2], strict=True)
-        del items, keys  # Before the next block is read, since each may be large.
+        block = block_of(_items_of(read_exactly(stream, length, name), name), last, name)
+        last = block.keys[-1]
+        count += len(block.keys)
+        yield block
+        del block  # Before the next one is read, since each may be large.
     if _number(stream, _COUNT, name) != count:
         raise unreadable(name, "its number of entries differs from the recorded count")
     if stream.read(1):
         raise unreadable(name, "there are bytes after its end")
 
 
-def decode_bytes(data: bytes, name: str) -> Iterator[Entry]:
-    """Yields the entries in `data`; see `decode`."""
-    return decode(io.BytesIO(data), len(data), name)
-
-
 def restrict(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
-    """Returns the stream with only the entries of the key groups `owned`. Raises as `decode` does."""
-    return b"".join(encode(select_key_groups(decode_bytes(data, name), owned)))
-
-
-def select_key_groups(entries: Iterable[Entry], owned: KeyGroupRange) -> Iterator[Entry]:
-    """Yields the entries of the key groups `owned`."""
-    return (entry for entry in entries if int.from_bytes(entry[0][:GROUP_BYTES], "big") in owned)
+    """Returns the stream `data` with only the entries of the key groups `owned`. Raises as `decode_blocks` does."""
+    blocks = decode_blocks(io.BytesIO(data), len(data), name)
+    return b"".join(encode(entries_of(select_key_groups(blocks, owned))))
 
 
 def _block(items: list[bytes]) -> bytes:
@@ -112,21 +110,12 @@ def _block(items: list[bytes]) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def _decode_block(data: bytes, name: str) -> list[bytes]:
+def _items_of(data: bytes, name: str) -> list[bytes]:
     try:
         items: list[bytes] = _items.decode(data)
     except msgspec.DecodeError as e:
         raise unreadable(name, str(e)) from e
-    if not items or len(items) % 2:
-        raise unreadable(name, "a block is not an array of keys and values")
     return items
-
-
-def _check_order(last: bytes, keys: list[bytes], name: str) -> None:
-    for key in keys:
-        if len(key) < GROUP_BYTES or key <= last:
-            raise unreadable(name, "its keys are not in order, or are too short")
-        last = key
 
 
 def _number(stream: BinaryIO, layout: struct.Struct, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.canonical_file import CanonicalHeader, decode, encode, read_header
+from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, read_header
+from stateflow.state.backends.entry_stream import entries_of
 from stateflow.state.handles import StateSchema
+from stateflow.types.key_groups import KeyGroupRange
 from tests.support import canonical_reader
 
 STATES = [StateSchema(name="totals", kind="value", value_type="int")]
@@ -35,13 +38,23 @@ def _file(found: Entries, header: CanonicalHeader = HEADER) -> bytes:
     return b"".join(encode(header, sorted(found.items())))
 
 
-def _read(data: bytes) -> list[tuple[bytes, bytes]]:
-    return list(decode(io.BytesIO(data), "a file"))
+def _read(data: bytes, first: int = 0, last: int = 127) -> list[tuple[bytes, bytes]]:
+    return list(entries_of(decode_blocks(io.BytesIO(data), "a file", KeyGroupRange(first, last))))
 
 
 @given(entries)
 def test_entries_are_read_in_the_order_of_keys(found: Entries) -> None:
     assert _read(_file(found)) == sorted(found.items())
+
+
+def _of_groups(found: Entries, first: int, last: int) -> list[tuple[bytes, bytes]]:
+    return sorted((k, v) for k, v in found.items() if first <= int.from_bytes(k[:2]) <= last)
+
+
+@given(entries, st.integers(0, 127), st.integers(0, 127))
+def test_the_entries_of_some_key_groups_are_read(found: Entries, first: int, last: int) -> None:
+    first, last = min(first, last), max(first, last)
+    assert _read(_file(found), first, last) == _of_groups(found, first, last)
 
 
 @given(entries)
@@ -138,3 +151,25 @@ def test_a_flipped_bit_is_an_error(bit: int) -> None:
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptFile):
         _read(bytes(data))
+
+
+SEVERAL = {struct.pack(">HB", group, n): bytes([group, n]) for group in (2, 4, 5, 8, 12) for n in range(3)}
+
+
+def test_blocks_of_distant_key_groups_are_not_read() -> None:
+    data = bytearray(_file(SEVERAL))
+    # The data of a block of the first key group, which follows the block's kind, lengths and checksum.
+    data[len(_made(count=0)) - 9 + 17] ^= 1
+    assert _read(bytes(data), 5, 8) == _of_groups(SEVERAL, 5, 8)
+    with pytest.raises(CorruptFile):
+        _read(bytes(data), 0, 8)
+
+
+@pytest.mark.parametrize(("first", "last"), [(2, 2), (4, 5), (5, 8), (6, 7), (12, 13)])
+def test_no_flipped_bit_hides_an_entry_of_the_selected_key_groups(first: int, last: int) -> None:
+    intact = _file(SEVERAL)
+    for bit in range(8 * (len(_made(count=0)) - 9), 8 * len(intact)):
+        data = bytearray(intact)
+        data[bit // 8] ^= 1 << bit % 8
+        with suppress(CorruptFile):
+            assert _read(bytes(data), first, last) == _of_groups(SEVERAL, first, last), bit

@@ -18,6 +18,7 @@ from stateflow.clock import ManualClock
 from stateflow.config.state_settings import BACKENDS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, MissingFile
 from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends.entry_stream import entries_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
@@ -32,8 +33,12 @@ def _encoded(entries: dict[bytes, bytes]) -> bytes:
     return b"".join(hashmap_snapshot.encode(sorted(entries.items())))
 
 
+def _read(data: bytes) -> list[tuple[bytes, bytes]]:
+    return list(entries_of(hashmap_snapshot.decode_blocks(io.BytesIO(data), len(data), "file")))
+
+
 def _decoded(data: bytes) -> dict[bytes, bytes]:
-    return dict(hashmap_snapshot.decode_bytes(data, "file"))
+    return dict(_read(data))
 
 
 @given(ENTRIES, st.integers(0, 3), st.integers(0, 3))
@@ -41,7 +46,7 @@ def test_what_was_encoded_is_decoded_whole_or_for_some_key_groups(
     entries: dict[bytes, bytes], first: int, more: int
 ) -> None:
     entries |= {key_of(g): b"x" for g in range(6)}
-    assert list(hashmap_snapshot.decode_bytes(_encoded(entries), "file")) == sorted(entries.items())
+    assert _read(_encoded(entries)) == sorted(entries.items())
     owned = KeyGroupRange(first, first + more)
     wanted = {k: v for k, v in entries.items() if first <= int.from_bytes(k[:2], "big") <= first + more}
     assert _decoded(hashmap_snapshot.restrict(_encoded(entries), owned, "file")) == wanted
@@ -118,7 +123,7 @@ def test_a_block_that_is_larger_than_any_entry_may_be_is_not_read() -> None:
     # The size is that of a file without content on the disk, which costs an attacker nothing.
     stream = io.BytesIO(HEAD + struct.pack(">I", 1 << 30) + b"\x92\xc4\x02ab\xc6\x3f\xff\xff\xf0")
     with pytest.raises(CorruptFile) as refused:
-        list(hashmap_snapshot.decode(stream, 2 << 30, "file"))
+        list(hashmap_snapshot.decode_blocks(stream, 2 << 30, "file"))
     assert "larger" in str(refused.value.facts["reason"])
 
 
@@ -168,7 +173,7 @@ def test_every_backend_refuses_a_hostile_stream_by_name(tmp_path: Path, kind: st
 def test_damaged_bytes_are_decoded_to_what_they_say_or_refused(noise: bytes, at: int) -> None:
     data = _encoded({key_of(g): bytes([g]) for g in range(20)})
     try:
-        found = list(hashmap_snapshot.decode_bytes(data[:at] + noise + data[at + len(noise) :], "file"))
+        found = _read(data[:at] + noise + data[at + len(noise) :])
     except CorruptFile:
         return
     assert [k for k, _ in found] == sorted({k for k, _ in found})
