@@ -12,14 +12,14 @@ from typing import BinaryIO
 
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
-from stateflow.private_files import make_folders
+from stateflow.private_files import make_new_folder
 from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.entry_stream import Entry, EntryBlock, entries_of, select_key_groups
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import Check, HostCache, has_content, has_size
+from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
 
 
@@ -134,15 +134,24 @@ def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[Ent
 
 @contextmanager
 def _opened(location: StoreLocation, part: SubtaskState, stored: StateFile, check: Check) -> Iterator[BinaryIO]:
-    """Opens a file of a part for reading, fetching it first if the host has no copy that passes the check."""
-    path = location.folder.with_name(f"{location.folder.name}.part-{part.subtask}")
-    make_folders(location.folder.parent)
+    """Opens a file of a part for reading, fetching it first if the host has no copy that passes the check.
+
+    A damaged copy that the reader finds is dropped, so that the next attempt fetches the file again.
+    """
+    # In a folder, because what a killed attempt leaves is looked for and removed as a folder.
+    scratch = location.folder.with_name(f"{location.folder.name}.part-{part.subtask}")
+    make_new_folder(scratch)
+    path = scratch / LOCAL_NAME
     try:
         location.cache.link(stored, path, check)
         with path.open("rb") as file:
             yield file
+    except CorruptFile as e:
+        if location.cache.drop_damaged([stored]):
+            raise damaged_copy(stored, path, str(e.facts.get("reason", ""))) from e
+        raise
     finally:
-        path.unlink(missing_ok=True)
+        remove_tree(scratch)
 
 
 def _stored_by(backend: str, base: Base) -> Snapshot | None:

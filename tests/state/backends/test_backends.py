@@ -53,7 +53,7 @@ def _subtasks(folder: Path, choice: str, storage: Storage | None = None) -> Oper
     return subtasks
 
 
-def _location(folder: Path, storage: MemoryStorage | None = None) -> StoreLocation:
+def _location(folder: Path, storage: Storage | None = None) -> StoreLocation:
     cache = HostCache.direct(folder / "cache", storage or MemoryStorage(), ManualClock(1))
     return StoreLocation(folder / "work", cache, ROCKSDB)
 
@@ -131,6 +131,22 @@ def test_state_of_an_unknown_backend_is_refused(tmp_path: Path) -> None:
             open_backend(_location(tmp_path), Base.of(state), StateSettings(backend=backend))
     with pytest.raises(ConfigError):
         next(read_entries(_location(tmp_path), Base.of(state)))
+
+
+def test_a_read_that_is_killed_leaves_folders_only(tmp_path: Path) -> None:
+    """The next attempt of a subtask removes folders of dead processes, not files."""
+    subtasks = _subtasks(tmp_path / "a", "filesystem-files")
+    subtasks.open()
+    subtasks.write({key_of(g): bytes(1000) for g in range(GROUPS)})
+    (state,) = subtasks.snapshot()
+    subtasks.close()
+    host = tmp_path / "host"
+    reading = read_entries(_location(host, subtasks.storage), Base.of(state))
+    next(reading)
+    left = [path for path in host.iterdir() if path.name != "cache"]
+    assert left and all(path.is_dir() for path in left)
+    reading.close()
+    assert [path.name for path in host.iterdir()] == ["cache"]
 
 
 def test_memory_state_is_in_the_manifest_alone_and_becomes_files_in_other_backends(tmp_path: Path) -> None:

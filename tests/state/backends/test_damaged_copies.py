@@ -16,11 +16,12 @@ from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
 from stateflow.state.backends.rocksdb.errors import to_stateflow_error
 from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache
-from stateflow.state.handles import Base, FilePart, SubtaskState
+from stateflow.state.handles import CANONICAL, Base, FilePart, SubtaskState
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
@@ -145,6 +146,36 @@ def test_a_damaged_copy_is_fetched_again(
         assert host.content_after_retry(backend, base) == CONTENT
     assert "damaged-copy-dropped" in [getattr(record, "event", None) for record in caplog.records]
     assert host.content(backend, base) == CONTENT
+
+
+def _canonical(host: Host) -> Base:
+    """State in a canonical file, which is stored and in the cache of the host."""
+    header = CanonicalHeader(uid="op", key_types=[], max_parallelism=128, first_group=0, last_group=127, states=[])
+    path = host.folder / "canonical"
+    path.write_bytes(b"".join(encode(header, sorted(CONTENT.items()))))
+    files = host.location().cache.store([path], "data/x/")
+    return _base(Snapshot(tuple(files)), CANONICAL)
+
+
+@every_damage
+def test_a_damaged_copy_of_a_canonical_file_is_fetched_again(host: Host, damage: Damage) -> None:
+    base = _canonical(host)
+    host.damage(damage)
+    assert host.content_after_retry("rocksdb", base) == CONTENT
+
+
+@every_damage
+def test_damage_of_a_stored_canonical_file_is_an_error_that_no_attempt_fixes(host: Host, damage: Damage) -> None:
+    base = _canonical(host)
+    (file,) = base.parts[0].files
+    data = damage(host.storage.get(file.handle.key))
+    host.storage.delete([file.handle.key])
+    host.storage.put_new(file.handle.key, data)
+    host.damage(damage)
+    with pytest.raises(CorruptFile) as refused:
+        host.content_after_retry("rocksdb", base)
+    assert (type(refused.value), refused.value.facts["file"]) == (CorruptFile, file.handle.key)
+    assert [path.name for path in host.folder.iterdir() if path.name not in ("cache-0", "canonical")] == []
 
 
 @every_damage
