@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from stateflow.operations import SavepointRequest, create_savepoint
 from tests.fuzz.table_use import KEYS
 from tests.support.cli_fixture import CliFixture
 from tests.support.delta_tables import context, pairs, put
-from tests.support.table_files import write_store
+from tests.support.table_files import write_loaded_store, write_store
 
 
 def make_corpus(folder: Path) -> None:
-    """Fills the folder with ``root``, ``delta``, and ``store`` for stores without compression, ``lz4`` with it."""
+    """Fills the folder with ``root``, ``delta``, and stores: ``store`` without compression, ``lz4`` with it, ``loaded``
+    with a file that was loaded and that LZ4 cannot compress."""
     job = CliFixture(folder)
     job.run()
     create_savepoint(job.root, SavepointRequest(name="sp", from_head=True))
@@ -26,6 +28,8 @@ def make_corpus(folder: Path) -> None:
         put(sink, about, number, pairs(number * 3, number * 3 + 3))
     make_store(folder / "store", DBCompressionType.none())
     make_store(folder / "lz4", DBCompressionType.lz4())
+    rng = random.Random(1)
+    write_loaded_store(folder / "loaded", {key: rng.randbytes(number * 7 % 300) for number, key in enumerate(KEYS)})
 
 
 def make_store(folder: Path, compression: DBCompressionType, more: Mapping[bytes, bytes] | None = None) -> None:

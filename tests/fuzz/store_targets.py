@@ -110,7 +110,7 @@ def _check_numbers(manifest: StoreManifest) -> None:
 @contextmanager
 def table_file(folder: Path) -> Iterator[Target]:
     """Changes data files; opens and uses stores with files that pass the check. Known attacks must not pass it."""
-    paths = [path for name in ("store", "lz4") for path in sorted((folder / name).glob("*.sst"))]
+    paths = [path for name in ("store", "lz4", "loaded") for path in sorted((folder / name).glob("*.sst"))]
     tables = {path: ForgedTable(path.read_bytes()) for path in paths}
     plain = paths[0]
     samples = StoreSamples(folder / "forged-table")

@@ -65,6 +65,19 @@ def test_a_canonical_savepoint_is_restored_into_any_backend_and_parallelism(
     assert _backends(job.manifest) == {backend}
 
 
+@pytest.mark.parametrize("failpoint", ["task.restored:2", "task.snapshot:1"])
+def test_a_run_that_is_killed_after_loading_state_leaves_nothing(job: AccountsJob, failpoint: str) -> None:
+    job.settings = BACKENDS["memory"]
+    job.run_to(50)
+    job.create_savepoint("early", *CANONICAL)
+    job.run_to(90)
+    job.settings = {"parallelism": 3}
+    go_back(job, "early")
+    job.reach(failpoint)
+    check_after(job)
+    assert _backends(job.manifest) == {"rocksdb"}
+
+
 def test_a_run_makes_a_canonical_savepoint(job: AccountsJob) -> None:
     job.deliver(100)
     made, _ = job.asked_at("batch.begin:3", "savepoint", "create", "--name", "mine", "--json", *CANONICAL)

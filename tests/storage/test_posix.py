@@ -13,7 +13,7 @@ import signal
 import socket
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
+from tests.support.limits import file_size_limit
 
 KEPT_OUT = 7
 _HERE, _EXCHANGE = -100, 2
@@ -88,21 +89,10 @@ def test_one_of_many_concurrent_processes_creates_an_object(storage: PosixStorag
 # -- interrupted puts ---------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _file_size_limit(size: int) -> Iterator[None]:
-    """A process that writes more to a file fails, or is killed unless it ignores that signal."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def _die_writing(storage: PosixStorage) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with _file_size_limit(5000):
+    with file_size_limit(5000):
         storage.put_new("data/object", b"x" * 10_000)
 
 
@@ -122,7 +112,7 @@ def test_a_process_that_is_killed_during_a_put_leaves_nothing(
 
 
 def test_a_put_that_fails_leaves_nothing(storage: PosixStorage) -> None:
-    with _file_size_limit(5000), raises(StorageError, errno=errno.EFBIG) as failed:
+    with file_size_limit(5000), raises(StorageError, errno=errno.EFBIG) as failed:
         storage.put_new("data/object", b"x" * 10_000)
     assert failed.value.retryable
     assert _everything(storage.root) == ["data"]

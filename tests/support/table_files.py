@@ -17,8 +17,11 @@ import xxhash
 from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 
 from stateflow.config.state_settings import RocksDBSettings
+from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.rocksdb.bulk_load import bulk_load
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.store import open_store
 from stateflow.state.backends.rocksdb.tables.blocks import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53
@@ -43,6 +46,19 @@ def write_store(folder: Path, entries: Mapping[bytes, bytes], compression: DBCom
         batch.put(key, value)
     store.write(batch)
     store.flush()
+    store.delete_range(b"\0\5", b"\0\6")
+    store.flush()
+    store.close()
+    for path in folder.glob("LOG*"):
+        path.unlink()
+
+
+def write_loaded_store(folder: Path, entries: Mapping[bytes, bytes]) -> None:
+    """Writes a store with the entries in one file that was loaded, and a deleted range in another."""
+    small = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20)
+    store = open_store(folder, small)
+    keys = sorted(entries)
+    bulk_load(store, small, [EntryBlock(keys, [entries[key] for key in keys])])
     store.delete_range(b"\0\5", b"\0\6")
     store.flush()
     store.close()
@@ -80,6 +96,10 @@ class ForgedTable:
     def block(self, kind: str) -> Block:
         """The first block of a kind: data, index, properties, range_del or metaindex."""
         return next(block for block in self.blocks if block.kind.removeprefix("rocksdb.") == kind)
+
+    def properties(self) -> dict[bytes, bytes]:
+        """The properties of the file."""
+        return dict(entries_of(self._content(self.block("properties"))))
 
     def change(self, block: Block, at: int, data: bytes) -> None:
         """Replaces bytes of a block; `at` its size is the byte that names its compression."""

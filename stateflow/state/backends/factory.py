@@ -79,8 +79,7 @@ def _open_rocksdb(location: StoreLocation, base: Base, incremental: bool) -> Roc
     try:
         for run in _foreign_runs(base):
             with closing(_read_blocks(location, run)) as blocks:
-                for block in blocks:
-                    store.write(dict(zip(block.keys, block.values, strict=True)))
+                store.load(blocks)
     except BaseException:
         store.close()
         raise

@@ -18,7 +18,7 @@ from rocksdict import DBCompressionType
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.state.backends.rocksdb.tables.blocks import Blocks, check_blocks
 from stateflow.state.backends.rocksdb.tables.file import check_table_file
-from tests.support.table_files import ATTACKS, ForgedTable, write_store
+from tests.support.table_files import ATTACKS, ForgedTable, write_loaded_store, write_store
 
 ENTRIES = {struct.pack(">HQ", n, n) + bytes(n % 20): bytes(n * 7 % 300) for n in range(100)}
 LARGEST_MEMORY_KB = 100 << 10
@@ -55,6 +55,31 @@ def test_every_file_that_rocksdb_writes_is_accepted(
 def test_a_forged_file_is_refused(plain: Path, tmp_path: Path, attack: Callable[[ForgedTable], None]) -> None:
     table = ForgedTable(_tables(plain)[0].read_bytes())
     attack(table)
+    (tmp_path / "forged").write_bytes(table.sealed())
+    with pytest.raises(ValueError):
+        check_table_file(tmp_path / "forged")
+
+
+@pytest.mark.parametrize(
+    ("made", "forged"),
+    [
+        (b"version\2", b"version\1"),
+        (b"version\2", b"version\3"),
+        (b"version", b"versiom"),
+        (b"global_seqno\0", b"global_seqno\1"),
+        (b"global_seqno", b"global_seqnp"),
+    ],
+)
+def test_a_loaded_file_is_accepted_and_none_that_was_made_in_another_way(
+    tmp_path: Path, made: bytes, forged: bytes
+) -> None:
+    """RocksDB reads the values of these properties without checking their sizes."""
+    write_loaded_store(tmp_path / "store", ENTRIES)
+    for path in _tables(tmp_path / "store"):
+        check_table_file(path)
+    table = ForgedTable(_tables(tmp_path / "store")[0].read_bytes())
+    block = table.block("properties")
+    table.change(block, table.data.index(made, block.offset) - block.offset, forged)
     (tmp_path / "forged").write_bytes(table.sealed())
     with pytest.raises(ValueError):
         check_table_file(tmp_path / "forged")

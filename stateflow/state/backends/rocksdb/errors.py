@@ -15,6 +15,7 @@ from stateflow.state.handles import StateFile
 _CORRUPTION = re.compile(r"\bCorruption\b")
 _UNREADABLE = re.compile(r"IO error: While p?read.*Input/output error")
 _IO_ERROR = re.compile(r"\bIO error\b|\(os error \d+\)")
+_OVERLAP = "Global seqno is required"
 _DATA_FILE = re.compile(r"[0-9]{6,}\.sst")
 _LONGEST = 300
 
@@ -53,6 +54,11 @@ def is_corruption(error: Exception) -> bool:
     return _UNREADABLE.search(text) is not None or (
         _CORRUPTION.search(text) is not None and _IO_ERROR.search(text) is None
     )
+
+
+def is_overlap(error: Exception) -> bool:
+    """Returns whether RocksDB refused data files because of keys between those of other files."""
+    return type(error) is Exception and _OVERLAP in str(error)
 
 
 def damaged_file(text: str) -> str:

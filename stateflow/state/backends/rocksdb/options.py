@@ -55,17 +55,21 @@ def rocksdb_options(settings: RocksDBSettings) -> Options:
 
 def _choose_compaction(options: Options, settings: RocksDBSettings) -> None:
     options.set_level_zero_file_num_compaction_trigger(level0_trigger(settings, settings.compact_at_files))
+    options.set_target_file_size_base(target_file_bytes(settings))
     if settings.compaction == "leveled":
         options.set_max_bytes_for_level_base(settings.level_base_bytes)
-        # A compaction into the next level reads one file and all files that it overlaps there, ten times as much.
-        options.set_target_file_size_base(max(1, settings.level_base_bytes // 4))
     else:
-        # The index of a file is one block of the cache: that of a larger file would evict all others.
-        options.set_target_file_size_base(_FILE_BYTES)
         options.set_compaction_style(DBCompactionStyle.universal())
         universal = UniversalCompactOptions()
         universal.max_size_amplification_percent = settings.max_size_amplification_percent
         options.set_universal_compaction_options(universal)
+
+
+def target_file_bytes(settings: RocksDBSettings) -> int:
+    """Returns the size at which a new data file begins, below level 0."""
+    # Universal: the index of a file is one block of the cache, and that of a larger file would evict all others.
+    # Leveled: a compaction into the next level reads one file and all files that it overlaps there, ten times as much.
+    return max(1, settings.level_base_bytes // 4) if settings.compaction == "leveled" else _FILE_BYTES
 
 
 def level0_trigger(settings: RocksDBSettings, compact_at: int) -> int:

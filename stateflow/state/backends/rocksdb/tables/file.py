@@ -59,8 +59,11 @@ _REQUIRED = {
 """Properties that change how RocksDB reads the other blocks."""
 _USER_KEYS = b"rocksdb.index.key.is.user.key"
 """Property: whether the keys of the index lack the bytes after a key."""
-_IMPORTED = b"rocksdb.external_sst_file."
-"""Prefix of properties with which RocksDB changes the sequence numbers of all entries."""
+_LOADED = b"rocksdb.external_sst_file."
+"""Prefix of the properties of files that were made to be loaded into a store."""
+_AS_LOADED = {_LOADED + b"version": b"\2\0\0\0", _LOADED + b"global_seqno": bytes(8)}
+"""RocksDB reads the numbers in these properties without checking their sizes. With these, all entries have the largest
+sequence number that the store manifest has for the file: 0 in the files that `bulk_load` makes."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,9 @@ def _check_properties(properties: dict[bytes, bytes]) -> None:
     for name, expected in _REQUIRED.items():
         if properties.get(name) != expected:
             raise ValueError(f"the property {name.decode()} is {properties.get(name, b'')[:40]!r}")
-    if any(name.startswith(_IMPORTED) for name in properties):
-        raise ValueError("the file was made to be imported")
+    loaded = {name: value for name, value in properties.items() if name.startswith(_LOADED)}
+    if loaded and loaded != _AS_LOADED:
+        raise ValueError("the file was made to be loaded in another way")
 
 
 def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
