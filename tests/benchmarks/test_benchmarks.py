@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     asynchronous,
+    bulk_load,
     garbage,
     harness,
     increments,
@@ -108,6 +109,12 @@ def test_a_killed_driver_recovers_after_a_measured_time(tmp_path: Path) -> None:
 def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
     figures = rescale.measure(tmp_path, rescale.Size(keys=2_000), repeats=1)
     assert figures["keys"] == 2_000
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_bulk_loading_runs(tmp_path: Path) -> None:
+    figures = bulk_load.measure(tmp_path, bulk_load.Size(keys=2_000), repeats=1)
+    assert figures["keys"] == 2_000 and figures["canonical_bytes"] > 2_000 * 200
 
 
 _NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
