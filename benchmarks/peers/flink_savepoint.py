@@ -69,7 +69,7 @@ class Job:
             for vertex in self._get(f"/{self._id}")["vertices"]
             for subtask in self._get(f"/{self._id}/vertices/{vertex['id']}")["subtasks"]
         ]
-        return max(durations) / 1000
+        return float(max(durations)) / 1000
 
     def savepoint(self, folder: Path) -> tuple[str, float]:
         """Takes a canonical savepoint; returns its location, and the seconds that it took."""

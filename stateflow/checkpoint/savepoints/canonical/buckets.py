@@ -12,7 +12,7 @@ import msgspec
 
 from stateflow.private_files import make_folders, open_private
 from stateflow.state.backends import hashmap_snapshot
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, read_exactly
+from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, entries_of, read_exactly
 
 _LENGTH = struct.Struct(">I")
 _BUFFER_BYTES = 32 << 20
@@ -134,4 +134,4 @@ def _store_run(entries: list[Entry], scratch: Path, number: int) -> Path:
 
 
 def _read_run(file: BinaryIO, path: Path) -> Iterator[Entry]:
-    return hashmap_snapshot.decode(file, path.stat().st_size, str(path))
+    return entries_of(hashmap_snapshot.decode_blocks(file, path.stat().st_size, str(path)))
