@@ -36,6 +36,7 @@ from stateflow.connectors.delta.versions import read_entry, restored
 from stateflow.operations.savepoints import describe_savepoint
 from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
+from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
@@ -303,6 +304,7 @@ def settings_file(folder: Path) -> Iterator[Target]:
 TARGETS = {
     "manifest": store_manifest,
     "table-file": table_file,
+    "canonical-file": canonical_file,
     "delta-log": delta_log,
     "savepoint": savepoint,
     "log-entry": log_entry,

@@ -18,11 +18,10 @@ class NewRoot:
         new: shares the job's input and, unless configured otherwise, not its tables.
     """
 
-    def __init__(self, old: AccountsJob, folder: Path) -> None:
+    def __init__(self, old: AccountsJob, folder: Path, savepoint: Path | None = None) -> None:
+        """Makes the savepoint, unless one of the 50th event is given."""
         self.old = old
-        old.run_to(50)
-        made = old.create_savepoint("mine", "--into", str(folder / "kept"))
-        self.savepoint = Path(unquote(made["path"].removeprefix("file://")))
+        self.savepoint = savepoint or _savepoint_at_50(old, folder)
         self.tables = folder / "tables"
         self.new = AccountsJob(old.folder, {"local_dir": folder / "local"}, root_folder=folder / "new")
 
@@ -47,3 +46,9 @@ class NewRoot:
         assert found == multiset(expected(self.new.delivered).movements[50:])
         assert self.new.head.position == len(self.new.delivered)
         assert stored_state.read_state(self.new.root, "balances") == expected(self.new.delivered).balances
+
+
+def _savepoint_at_50(job: AccountsJob, folder: Path) -> Path:
+    job.run_to(50)
+    made = job.create_savepoint("mine", "--into", str(folder / "kept"))
+    return Path(unquote(made["path"].removeprefix("file://")))

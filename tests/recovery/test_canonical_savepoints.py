@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, AccountsJob
 from tests.support.restores import check_after, go_back
@@ -17,6 +18,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "memory": {"state__backend": "memory"},
 }
 CANONICAL = ("--format", "canonical")
+DATA = Path(__file__).parents[1] / "data"
 
 
 def _document(job: AccountsJob, name: str) -> tuple[Path, dict[str, Any]]:
@@ -98,3 +100,14 @@ def test_a_killed_canonical_savepoint_is_complete_or_does_not_exist(job: Account
     complete = [f for f in folders if (f / "_savepoint").read_bytes() != b"given up\n"]
     assert len(complete) == 1
     root_files.check_savepoint(complete[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("golden", sorted((DATA / "canonical").iterdir()), ids=lambda folder: folder.name)
+def test_savepoints_of_earlier_versions_are_read(job: AccountsJob, tmp_path: Path, golden: Path, backend: str) -> None:
+    """Each was written at the 50th event, and is never changed; a new form of canonical files adds another one."""
+    before = root_files.digests(golden)
+    roots = NewRoot(job, tmp_path, golden)
+    roots.new.settings = {**roots.new.settings, **BACKENDS[backend]}
+    roots.run_to(120, "--set", "parallelism=3")
+    assert root_files.digests(golden) == before
