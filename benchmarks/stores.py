@@ -19,8 +19,8 @@ from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.storage import PosixStorage
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import range_of
-from stateflow.types.serializers import encode_key
 
 SUBTASKS = 2
 _GROUPS = 128

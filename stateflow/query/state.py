@@ -24,7 +24,8 @@ from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage, open_storage
-from stateflow.types.serializers import decode_key, decode_untyped
+from stateflow.types.key_encoding import decode_key
+from stateflow.types.serializers import decode_untyped
 
 _GROUP_BYTES, _STATE_BYTES = 2, 4
 

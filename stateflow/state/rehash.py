@@ -9,8 +9,8 @@ from stateflow.errors import CorruptFile
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
+from stateflow.types.key_encoding import decode_key_parts
 from stateflow.types.key_groups import key_group
-from stateflow.types.serializers import decode_key_parts
 
 _TIME_BYTES = 8
 _GROUP = struct.Struct(">H")

@@ -1,16 +1,11 @@
-"""Serialization of keys and values.
+"""Serialization of values: msgpack, which msgspec encodes and decodes as exactly the declared type.
 
-Values are msgpack, encoded and decoded by msgspec as exactly the declared type; stored data cannot select a class.
-Keys are an order-preserving encoding of tuples: equal keys have equal bytes, the entries of a key are adjacent, and map
-keys are iterated in order. The key encoding follows FoundationDB's tuple layer,
-https://github.com/apple/foundationdb/blob/main/design/tuple.md.
+Stored data cannot select a class.
 """
 
 from __future__ import annotations
 
-import datetime
 import struct
-from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -18,22 +13,18 @@ import msgspec
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
 from stateflow.types.arrow_types import SUPPORTED, from_builtin, python_type, to_builtin
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
+from stateflow.types.bounds.decoded_size import PLAIN, type_memory
+from stateflow.types.bounds.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
 from stateflow.types.declared_types import describe_type, refuse_custom
-from stateflow.types.decoded_size import PLAIN, type_memory
 from stateflow.types.decoders import value_decoder
 from stateflow.types.descriptors import Serializer
-from stateflow.types.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
 
 T = TypeVar("T")
 
-_NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (0, 1, 2, 0x15, 0x21, 0x26, 0x27, 0x30, 0x31)
 VALUE_FORMAT = b"\x01"
 _TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
 _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
-_EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
-_EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND = datetime.timedelta(microseconds=1)
 _PLAIN_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
 
 
@@ -284,131 +275,3 @@ def _payload(data: bytes) -> bytes:
     if kind not in _TIMESTAMP_FORMATS.values() or len(data) <= _TIMESTAMP_BYTES:
         raise CorruptFile("a stored value has an unknown format", format=kind.hex())
     return data[1 + _TIMESTAMP_BYTES :]
-
-
-def encode_key(parts: Sequence[object]) -> bytes:
-    """Returns the encoded key: unique for the tuple of parts, with the same sort order.
-
-    None < bytes < str < int < float < bool < date < datetime; 1, 1.0 and True are different keys.
-
-    Raises:
-        StateError: a part is of another type, an integer exceeds 64 bits, or a str has lone surrogates.
-    """
-    try:
-        return b"".join([encode_key_part(part) for part in parts])
-    except (UnicodeEncodeError, TypeError) as e:
-        raise StateError("a value cannot be part of a key", value=repr(parts)[:200], reason=str(e)) from e
-
-
-def decode_key(data: bytes) -> tuple[object, ...]:
-    """Returns the parts of an encoded key; raises CorruptFile for invalid data."""
-    parts: list[object] = []
-    at = 0
-    while at < len(data):
-        more, at = decode_key_parts(data, at, 1)
-        parts += more
-    return tuple(parts)
-
-
-def decode_key_parts(data: bytes, start: int, count: int) -> tuple[list[object], int]:
-    """Returns the first `count` parts of the encoded key that begins at `start`, and the offset after them.
-
-    Raises:
-        CorruptFile: the data is not valid, or has fewer parts.
-    """
-    parts = []
-    at = start
-    try:
-        for _ in range(count):
-            part, at = _decode_part(data, at)
-            parts.append(part)
-    except (IndexError, struct.error, ValueError, OverflowError) as e:
-        raise CorruptFile("a stored key does not decode", key=data.hex()[:200]) from e
-    return parts, at
-
-
-def encode_key_part(part: object) -> bytes:
-    """Returns one encoded part of a key; raises as `encode_key`, but UnicodeEncodeError for lone surrogates."""
-    encode = PART_ENCODERS.get(type(part))
-    if encode is None:
-        raise StateError(
-            "a value of this type cannot be part of a key", value=repr(part)[:200], type=type(part).__name__
-        )
-    return encode(part)
-
-
-def _encode_str(text: str) -> bytes:
-    return b"\x02" + text.encode().replace(b"\0", b"\0\xff") + b"\0"
-
-
-def _encode_datetime(value: datetime.datetime) -> bytes:
-    since = (value - _EPOCH_UTC) if value.tzinfo else (value - _EPOCH)
-    return (b"\x31\1" if value.tzinfo else b"\x31\0") + struct.pack(">Q", since // _MICROSECOND + (1 << 63))
-
-
-def _escaped(data: bytes) -> bytes:
-    """Returns the bytes with a terminator that sorts before every continuation; escapes NUL as 0x00 0xFF."""
-    return data.replace(b"\0", b"\0\xff") + b"\0"
-
-
-def _encode_int(number: int) -> bytes:
-    try:
-        return b"\x15" + struct.pack(">Q", number + (1 << 63))
-    except struct.error as e:
-        raise StateError("an integer that exceeds 64 bits cannot be part of a key", value=number) from e
-
-
-def _float_bytes(number: float) -> bytes:
-    """Returns IEEE 754 bits that sort like the numbers: all bits flipped for negatives, the sign bit for others."""
-    number = number + 0.0 if number == number else float("nan")  # -0.0 becomes 0.0: they are one key
-    (bits,) = struct.unpack(">Q", struct.pack(">d", number))
-    return struct.pack(">Q", bits ^ 0xFFFF_FFFF_FFFF_FFFF if bits >> 63 else bits | 1 << 63)
-
-
-PART_ENCODERS: dict[type, Callable[[Any], bytes]] = {
-    str: _encode_str,
-    int: _encode_int,
-    bytes: lambda part: b"\x01" + _escaped(part),
-    float: lambda part: b"\x21" + _float_bytes(part),
-    type(None): lambda part: b"\x00",
-    bool: lambda part: b"\x27" if part else b"\x26",
-    datetime.date: lambda part: b"\x30" + struct.pack(">I", part.toordinal()),
-    datetime.datetime: _encode_datetime,
-}
-"""Encoders by type of the part; a subclass of one of these types is not supported."""
-
-
-def _decode_part(data: bytes, at: int) -> tuple[object, int]:
-    tag = data[at]
-    at += 1
-    if tag in (_STR, _BYTES):
-        raw, at = _decode_escaped(data, at)
-        return (raw.decode() if tag == _STR else raw), at
-    if tag == _INT:
-        return struct.unpack_from(">Q", data, at)[0] - (1 << 63), at + 8
-    if tag == _FLOAT:
-        (bits,) = struct.unpack_from(">Q", data, at)
-        bits = bits ^ 1 << 63 if bits >> 63 else bits ^ 0xFFFF_FFFF_FFFF_FFFF
-        return struct.unpack(">d", struct.pack(">Q", bits))[0], at + 8
-    if tag in (_FALSE, _TRUE):
-        return tag == _TRUE, at
-    if tag == _DATE:
-        return datetime.date.fromordinal(struct.unpack_from(">I", data, at)[0]), at + 4
-    if tag == _DATETIME:
-        (micros,) = struct.unpack_from(">Q", data, at + 1)
-        base = _EPOCH_UTC if data[at] else _EPOCH
-        return base + (micros - (1 << 63)) * _MICROSECOND, at + 9
-    if tag == _NONE:
-        return None, at
-    raise CorruptFile("a stored key has a part of an unknown type", tag=tag)
-
-
-def _decode_escaped(data: bytes, at: int) -> tuple[bytes, int]:
-    start = at
-    while True:
-        at = data.find(b"\0", at)
-        if at < 0:
-            raise IndexError("a string has no terminator")
-        if data[at + 1 : at + 2] != b"\xff":
-            return data[start:at].replace(b"\0\xff", b"\0"), at + 1
-        at += 2

@@ -22,7 +22,8 @@ from stateflow.failpoints import NAMES
 from stateflow.observability.metrics import METRICS
 from stateflow.runtime.spark import versions
 from stateflow.state import handles
-from stateflow.types.serializers import ValueSerializer, encode_key
+from stateflow.types.key_encoding import encode_key
+from stateflow.types.serializers import ValueSerializer
 from stateflow_airflow.provider_info import get_provider_info
 from stateflow_airflow.versions import SUPPORTED, require_supported
 from tests.docs.pages import DOCS, ROOT, blocks, code, read, rows, section

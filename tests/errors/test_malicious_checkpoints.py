@@ -21,7 +21,8 @@ from stateflow.operations import JobCode, SavepointRequest, create_savepoint, pl
 from stateflow.operations.compatibility import check_job
 from stateflow.operations.verification import verify_savepoint
 from stateflow.runtime.restore.planner import RestoreOptions
-from stateflow.types.serializers import ValueSerializer, decode_key, decode_untyped, timestamp_of
+from stateflow.types.key_encoding import decode_key
+from stateflow.types.serializers import ValueSerializer, decode_untyped, timestamp_of
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture, contents
 from tests.support.memory import MemoryPeak

@@ -28,8 +28,9 @@ from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.serializers import ValueSerializer, encode_key
+from stateflow.types.serializers import ValueSerializer
 from tests.recovery.damaged_job import DAMAGES, DamagedJob, check_refused, make_damaged_job
 from tests.support import root_files, stored_state
 from tests.support.errors import raises

@@ -16,8 +16,9 @@ from stateflow.clock import SystemClock
 from stateflow.runtime.task.operator_state import INLINE_BYTES, read_parts
 from stateflow.state.handles import OperatorContent
 from stateflow.storage import open_storage
+from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import key_hash, subtask_of
-from stateflow.types.serializers import decode_key, decode_untyped
+from stateflow.types.serializers import decode_untyped
 from tests.recovery.damaged_job import flip
 from tests.support.job_fixture import SLICE, AccountsJob
 from tests.support.jobs.checkpointed import KEY_GROUPS

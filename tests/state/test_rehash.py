@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile
 from stateflow.state.rehash import Rehash
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
-from stateflow.types.serializers import encode_key
 
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "string": st.text(max_size=20),

@@ -20,8 +20,9 @@ from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import PosixStorage
 from stateflow.types.bounded_json import MEMORY_LIMIT
-from stateflow.types.decoded_size import type_memory
-from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped, encode_key
+from stateflow.types.bounds.decoded_size import type_memory
+from stateflow.types.key_encoding import encode_key
+from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.support.table_files import write_store
 
 STATE = StateSchema(name="totals", kind="value", value_type="list")

@@ -17,7 +17,7 @@ from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.storage import MemoryStorage, Storage
-from stateflow.types.serializers import encode_key
+from stateflow.types.key_encoding import encode_key
 
 
 class StoreFixture(ABC):

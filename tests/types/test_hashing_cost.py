@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, EntryTooLarge
-from stateflow.types.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
+from stateflow.types.bounds.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, decode_untyped
 from tests.support.colliding_keys import decimals, pairs, uuids, whole_numbers
 from tests.support.errors import raises

@@ -26,7 +26,8 @@ from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, Sta
 from stateflow.types.arrow_types import SUPPORTED
 from stateflow.types.bounded_json import MEMORY_LIMIT
 from stateflow.types.declared_types import describe_type
-from stateflow.types.serializers import ValueSerializer, check_untyped, decode_key, decode_untyped, encode_key
+from stateflow.types.key_encoding import decode_key, encode_key
+from stateflow.types.serializers import ValueSerializer, check_untyped, decode_untyped
 from tests.support.errors import raises
 
 UTC, EAST = datetime.UTC, datetime.timezone(datetime.timedelta(hours=5))

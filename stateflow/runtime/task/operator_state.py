@@ -20,7 +20,8 @@ from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.decoders import msgpack_decoder
-from stateflow.types.serializers import check_untyped, decode_key
+from stateflow.types.key_encoding import decode_key
+from stateflow.types.serializers import check_untyped
 
 INLINE_BYTES = 20_000
 """A part up to this size is stored in the manifest and sent to every task; a larger one is a file."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stateflow.types.serializers import encode_key
+from stateflow.types.key_encoding import encode_key
 
 Array = np.ndarray[Any, Any]
 

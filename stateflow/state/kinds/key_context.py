@@ -18,7 +18,7 @@ from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.write_buffer import ABSENT, WriteBuffer
-from stateflow.types.serializers import encode_key
+from stateflow.types.key_encoding import encode_key
 
 KEY_OFFSET = 6
 """Offset of the key in a stored key: the length of key group and state id."""

@@ -34,8 +34,8 @@ from stateflow.types.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
+from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.serializers import decode_key
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -16,7 +16,7 @@ from stateflow.state.kinds.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.kinds.write_buffer import ABSENT
-from stateflow.types.serializers import decode_key
+from stateflow.types.key_encoding import decode_key
 
 Array = np.ndarray[Any, Any]
 AnySingleValueState = SingleValueState[Any]

@@ -18,7 +18,7 @@ from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.schema.describe import TYPE_LIMITS
 from stateflow.types.arrow_types import NUMPY, python_type
 from stateflow.types.declared_types import describe_type
-from stateflow.types.serializers import PART_ENCODERS, decode_key
+from stateflow.types.key_encoding import PART_ENCODERS, decode_key
 
 K = TypeVar("K")
 

@@ -21,8 +21,8 @@ from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
 from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
+from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.serializers import decode_key
 
 SLICE = 10_000
 """Number of due timers to hold in memory at a time."""

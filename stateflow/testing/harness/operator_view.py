@@ -31,8 +31,8 @@ from stateflow.state.kinds.single_value import AggregatingState, ReducingState, 
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import timers_in
 from stateflow.types.descriptors import MapStateDescriptor
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
-from stateflow.types.serializers import encode_key
 
 K = TypeVar("K")
 V = TypeVar("V")

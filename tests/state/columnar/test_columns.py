@@ -18,7 +18,8 @@ from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, St
 from stateflow.state.columnar.column_serializer import ColumnSerializer
 from stateflow.state.columnar.key_encoding import comparable, encode_keys
 from stateflow.types.declared_types import describe_type
-from stateflow.types.serializers import ValueSerializer, encode_key, with_timestamp
+from stateflow.types.key_encoding import encode_key
+from stateflow.types.serializers import ValueSerializer, with_timestamp
 from tests.support.errors import raises
 
 _LIMITS = [s * ((1 << b) + d) for b in (0, 5, 7, 8, 15, 16, 31, 32, 53, 62) for d in (-1, 0, 1) for s in (1, -1)]

@@ -20,7 +20,7 @@ from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.map_keys import MapKeys
 from stateflow.state.kinds.operator_state import OperatorStateStore
-from stateflow.types.serializers import encode_key
+from stateflow.types.key_encoding import encode_key
 from tests.support.errors import raises
 from tests.support.stores import set_key
 

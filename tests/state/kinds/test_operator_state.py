@@ -13,8 +13,9 @@ from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.kinds.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.serializers import ValueSerializer, encode_key
+from stateflow.types.serializers import ValueSerializer
 from stateflow.types.ttl_config import StateTtlConfig, Time
 from tests.support.errors import raises
 

@@ -20,8 +20,8 @@ from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import TIMER_IDS, Timer
 from stateflow.types.descriptors import ValueStateDescriptor
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.serializers import encode_key
 from tests.support.errors import raises
 from tests.support.stores import CountingStore, StoreFixture
 

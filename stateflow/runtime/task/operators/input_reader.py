@@ -17,7 +17,7 @@ from stateflow.errors import InternalError, SchemaMismatch, StateError
 from stateflow.runtime.task.row_conversion import RowMaker, event_times, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.runtime.watermarks import epoch_milliseconds
-from stateflow.types.serializers import encode_key
+from stateflow.types.key_encoding import encode_key
 
 Key = tuple[object, ...]
 """The values of the key columns."""

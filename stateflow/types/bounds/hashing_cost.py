@@ -18,9 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from stateflow.types.declared_types import types_within
-from stateflow.types.decoders import msgpack_decoder
-from stateflow.types.hashed_places import (
+from stateflow.types.bounds.hashed_places import (
     NUMBER,
     Place,
     hashed_types,
@@ -29,7 +27,7 @@ from stateflow.types.hashed_places import (
     item_steps,
     largest_steps,
 )
-from stateflow.types.msgpack_items import (
+from stateflow.types.bounds.msgpack_items import (
     ARRAYS,
     BINARY,
     LONG_TEXTS,
@@ -41,6 +39,8 @@ from stateflow.types.msgpack_items import (
     WIDTHS,
     size_at,
 )
+from stateflow.types.declared_types import types_within
+from stateflow.types.decoders import msgpack_decoder
 
 STEPS_LIMIT = 1 << 30
 """Largest number of steps of a value. A step takes 1 ns with UUIDs and half of that with numbers (AMD EPYC)."""

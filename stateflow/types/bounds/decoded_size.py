@@ -14,8 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
-from stateflow.types.declared_types import all_types
-from stateflow.types.msgpack_items import (
+from stateflow.types.bounds.msgpack_items import (
     ARRAYS,
     BINARY,
     EXTENSIONS,
@@ -28,6 +27,7 @@ from stateflow.types.msgpack_items import (
     WIDTHS,
     size_at,
 )
+from stateflow.types.declared_types import all_types
 
 COPIES = 4
 """How often a value's bytes are in memory while it is decoded: compressed, as a block, as an entry, and as msgpack."""
