@@ -221,7 +221,7 @@ def rekey_savepoint(request: RekeyRequest) -> SavepointReport:
     target = ImportTarget(storage, request.max_parallelism, SAVEPOINT_FILES, folder)
     manifest = import_files(target, document.manifest, location)
     clock = SystemClock()
-    failpoints.hit("savepoint.copied")
+    failpoints.hit("savepoint.rekeyed")
     copy = msgspec.structs.replace(
         document,
         id=clock.new_id(),

@@ -184,7 +184,8 @@ def test_a_mistake_in_a_guide_would_be_found(dags: dict[str, Any], command: str,
 def test_the_commands_fill_the_forms_with_what_the_sentences_ask_for(dags: dict[str, Any]) -> None:
     (stop,) = re.findall(r"trigger flights_savepoint --conf '(.*)'", read("upgrade-with-a-savepoint"))
     form = airflow_cli_check.check_form(dags["flights_savepoint"], json.loads(stop))
-    assert form == {"name": "before-v2", "origin": "upgrade", "stop": True, "drain": False, "reason": None}
+    wanted = {"name": "before-v2", "origin": "upgrade", "stop": True, "drain": False, "reason": None}
+    assert form == wanted | {"format": "default"}
     (back,) = re.findall(r"trigger flights_recovery --conf '(.*)'", read("recover-at-3-am"))
     form = airflow_cli_check.check_form(dags["flights_recovery"], json.loads(back))
     assert (form["target"], form["sinks"], form["run"]) == ("before:2026-01-31T03:00", "restore", False)

@@ -70,7 +70,7 @@ def test_a_root_is_restored_to_a_copy_with_another_max_parallelism(roots: NewRoo
     check_after(roots.old)
 
 
-@pytest.mark.parametrize("step", ["share", "copied"])
+@pytest.mark.parametrize("step", ["share", "rekeyed"])
 def test_a_killed_copy_is_completed_by_the_same_command(roots: NewRoot, step: str) -> None:
     assert _rekey(roots, 7, f"savepoint.{step}").code == KILLED
     assert not list(roots.tables.parent.glob("copy-*/_savepoint"))

@@ -62,9 +62,10 @@ class CommandEnv:
         threading, pool = simulated_threading(self.job.scheduler), partial(Pool, self.job.scheduler)
         opening = {"open_root": self._root, "open_storage": self.storage}
         location = {"open_location": self._location}
+        disposal = {"open_root": self._root, "open_root_in": self._root_in, "open_if_allowed": self.storage}
         replacements: list[tuple[Any, dict[str, Any]]] = [
             (savepoints, {**opening, "open_existing": self._job}),
-            (savepoint_disposal, {**opening, **location}),
+            (savepoint_disposal, {**disposal, **location}),
             (restores, {"open_existing": self._job}),
             (forks, {"open_root": self._root, **location, "probe_storage": lambda *_: None}),
             (catalog, location),
@@ -94,6 +95,9 @@ class CommandEnv:
 
     def _location(self, uri: str, own: str = "") -> Storage:
         return self.storage(uri)
+
+    def _root_in(self, storage: Storage) -> JobRoot:
+        return self._root(storage.uri)
 
     def _root(self, uri: str) -> JobRoot:
         job = self.jobs[uri]

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from stateflow import operations
-from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.log.documents import SavepointFormat, SinkMode
 from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import (
     ConfigError,
@@ -133,6 +133,8 @@ class Stop(Command):
             name=self.env.name("stop"),
             request_id=self.env.name("t"),
             code=_CODE,
+            # The simulated state has no entries that could be written in another format.
+            format=SavepointFormat.NATIVE,
             acknowledge_timeout=timedelta(seconds=200),
             timeout=timedelta(seconds=self.rng.choice((50, 300))),
         )
