@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from stateflow.errors import BatchFailed, CorruptInput, StateflowError
 
@@ -27,6 +28,8 @@ _MICROSECONDS = (
     "Spark does not read timestamps in nanoseconds: write microseconds, in pandas e.g. "
     'df["time"] = df["time"].astype("datetime64[us]")'
 )
+_LEGAL_IN_URI = "/_-!.~'()*,;:$&+=@"
+"""Characters that Java's URI, with which Spark writes paths, does not encode, in addition to letters and digits."""
 _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
 
@@ -117,3 +120,14 @@ def reason_in(error: BaseException) -> str:
     if len(lines) > 1 and lines[0].startswith(_PY4J_CALL):
         return lines[1].lstrip(": ")[:_REASON_CHARACTERS]
     return lines[0][:_REASON_CHARACTERS]
+
+
+def file_uri(path: PurePath) -> str:
+    """Returns the URI of an absolute local path as Spark writes it, whose file source compares URIs as text.
+
+    Java's URI keeps characters that are neither ASCII, blank nor control characters.
+    """
+    encoded = (
+        c if ord(c) > 127 and c.isprintable() and not c.isspace() else quote(c, safe=_LEGAL_IN_URI) for c in str(path)
+    )
+    return "file://" + "".join(encoded)

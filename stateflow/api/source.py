@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from stateflow.api.input_files import OnCorruptFile
@@ -13,6 +15,45 @@ from stateflow.config.settings import SourceSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+class StartKind(StrEnum):
+    """The positions that a source can be set to when a job is restored, apart from the one that it had."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    POSITION = "position"
+
+
+@dataclass(frozen=True)
+class StartPosition:
+    """A position that a user has chosen for a source.
+
+    Attributes:
+        kind: what the position is determined by.
+        timestamp: for *timestamp*, the time from which on input is read; for *latest*, the time of the request.
+        position: for *position*, the source's own text: `Slice.position`, or a line of Spark's offset log.
+    """
+
+    kind: StartKind
+    timestamp: datetime | None = None
+    position: str = ""
+
+
+@dataclass(frozen=True)
+class InitialPosition:
+    """A position that a source can read from.
+
+    Attributes:
+        offset: `Slice.position`, or a line of Spark's offset log.
+        logs: contents of the files of Spark's log of the source for this position, by name.
+        text: the position in words, for plans; empty to show the offset.
+    """
+
+    offset: str
+    logs: Mapping[str, bytes] = field(default_factory=dict)
+    text: str = ""
 
 
 class Source(ABC):
@@ -24,6 +65,8 @@ class Source(ABC):
     ends_by_itself: bool = True
     """Whether Spark's AvailableNow trigger reads all input that exists at the start. Otherwise, the run triggers
     batches until the source has no new input."""
+    start_kinds: frozenset[StartKind] = frozenset({StartKind.EARLIEST, StartKind.POSITION})
+    """The positions that it can be set to. `initial_position` is called for all but *earliest*."""
     on_corrupt_file: OnCorruptFile = "fail"
     """Whether an unreadable file fails the run, or is skipped as a whole and recorded."""
 
@@ -81,6 +124,18 @@ class Source(ABC):
         """Returns the files with an invalid header or footer, each with the reason. Other files may be corrupt, too."""
         return {}
 
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """Returns a position that was chosen, one of `start_kinds`, without starting Spark.
+
+        Raises:
+            ConfigError: it is not a position of this source.
+        """
+        return InitialPosition(start.position)
+
+    def can_keep(self, description: str) -> bool:
+        """Returns whether a position of a source with another description can be a position of this one."""
+        return True
+
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Returns whether all input after a position that was read once can be read again; None if unknown.
 
@@ -111,6 +166,8 @@ class LocalSource(ABC):
     """See `Source.bounded`."""
     may_use_spark: bool = False
     """Whether a job with Spark expressions, and without a source for Spark, may run on Spark with this source."""
+    start_kinds: frozenset[StartKind] = frozenset({StartKind.EARLIEST, StartKind.POSITION})
+    """See `Source.start_kinds`."""
 
     @property
     @abstractmethod
@@ -124,3 +181,7 @@ class LocalSource(ABC):
     def holds(self, position: str) -> bool | None:
         """Returns whether all input after `position` can be read again; None if unknown."""
         return None
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """See `Source.initial_position`."""
+        return InitialPosition(start.position)

@@ -14,8 +14,10 @@ from rich.table import Table
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SinkMode
-from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_replay
+from stateflow.checkpoint.restore.graph_plan import GraphChanges, describe_moves
+from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_replay, describe_sources
 from stateflow.cli.common import (
+    GRAPH_OPTIONS,
     JOB,
     JSON,
     REQUESTER_OPTIONS,
@@ -87,7 +89,10 @@ class _Invocation:
     help="Restore the tables of the sinks as well (the default), or keep their content.",
 )
 @click.option(
-    "--drop", multiple=True, metavar="UID", help="Drop the state of an operator that the job no longer has; repeatable."
+    "--drop",
+    multiple=True,
+    metavar="UID",
+    help="Drop the state of an operator that the job no longer has, or OPERATOR.STATE; repeatable.",
 )
 @click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint; tables keep their content.")
 @click.option(
@@ -103,6 +108,7 @@ class _Invocation:
     metavar="ID",
     help="Id of the request; each request is executed at most once. By default, an id derived from the plan.",
 )
+@with_options(GRAPH_OPTIONS)
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
 @JSON
@@ -117,6 +123,8 @@ def restore(
     from_other_job: bool,
     keep_tables: tuple[str, ...],
     request_id: str,
+    maps: tuple[str, ...],
+    sources: tuple[str, ...],
     config: Path | None,
     assignments: tuple[str, ...],
     by: str,
@@ -131,11 +139,13 @@ def restore(
     invocation = _Invocation(job, job_root, config, assignments, by, reason)
     if plan_file is not None and target is None:
         given = {"sinks": sinks, "drop": drop, "from-other-job": from_other_job, "keep-table": keep_tables, "out": out}
+        given |= {"map": maps, "source": sources}
         _refuse_with_execute([f"--{name}" for name, value in given.items() if value])
         _execute(invocation, plan_file, request_id, as_json)
     elif target is not None and plan_file is None:
         mode = SinkMode(sinks or SinkMode.RESTORE)
-        options = RestoreOptions(mode, frozenset(drop), from_other_job, frozenset(keep_tables))
+        changes = GraphChanges(maps, sources)
+        options = RestoreOptions(mode, frozenset(drop), from_other_job, frozenset(keep_tables), changes)
         plan = operations.plan_restore(job_root, invocation.code, target, options)
         _show_plan(invocation, plan, out, as_json)
     else:
@@ -230,6 +240,10 @@ def _print_plan(plan: RestorePlan) -> None:
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
         print_text()
         console.print(table)
+    for line in describe_moves(plan.graph):
+        print_text(f"  state {line}")
+    for line in describe_sources(plan):
+        print_text(f"  source {line}")
     for sink in plan.sinks:
         if sink.table:
             print_text(f"  {sink.uid}: {sink.table}")

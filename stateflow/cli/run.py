@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from stateflow.cli.common import JOB, ROOT, as_stateflow_error, settings_layers
+from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.cli.common import GRAPH_OPTIONS, JOB, ROOT, as_stateflow_error, settings_layers, with_options
 from stateflow.cli.formatting import count_of, print_text
 from stateflow.cli.progress import make_progress
 from stateflow.errors import ConfigError, StateflowError, StorageError
@@ -61,8 +62,10 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint
     "--drop",
     multiple=True,
     metavar="UID",
-    help="With --from-savepoint: drop the state of an operator that the job does not have; repeatable.",
+    help="With --from-savepoint: drop the state of an operator that the job does not have, or OPERATOR.STATE; "
+    "repeatable.",
 )
+@with_options(GRAPH_OPTIONS)
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),
@@ -82,6 +85,8 @@ def run(
     tables: str,
     from_other_job: bool,
     drop: tuple[str, ...],
+    maps: tuple[str, ...],
+    sources: tuple[str, ...],
     log_format: str,
 ) -> None:
     """Run a job until it has caught up with its sources or reaches a bound.
@@ -100,7 +105,10 @@ def run(
     try:
         _check_paths(job_root, result_file)
         layers = (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
-        initial = _initial_savepoint(from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop))
+        changes = GraphChanges(maps, sources)
+        initial = _initial_savepoint(
+            InitialSavepoint(from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes)
+        )
         callbacks = progress.step, progress.started, progress.batch
         result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial))
     except (Exception, KeyboardInterrupt) as e:
@@ -124,15 +132,15 @@ def _check_paths(job_root: str, result_file: Path | None) -> None:
         raise ConfigError("the folder of the result file does not exist", hint="create it", path=str(result_file))
 
 
-def _initial_savepoint(
-    savepoint: str, tables: ExistingTables, from_other_job: bool, drop: frozenset[str]
-) -> InitialSavepoint | None:
-    if savepoint:
-        return InitialSavepoint(savepoint, tables, from_other_job, drop)
-    if tables is not ExistingTables.REFUSE or from_other_job or drop:
+def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
+    """Returns the savepoint to start from; None without one. Raises ConfigError for options without a savepoint."""
+    if given.savepoint:
+        return given
+    if given != InitialSavepoint(""):
         raise ConfigError(
             "options of a savepoint need --from-savepoint",
-            hint="pass it, or omit --tables, --from-other-job and --drop",
+            hint="pass it, or omit --tables, --from-other-job, --drop, --map and --source; to change the graph of an "
+            "existing job, plan a restore: stateflow restore JOB.py --plan latest",
         )
     return None
 

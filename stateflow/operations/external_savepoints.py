@@ -217,7 +217,7 @@ def rekey_savepoint(request: RekeyRequest) -> SavepointReport:
     if made := read_savepoint(storage, folder):
         return describe_savepoint(made)
     stored.verify()
-    location = StateLocation(stored.storage, stored.folder, True, document.max_parallelism)
+    location = StateLocation.of(stored, checked=True)
     target = ImportTarget(storage, request.max_parallelism, SAVEPOINT_FILES, folder)
     manifest = import_files(target, document.manifest, location)
     clock = SystemClock()

@@ -85,7 +85,7 @@ def fork(job_root: str, request: ForkRequest) -> ForkReport:
             return _report(root, target)  # completed by an earlier attempt
         location = StateLocation(source.storage)
         if target.savepoint:
-            location = StateLocation(target.savepoint.storage, target.savepoint.folder)
+            location = StateLocation.of(target.savepoint)
         manifest = import_state(root, target.manifest, location, 0)
         failpoints.hit("fork.imported")
         note = f"fork of {source.job.job} at {target.label}" + (f": {request.reason}" if request.reason else "")

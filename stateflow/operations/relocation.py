@@ -22,10 +22,11 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.log.transitions import Adoption
+from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
 from stateflow.errors import ConfigError, DataError, PlanOutdated
 from stateflow.operations.job_root import now, open_root
 from stateflow.runtime.restore.state_import import import_state
-from stateflow.runtime.spark.location.checkpoint_location import INLINE_LIMIT, source_log
+from stateflow.runtime.spark.location.checkpoint_location import source_log
 from stateflow.runtime.spark.location.source_paths import (
     FolderMove,
     LoggedFile,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest, SinkMode
+from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, OperatorState, SinkMode
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.errors import ConfigError
+from stateflow.checkpoint.restore.graph_assignment import GraphAssignment
+from stateflow.checkpoint.restore.graph_plan import GraphPlan, SourceAction, renamed_caution, source_caution
 from stateflow.state.handles import Document
 
 _FIRST = 3
@@ -45,6 +47,8 @@ class StateChange(Document, frozen=True, kw_only=True):
     """Size of the state in the target."""
     bytes_now: int | None = None
     """Size of the state in the newest checkpoint; None when it is not known."""
+    olds: list[str] = []
+    """Uids of the operators in the target that the state comes from; empty for that of the same uid."""
     from_parallelism: int = 0
     to_parallelism: int = 0
 
@@ -59,6 +63,9 @@ class SourceChange(Document, frozen=True, kw_only=True):
     """Whether the source still has the input in between; None when the source cannot determine it."""
     files: int | None = None
     """Number of files in between, which will be read again; None when the source reads no files, or does not know."""
+    action: SourceAction = SourceAction.KEPT
+    old: str = ""
+    """Its uid in the target if that differs."""
 
 
 class SinkChange(Document, frozen=True, kw_only=True):
@@ -134,6 +141,8 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Rows that were read since the target, and will be read again; None when the job has no records of them."""
     run_open: bool = False
     """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
+    graph: GraphPlan = GraphPlan()
+    """Changes of the graph."""
     made_at: str
     job_file: str = ""
     """Path of the job file that the plan was created with; empty in plans of older versions."""
@@ -146,47 +155,42 @@ class RestorePlan(Document, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
 
-def state_changes(manifest: Manifest, wanted: set[str], parallelism: int, drop: frozenset[str]) -> list[StateChange]:
+def state_changes(
+    manifest: Manifest, wanted: set[str], parallelism: int, assignment: GraphAssignment
+) -> list[StateChange]:
     """Compares the operators of a target and of the job.
 
     Args:
         manifest: manifest of the target.
         wanted: uids of the job's keyed operators.
         parallelism: parallelism of the job.
-        drop: uids whose state is dropped.
-
-    Raises ConfigError for state without an operator that is not in `drop`, and for a uid in `drop` without state.
+        assignment: where the target's states are restored.
     """
     stored = {o.uid: o for o in manifest.operators if o.has_state}
-    unmatched = sorted(stored.keys() - wanted - drop)
-    if unmatched:
-        raise ConfigError(
-            "the target has state of operators that the job does not have",
-            hint="give the operators their old uids, or drop the state: --drop UID",
-            uids=unmatched,
-        )
-    unknown = sorted(drop - stored.keys())
-    if unknown:
-        raise ConfigError(
-            "the target has no state with this uid to drop",
-            hint=f"the target has state of {sorted(stored)}",
-            uids=unknown,
-        )
-    changes = []
-    for uid in sorted(stored.keys() | wanted):
-        state = stored.get(uid)
-        size = state_bytes([state]) if state else 0
-        action = StateAction.NEW if state is None else StateAction.DROPPED if uid in drop else StateAction.MATCHED
-        changes.append(
-            StateChange(
-                uid=uid,
-                action=action,
-                bytes=size,
-                from_parallelism=state.parallelism if state else 0,
-                to_parallelism=0 if action is StateAction.DROPPED else parallelism,
-            )
-        )
-    return changes
+    origins = {uid: sorted({move.old for move in moves}) for uid, moves in assignment.by_operator.items()}
+    changes = [_kept_state(uid, [stored[old] for old in origins[uid]], parallelism) for uid in origins]
+    changes += [
+        StateChange(uid=uid, action=StateAction.NEW, to_parallelism=parallelism) for uid in wanted - origins.keys()
+    ]
+    used = {old for olds in origins.values() for old in olds}
+    changes += [
+        StateChange(uid=uid, action=StateAction.DROPPED, bytes=state_bytes([o]), from_parallelism=o.parallelism)
+        for uid, o in stored.items()
+        if uid not in used
+    ]
+    return sorted(changes, key=lambda change: (change.uid, change.action))
+
+
+def _kept_state(uid: str, origins: Sequence[OperatorState], parallelism: int) -> StateChange:
+    olds = [operator.uid for operator in origins]
+    return StateChange(
+        uid=uid,
+        action=StateAction.MATCHED,
+        bytes=state_bytes(origins),
+        olds=[] if olds == [uid] else olds,
+        from_parallelism=origins[0].parallelism,
+        to_parallelism=parallelism,
+    )
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,10 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:
         found.append(Caution(f"state of {dropped}", "dropped; the target still has it"))
+    if plan.graph.dropped:
+        states = ", ".join(f"{state.uid}.{state.state}" for state in plan.graph.dropped)
+        found.append(Caution(f"state {states}", "dropped; the target still has it"))
+    found += _source_cautions(plan)
     if any(s.mode is SinkMode.KEEP for s in plan.sinks):
         found.append(Caution("", _KEPT))
     if plan.foreign:
@@ -217,6 +225,20 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     if plan.run_open:
         found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
     return found + _lost_checkpoints(plan)
+
+
+def _source_cautions(plan: RestorePlan) -> list[Caution]:
+    """Returns the cautions about positions that are not those of the target."""
+    found = []
+    for source in plan.sources:
+        text = source_caution(source.action)
+        if text is not None:
+            found.append(Caution(f"source {source.uid}", text))
+    removed, new = (
+        [s.uid for s in plan.sources if s.action is action] for action in (SourceAction.REMOVED, SourceAction.NEW)
+    )
+    renamed = renamed_caution(removed, new)
+    return found + ([Caution("", renamed)] if renamed else [])
 
 
 def _removed_sink(left: SinkLeft, plan: RestorePlan) -> str:
@@ -250,6 +272,24 @@ def describe_replay(plan: RestorePlan) -> str:
         f"{again} The restore removes the rows that were written after the target. They are written again as far as "
         "the sources still hold their input, which cannot be checked here."
     )
+
+
+def describe_sources(plan: RestorePlan) -> list[str]:
+    """Returns one line for each source whose position is not that of the target, or that had another uid."""
+    texts = {
+        SourceAction.KEPT: "position kept",
+        SourceAction.NEW: "new, from {then}",
+        SourceAction.RESET: "position set to {then}",
+        SourceAction.REPLACED: "reads other data from the same position",
+        SourceAction.REMOVED: "removed, position dropped",
+    }
+    lines = []
+    for source in plan.sources:
+        if source.action is not SourceAction.KEPT or source.old:
+            then = "the beginning" if source.then == NOT_BEGUN else source.then
+            name = f"{source.old} → {source.uid}" if source.old else source.uid
+            lines.append(f"{name}: {texts[source.action].format(then=then)}")
+    return lines
 
 
 def _lost_checkpoints(plan: RestorePlan) -> list[Caution]:

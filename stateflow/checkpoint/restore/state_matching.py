@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePosition
+from stateflow.checkpoint.restore.source_positions import check_unambiguous
 from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
 from stateflow.state.handles import Base, check_backends_known
 from stateflow.state.kinds.state_registry import check_state_ids
@@ -92,7 +93,7 @@ def assign_state(checkpoint_id: int, manifest: Manifest | None, wanted: CurrentJ
     for uid, state in operators.items():
         _check_operator(state, wanted.key_types[uid])
         _check_states(state, wanted.states.get(uid, Declarations()))
-    _check_sources(manifest.sources, wanted.sources)
+    check_unambiguous(manifest.sources, wanted.sources)
     matched = tuple(sorted(operators))
     new = tuple(sorted(wanted.key_types.keys() - operators.keys()))
     bases = {uid: bases_of(operators[uid], wanted.parallelism, wanted.max_parallelism) for uid in matched}
@@ -140,9 +141,8 @@ def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: CurrentJob) 
     if dropped:
         raise ConfigError(
             "the checkpoint has state of operators that the job does not have",
-            hint="give the operators "
-            "their old uids, or drop their state: stateflow restore JOB.py --plan TARGET "
-            "--drop UID, then --execute; --drop UID of run --from-savepoint",
+            hint="give the operators their old uids; or plan a restore, stateflow restore JOB.py --plan latest, with "
+            "--map OLD=NEW for a renamed operator or --drop UID; run --from-savepoint has the same options",
             uids=dropped,
         )
 
@@ -184,25 +184,3 @@ def _check_states(operator: OperatorState, declared: Declarations) -> None:
             check_state(stored.get(declaration.schema.name), declaration, operator.uid)
     for declaration in declared.keyed:
         check_state_ids(declaration.schema.name, [schema.name for schema in operator.states], operator.uid)
-
-
-def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:
-    uids = [p.uid for p in found]
-    if uids != [uid for uid, _ in wanted]:
-        raise ConfigError(
-            "the job's sources do not match those of the checkpoint",
-            hint="positions are matched by uid",
-            found=uids,
-            wanted=[uid for uid, _ in wanted],
-        )
-    for position, (uid, description) in zip(found, wanted, strict=True):
-        if position.description != description:
-            raise ConfigError(
-                "a source reads other data than before",
-                hint="if its folder was moved "
-                "with all files that were read, use stateflow source relocate; otherwise its position would "
-                "refer to other data: give the source a new uid in a new job root",
-                uid=uid,
-                before=position.description,
-                now=description,
-            )

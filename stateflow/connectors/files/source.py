@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFile, hint_for, reason_in, unreadable_in
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import Source
+from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.files.columns import ColumnPolicy, check_columns
 from stateflow.connectors.files.first_file import column_warnings, first_small_file
 from stateflow.connectors.files.reader_options import check_reader
+from stateflow.connectors.files.skipped_files import skip_files
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.decoders import json_decoder
 
@@ -86,6 +87,7 @@ class FileSource(Source):
         # Airflow starts each run in another directory, where the same relative path would mean other files.
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.schema = RowSchema.of(schema)
+        self.start_kinds = frozenset({StartKind.EARLIEST, StartKind.LATEST, StartKind.TIMESTAMP})
         self.format = format.lower()
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
@@ -174,6 +176,15 @@ class FileSource(Source):
 
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
         return len(_paths_since(offset, logs))
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """Returns the position after the local files that were modified before a time; see `skip_files`."""
+        assert start.timestamp is not None
+        return skip_files(self.path, self._local, start.timestamp)
+
+    def can_keep(self, description: str) -> bool:
+        """Returns whether the path is the same: Spark recognizes files that were read by their paths."""
+        return description.partition(":")[2] == self.description.partition(":")[2]
 
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         """Returns the options of Spark's reader that limit a batch."""

@@ -11,6 +11,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.records import CheckpointRecord
+from stateflow.checkpoint.restore.source_positions import with_added_sources
 from stateflow.checkpoint.restore.state_matching import StateAssignment
 from stateflow.observability.tracing import RESTORE, span
 from stateflow.runtime.driver.background import Work
@@ -28,7 +29,8 @@ class RestoredJob:
 
     Attributes:
         head: the newest log entry.
-        manifest: the manifest of its checkpoint; None without a checkpoint.
+        manifest: the manifest of its checkpoint, with the positions of sources that the job did not have then; None
+            without a checkpoint.
         state: the state that each operator starts from.
         pending_records: history that only the manifest holds.
         publisher: publishes the run's output.
@@ -68,6 +70,8 @@ def restore_job(job: Job, checks: StartChecks, checked: CheckedHead, claim: Head
         head = recover_pending_output(publisher, root, job.sinks, head, guard)
         manifest = root.checkpoints.manifest_at(head)
         state = checks.match_state(head, manifest, checked.files)
+        if manifest is not None:
+            manifest = with_added_sources(manifest, job.sources)
     return RestoredJob(head, manifest, state, records, publisher)
 
 

@@ -13,6 +13,8 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, check_sizes, f
 from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.restore.targets import Target
 from stateflow.runtime.job.job import Job
+from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
+from stateflow.runtime.restore.state_rewriting import StateLocation, check_key_groups
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 
@@ -23,15 +25,23 @@ class RestoreContext:
 
     Attributes:
         head: the log entry that the restore starts from.
-        manifest: state and source positions of the target, without the state of dropped operators.
-        drops_state: whether `manifest` lacks state that the target has.
+        graph: the target as the job continues from it.
     """
 
     job: Job
     head: Head
     target: Target
-    manifest: Manifest
-    drops_state: bool
+    graph: ChangedGraph
+
+    @property
+    def manifest(self) -> Manifest:
+        """State and source positions that the job continues from."""
+        return self.graph.manifest
+
+    @property
+    def location(self) -> StateLocation:
+        """Where the files of the target are."""
+        return location_of(self.job, self.target)
 
     @property
     def from_other_job(self) -> bool:
@@ -63,25 +73,30 @@ class RestoreContext:
         return table.plan_rewind(_table_checkpoint(self.head.entry.rewind, uid, table, self.target.checkpoint_id))
 
     def _files(self) -> tuple[Storage, list[FileHandle]]:
-        files, savepoint = files_of(self.manifest), self.target.savepoint
+        files, savepoint = files_of(self.graph.read), self.target.savepoint
         if savepoint is None:
             return self.job.root.storage, files
         unique = {f.key: f for f in files}.values()
         return savepoint.storage, [msgspec.structs.replace(f, key=f"{savepoint.folder}{f.key}") for f in unique]
 
 
-def check_target(job: Job, head: Head, target: Target, dropped: frozenset[str]) -> RestoreContext:
+def check_target(job: Job, head: Head, target: Target, request: GraphRequest) -> RestoreContext:
     """Checks that the job can continue from the target.
 
     Args:
-        dropped: uids of the operators whose state is dropped.
+        request: what the user has decided about state and sources of the target that the job does not have.
 
     Raises:
         ConfigError: state or source positions do not fit the job; IncompatibleState says which state.
+        MissingFile, CorruptFile: a file of operator state that is divided is missing or damaged.
     """
-    manifest = without_operators(target.manifest, dropped)
-    assign_state(target.checkpoint_id, manifest, _wanted(job, target))
-    return RestoreContext(job, head, target, manifest, drops_state=bool(dropped))
+    wanted = _wanted(job, target)
+    declared = DeclaredGraph(job.plan, job.sources, wanted.states, frozenset(job.sinks))
+    location = location_of(job, target)
+    graph = change_graph(target.manifest, location, declared, request)
+    check_key_groups(graph.operators.rewrites, location, job.root.job.max_parallelism)
+    assign_state(target.checkpoint_id, graph.manifest, wanted)
+    return RestoreContext(job, head, target, graph)
 
 
 def _wanted(job: Job, target: Target) -> CurrentJob:
@@ -90,9 +105,11 @@ def _wanted(job: Job, target: Target) -> CurrentJob:
     return replace(job.wanted, max_parallelism=max(groups, job.wanted.max_parallelism))
 
 
-def without_operators(manifest: Manifest, uids: frozenset[str]) -> Manifest:
-    """Returns the manifest without the state of these operators."""
-    return msgspec.structs.replace(manifest, operators=[o for o in manifest.operators if o.uid not in uids])
+def location_of(job: Job, target: Target) -> StateLocation:
+    """Returns where the files of a target are."""
+    if target.savepoint is None:
+        return StateLocation(job.root.storage)
+    return StateLocation.of(target.savepoint)
 
 
 def _table_checkpoint(rewind: Rewind | None, uid: str, table: SinkTable, checkpoint_id: int) -> int:

@@ -5,7 +5,7 @@ It is the first step of ``run --from-savepoint``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateflow import failpoints
 from stateflow.api.graph.job_graph import Graph
@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.log.storage_probe import probe_storage
 from stateflow.checkpoint.log.transitions import Adoption
+from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_at, savepoint_uri
 from stateflow.clock import Clock
@@ -25,9 +26,10 @@ from stateflow.runtime.job.loader import source_descriptions, writer_name
 from stateflow.runtime.job.start_checks import check_reader
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states_if_known
-from stateflow.runtime.restore.context import without_operators
 from stateflow.runtime.restore.existing_tables import ExistingTables, check_table
+from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.state_import import StateLocation, import_state
+from stateflow.runtime.restore.state_rewriting import check_key_groups
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
 
@@ -40,13 +42,15 @@ class InitialSavepoint:
         savepoint: path or URI of its folder, or of its ``_savepoint``.
         tables: policy for tables that the savepoint's job has written.
         from_other_job: whether the savepoint may belong to a job of another name.
-        drop: uids of operators that the job no longer has, whose state is dropped.
+        drop: uids of operators that the job no longer has, whose state is dropped; ``UID.STATE`` for one state.
+        changes: new names in the job, and positions of sources.
     """
 
     savepoint: str
     tables: ExistingTables = ExistingTables.REFUSE
     from_other_job: bool = False
     drop: frozenset[str] = frozenset()
+    changes: GraphChanges = field(default_factory=GraphChanges)
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,13 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
         return
     started = new.clock.monotonic()
     stored = savepoint_at(initial.savepoint, new.storage.uri)
-    manifest = _checked_state(new, stored, initial)
+    graph = _checked_state(new, stored, initial)
     probe_storage(new.storage, new.clock, 0)
-    root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, manifest), writer_name())
+    root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, graph.manifest), writer_name())
     _check_origin(root.job, stored.document, initial, new.storage)
     failpoints.hit("begin.created")
     try:
-        _import_savepoint(root, stored, manifest, _Cause(new.note, started))
+        _import_savepoint(root, stored, graph, _Cause(new.note, started))
     except StateflowError:
         # A run that started concurrently may have created the root first, and collects files that are not its own.
         if root.log.read_head() is None:
@@ -129,16 +133,16 @@ def _check_origin(found: JobFormat, document: Savepoint, initial: InitialSavepoi
         )
 
 
-def _checked_state(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> Manifest:
-    """Returns the manifest to import, after all checks."""
-    manifest = check_savepoint_fits(new, stored, initial)
+def _checked_state(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
+    """Returns what the job starts from, after all checks."""
+    graph = check_savepoint_fits(new, stored, initial)
     for node in new.graph.sinks:
         check_table(node, stored.document, initial.tables)
     stored.verify()
-    return manifest
+    return graph
 
 
-def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> Manifest:
+def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
     """Returns the state that the job root starts from; does not check tables nor the savepoint's files.
 
     Raises:
@@ -155,15 +159,20 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
         )
     plan, settings = new.plan(), new.settings
     same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-    manifest = without_operators(document.manifest, initial.drop)
-    check_same_job(_format(new, stored, manifest), same, stored.uri)
-    states = declared_states_if_known(plan, _key_groups(new, document))
+    states, sources = declared_states_if_known(plan, _key_groups(new, document)), source_descriptions(plan)
+    declared = DeclaredGraph(plan, sources, states, frozenset(node.uid for node in new.graph.sinks))
+    # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
+    request = GraphRequest(initial.changes, initial.drop, new.clock.now())
+    location = StateLocation.of(stored)
+    graph = change_graph(document.manifest, location, declared, request)
+    check_key_groups(graph.operators.rewrites, location, _key_groups(new, document))
+    check_same_job(_format(new, stored, graph.manifest), same, stored.uri)
     # Of the larger number: the manifest still has the key groups of the savepoint.
     groups = max(document.max_parallelism, _key_groups(new, document))
-    wanted = CurrentJob(plan.parallelism, groups, plan.key_types, source_descriptions(plan), states)
-    assign_state(document.checkpoint_id, manifest, wanted)
-    check_reader(manifest, new.reads_by_spark)
-    return manifest
+    wanted = CurrentJob(plan.parallelism, groups, plan.key_types, sources, states)
+    assign_state(document.checkpoint_id, graph.manifest, wanted)
+    check_reader(graph.manifest, new.reads_by_spark)
+    return graph
 
 
 def _key_groups(new: NewJobRoot, document: Savepoint) -> int:
@@ -192,11 +201,11 @@ class _Cause:
     started: float
 
 
-def _import_savepoint(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, cause: _Cause) -> None:
-    document = stored.document
+def _import_savepoint(root: JobRoot, stored: StoredSavepoint, graph: ChangedGraph, cause: _Cause) -> None:
+    document, manifest = stored.document, graph.manifest
     label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
-    location = StateLocation(stored.storage, stored.folder, True, document.max_parallelism)
-    handle = import_state(root, manifest, location, 0)
+    location = StateLocation.of(stored, checked=True)
+    handle = import_state(root, graph.shared, location, 0, graph.operators.rewrites)
     failpoints.hit("begin.imported")
     # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same
     # name.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.restore.plan_document import RestorePlan, is_outdated
+from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction, is_outdated
 from stateflow.checkpoint.restore.targets import Target, kept_checkpoint
 from stateflow.checkpoint.savepoints.catalog import open_savepoint, savepoint_uri
 from stateflow.errors import ConfigError, PlanOutdated
 from stateflow.runtime.job.job import Job
+from stateflow.runtime.restore.graph_changes import ChangedGraph, GraphRequest
 from stateflow.storage import open_location
 
 _OTHER_TARGET = "make a new plan, with another target"
@@ -32,6 +36,28 @@ def check_planned_job(job: Job, plan: RestorePlan) -> None:
             "the job file or its settings are not those of the plan",
             hint="execute with the job file, --config and --set that the plan was made with, or make a new plan",
             differs=differs,
+        )
+
+
+def planned_graph(plan: RestorePlan) -> GraphRequest:
+    """Returns what the user has decided about the graph in a plan."""
+    graph = plan.graph
+    # Plans of older versions have only the result.
+    drop = graph.drop or [change.uid for change in plan.states if change.action is StateAction.DROPPED]
+    at = datetime.fromisoformat(graph.at or plan.made_at)
+    return GraphRequest(GraphChanges(tuple(graph.maps), tuple(graph.sources)), frozenset(drop), at)
+
+
+def check_planned_graph(found: ChangedGraph, plan: RestorePlan) -> None:
+    """Raises PlanOutdated unless the same decisions have the result that the plan shows."""
+    planned = [(change.uid, change.then, change.action, change.old) for change in plan.sources]
+    now = [(change.uid, change.then, change.action, change.old) for change in found.source_changes]
+    if (found.plan.moves, found.plan.dropped) != (plan.graph.moves, plan.graph.dropped) or now != planned:
+        raise PlanOutdated(
+            "states or source positions are not those of the plan",
+            hint="the job file, the plan, or the files of a source have changed: make a new plan",
+            planned_sources=[each for each in planned if each not in now],
+            sources=[each for each in now if each not in planned],
         )
 
 

@@ -16,13 +16,19 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import RestoreFacts
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
-from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.errors import Fenced, ForeignRows, PlanOutdated
 from stateflow.requesters import describe_requester
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.context import RestoreContext, check_target
-from stateflow.runtime.restore.plan_checks import check_not_outdated, check_planned_job, outdated_plan, planned_target
+from stateflow.runtime.restore.plan_checks import (
+    check_not_outdated,
+    check_planned_graph,
+    check_planned_job,
+    outdated_plan,
+    planned_graph,
+    planned_target,
+)
 from stateflow.runtime.restore.rewind import complete_rewind, record_replaced
 from stateflow.runtime.restore.sink_changes import output_to_publish, sink_intents
 from stateflow.runtime.restore.state_import import StateLocation, import_state
@@ -111,8 +117,8 @@ def _check_plan(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest
     """Checks the whole plan before the CLAIM, which ends a run: a plan that cannot be executed must not end one."""
     check_planned_job(job, plan)
     check_not_outdated(plan, head, request.request_id)
-    dropped = frozenset(c.uid for c in plan.states if c.action is StateAction.DROPPED)
-    context = check_target(job, head, planned_target(job.root, head, plan), dropped)
+    context = check_target(job, head, planned_target(job.root, head, plan), planned_graph(plan))
+    check_planned_graph(context.graph, plan)
     sink_intents(context, plan.sinks)
     context.check_file_hashes()
     return context
@@ -150,21 +156,18 @@ def _overtaken(plan: RestorePlan, head: Head, request: RestoreRequest) -> Fenced
     )
 
 
-def _location_of(savepoint: StoredSavepoint) -> StateLocation:
-    return StateLocation(savepoint.storage, savepoint.folder, True, savepoint.document.max_parallelism)
-
-
 def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
     """Publishes the output of the target, and stores its state in the job root."""
     root, target = context.job.root, context.target
     pending = output_to_publish(context, plan.sinks)
     Publisher(root, context.job.sinks).publish_pending(context.head, pending)
     sinks = sink_intents(context, plan.sinks)
-    if target.ref is not None and not context.drops_state:
+    if target.ref is not None and not context.graph.is_changed:
         return dataclasses.replace(root.adoption(context.head, target.ref), sinks=sinks)
     savepoint = target.savepoint
-    location = _location_of(savepoint) if savepoint else None
-    manifest = import_state(root, context.manifest, location, context.head.entry.generation)
+    location = StateLocation.of(savepoint, checked=True) if savepoint else None
+    graph, generation = context.graph, context.head.entry.generation
+    manifest = import_state(root, graph.shared, location, generation, graph.operators.rewrites)
     return Adoption(
         upto=context.last_published,
         manifest=manifest,

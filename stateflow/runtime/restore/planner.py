@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SinkMode, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.restore.graph_plan import GraphChanges, SourceAction
 from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SavedCheckpoint,
@@ -26,6 +27,7 @@ from stateflow.checkpoint.savepoints.catalog import list_savepoints, savepoint_a
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.context import RestoreContext, check_target
+from stateflow.runtime.restore.graph_changes import GraphRequest
 from stateflow.runtime.restore.sink_changes import plan_sink_changes, tables_without_sink
 
 log = logging.getLogger(__name__)
@@ -37,15 +39,17 @@ class RestoreOptions:
 
     Attributes:
         sinks: whether tables are restored together with the state, or keep their content.
-        drop: uids of operators that the job no longer has, whose state is dropped.
+        drop: uids of operators that the job no longer has, whose state is dropped; ``UID.STATE`` for one state.
         from_other_job: whether the target may be a savepoint of another job.
         keep_tables: uids of sinks that the job no longer has, whose tables keep their content.
+        changes: new names in the job, and positions of sources.
     """
 
     sinks: SinkMode = SinkMode.RESTORE
     drop: frozenset[str] = frozenset()
     from_other_job: bool = False
     keep_tables: frozenset[str] = frozenset()
+    changes: GraphChanges = field(default_factory=GraphChanges)
 
 
 def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> RestorePlan:
@@ -62,8 +66,7 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
     root = job.root
     head = root.head()
     target = _resolve(job, head, target_name, options)
-    states = state_changes(target.manifest, set(job.plan.key_types), job.plan.parallelism, options.drop)
-    context = check_target(job, head, target, options.drop)
+    context = check_target(job, head, target, GraphRequest(options.changes, options.drop, root.clock.now()))
     context.check_file_sizes()
     is_foreign = context.from_other_job
     mode = SinkMode.KEEP if is_foreign else options.sinks
@@ -88,13 +91,14 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
         of_job=_owner(target) if is_foreign else "",
         parallelism=job.plan.parallelism,
         operators=sorted(job.plan.key_types),
-        states=_with_current_sizes(states, newest),
+        states=_state_changes(context, newest),
         sources=_source_changes(context, newest),
         sinks=plan_sink_changes(context, mode),
         left=left,
         dropped_checkpoints=dropped,
         saved=_saved(root, dropped),
         run_open=is_run_open(head),
+        graph=context.graph.plan,
         rows_again=None if is_foreign else rows_since(root, head, target.checkpoint_id),
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )
@@ -141,8 +145,10 @@ def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
         return None
 
 
-def _with_current_sizes(states: list[StateChange], newest: Manifest | None) -> list[StateChange]:
-    """Returns the changes with the sizes of the states in the newest checkpoint, in bytes."""
+def _state_changes(context: RestoreContext, newest: Manifest | None) -> list[StateChange]:
+    """Returns the changes of states, with their sizes in the newest checkpoint in bytes."""
+    job, graph = context.job.plan, context.graph
+    states = state_changes(graph.target, set(job.key_types), job.parallelism, graph.assignment)
     if newest is None:
         return states
     sizes = {o.uid: state_bytes([o]) for o in newest.operators}
@@ -182,13 +188,17 @@ def _is_readable(savepoint: str, root: JobRoot) -> bool:
 def _source_changes(context: RestoreContext, newest: Manifest | None) -> list[SourceChange]:
     current = {p.uid: p.offset for p in context.head.entry.sources}
     is_known = newest is not None or not context.head.entry.manifest
-    logs = _logs_since(context.job.root, newest, context.manifest) if is_known else None
+    target = context.target.manifest
+    logs = _logs_since(context.job.root, newest, target) if is_known else None
     sources = {node.uid: node.source for node in context.job.plan.sources}
+    positions = {position.uid: position for position in target.sources}
     changes = []
-    for position in context.manifest.sources:
-        held, files = _replayable(sources.get(position.uid), position, context.manifest, logs)
-        now = current.get(position.uid, "")
-        changes.append(SourceChange(uid=position.uid, now=now, then=position.offset, held=held, files=files))
+    for change in context.graph.source_changes:
+        old = change.old or change.uid
+        held, files = None, None
+        if change.action is SourceAction.KEPT:
+            held, files = _replayable(sources.get(change.uid), positions[old], target, logs)
+        changes.append(replace(change, now=current.get(change.uid, current.get(old, "")), held=held, files=files))
     return changes
 
 

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.documents import Manifest, SourceFile, SparkPosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_manifest
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, state_bytes, write_bytes, write_manifest
+from stateflow.checkpoint.restore.mapped_state import Rewrite
+from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
 from stateflow.checkpoint.savepoints.canonical.rekeyed_state import rekey
 from stateflow.checkpoint.savepoints.canonical.writer import Destination
 from stateflow.checkpoint.savepoints.create import copy_objects, replace_keys
+from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, rewrite_operator
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
 
-
-@dataclass(frozen=True)
-class StateLocation:
-    """Storage and key prefix of state files.
-
-    Attributes:
-        folder: prefix of the files' keys.
-        checked: whether the caller has just verified the files' hashes.
-        max_parallelism: number of key groups of the state; None for that of the job root which imports it.
-    """
-
-    storage: Storage
-    folder: str = ""
-    checked: bool = False
-    max_parallelism: int | None = None
+__all__ = ["ImportTarget", "StateLocation", "import_files", "import_state"]
 
 
 @dataclass(frozen=True)
@@ -50,14 +40,18 @@ class ImportTarget:
     folder: str = ""
 
 
-def import_state(root: JobRoot, manifest: Manifest, location: StateLocation | None, generation: int) -> FileHandle:
+def import_state(
+    root: JobRoot, manifest: Manifest, location: StateLocation | None, generation: int, rewrites: Sequence[Rewrite] = ()
+) -> FileHandle:
     """Copies the files of a manifest into a job root, verifies every file, and stores the manifest there.
 
     State with another max parallelism gets that of the job root.
 
     Args:
+        manifest: the manifest, without the operators of `rewrites`.
         location: where the files are; None for files that the root has already.
         generation: the generation of the importing process, which must not have committed yet.
+        rewrites: operators whose state is written again.
 
     Raises:
         MissingFile, CorruptFile: a file is missing or damaged.
@@ -67,10 +61,28 @@ def import_state(root: JobRoot, manifest: Manifest, location: StateLocation | No
     into = data_folder(generation, ordinal, f"restore{root.clock.new_id()[:12]}")
     if location is not None:
         manifest = import_files(ImportTarget(root.storage, root.job.max_parallelism, into), manifest, location)
+    if rewrites:
+        target = RewriteTarget(root.storage, into, root.job.max_parallelism, root.clock)
+        rewritten = [rewrite_operator(each, location or StateLocation(root.storage), target) for each in rewrites]
+        operators = sorted((*manifest.operators, *rewritten), key=lambda operator: operator.uid)
+        manifest = replace(manifest, operators=operators, full_bytes=state_bytes(operators))
+    manifest = replace(manifest, spark=manifest.spark and _with_stored_logs(root, into, manifest.spark))
     manifest = replace(
         manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal, record=None, history=[]
     )
     return write_manifest(root.storage, into, manifest)
+
+
+def _with_stored_logs(root: JobRoot, folder: str, spark: SparkPosition) -> SparkPosition:
+    """Returns the position with each log of a source in a file that is too large for a manifest."""
+
+    def stored(file: SourceFile) -> SourceFile:
+        if file.content is None or len(file.content) <= INLINE_LIMIT:
+            return file
+        key = f"{folder}sources-{file.path.replace('/', '-')}"
+        return SourceFile(path=file.path, handle=write_bytes(root.storage, key, file.content))
+
+    return replace(spark, source_files=[stored(file) for file in spark.source_files])
 
 
 def import_files(target: ImportTarget, manifest: Manifest, location: StateLocation) -> Manifest:

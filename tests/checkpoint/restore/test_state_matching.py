@@ -111,7 +111,6 @@ GROUPS = [(0, 42), (0, 63), (43, 85), (64, 127), (86, 127)]
         (_manifest(_of_parts(2)), {}, CorruptFile, {"subtasks": [2]}),
         (_manifest(_of_parts(-1)), {}, CorruptFile, {"subtasks": [-1]}),
         (_manifest(sources=("other",)), {}, ConfigError, {"found": ["other"], "wanted": ["rows"]}),
-        (_manifest(sources=()), {}, ConfigError, {"found": [], "wanted": ["rows"]}),
         (_manifest(sources=("rows", "more")), {}, ConfigError, {"found": ["rows", "more"], "wanted": ["rows"]}),
         (
             _manifest(),

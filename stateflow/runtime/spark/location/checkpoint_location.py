@@ -17,16 +17,15 @@ from pathlib import Path
 
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
+from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT, offset_lines
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.private_files import make_folders, make_new_folder, make_own_folder, write_private
-from stateflow.runtime.spark.location.restored_position import QuerySource, checked_log, checked_offsets, offset_lines
+from stateflow.runtime.spark.location.restored_position import QuerySource, checked_log, checked_offsets
 from stateflow.state.files.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.no_follow import NotRegular, read_file
 from stateflow.storage.paths import check_key
 
-INLINE_LIMIT = 8 << 10
-"""Source logs up to this size, in bytes, are stored in the manifest itself."""
 _SHOWN = 10
 _LARGEST_FILE = 1 << 30
 """Bytes of a file of the location: a compacted log of a source lists each file that the source has read."""

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from stateflow.checkpoint.log.documents import NOT_BEGUN
+from stateflow.checkpoint.restore.source_positions import offset_lines
 from stateflow.errors import CorruptFile
 from stateflow.types.decoders import json_decoder
 
@@ -122,13 +123,6 @@ def checked_offsets(offsets: bytes, sources: Sequence[QuerySource]) -> bytes:
         line if source.files is None else _file_line(line, source) for line, source in zip(lines, sources, strict=True)
     ]
     return "\n".join([version, msgspec.json.encode(metadata).decode(), *checked]).encode()
-
-
-def offset_lines(offsets: bytes) -> list[str]:
-    """Returns the lines of an entry of Spark's offset log. Raises ValueError if they are not text, or ambiguous."""
-    if b"\r" in offsets:
-        raise ValueError("a carriage return, which Spark would read as the end of a line")
-    return offsets.decode().rstrip("\n").split("\n")
 
 
 def checked_log(name: str, content: bytes, newest: int, source: QuerySource) -> bytes:

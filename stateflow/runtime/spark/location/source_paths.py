@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
+from stateflow.api.input_files import file_uri
 from stateflow.errors import ConfigError, CorruptFile
-
-_LEGAL = "/_-!.~'()*,;:$&+=@"
-"""Characters that Java's URI, with which Spark writes paths, does not encode, in addition to letters and digits."""
 
 
 class _LogEntry(TypedDict):
@@ -37,7 +35,7 @@ class FolderMove:
         """Returns the new URI of a file. The part below the folder is kept unchanged: Spark compares text."""
         below = len(local_path(old).relative_to(self.old).parts)
         tail = old.split("/")[-below:] if below else []
-        return "/".join([f"file://{_encoded(self.new)}", *tail])
+        return "/".join([file_uri(self.new), *tail])
 
 
 @dataclass(frozen=True)
@@ -124,10 +122,3 @@ def _parsed(line: bytes, name: str) -> _LogEntry:
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError) as e:
         raise CorruptFile("an entry of Spark's source log cannot be parsed", file=name) from e
     return entry
-
-
-def _encoded(path: PurePosixPath) -> str:
-    """Encodes a path like Java's URI, which keeps characters that are neither ASCII, blank nor control characters."""
-    return "".join(
-        c if ord(c) > 127 and c.isprintable() and not c.isspace() else quote(c, safe=_LEGAL) for c in str(path)
-    )
