@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import LocalSource, Slice
+from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import ConfigError, JobDefinitionError
 
 
 class CollectionSource(LocalSource):
@@ -23,6 +23,7 @@ class CollectionSource(LocalSource):
 
     bounded = True
     may_use_spark = True
+    start_kinds = frozenset({StartKind.EARLIEST, StartKind.LATEST, StartKind.POSITION})
 
     def __init__(self, rows: Iterable[object], row_class: type[object]) -> None:
         self.schema = RowSchema.of(row_class)
@@ -46,3 +47,19 @@ class CollectionSource(LocalSource):
 
     def holds(self, position: str) -> bool | None:
         return True
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """Returns the position after all rows, or a given one: ``{"row": N}`` after N rows."""
+        if start.kind is StartKind.LATEST:
+            return InitialPosition(json.dumps({"row": len(self._rows)}))
+        try:
+            row = json.loads(start.position)["row"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            row = None
+        if type(row) is not int or not 0 <= row <= len(self._rows):
+            raise ConfigError(
+                "the position of a collection is not a number of its rows",
+                hint=f'use {{"row": N}} with N from 0 to {len(self._rows)}',
+                position=start.position[:200],
+            )
+        return InitialPosition(json.dumps({"row": row}))
