@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,18 @@ from stateflow.failpoints import NAMES
 from tests.support import root_files, stored_state
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import KILLED, AccountsJob, expected, multiset
-from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan
+from tests.support.restores import (
+    BEFORE_THE_INTENT,
+    COMPLETING,
+    ask,
+    begin,
+    check_after,
+    everything,
+    execute,
+    go_back,
+    kill_at_each_step,
+    plan,
+)
 
 
 def _check_movements(job: AccountsJob, number: int) -> None:
@@ -237,29 +247,10 @@ def test_an_operator_that_the_target_does_not_contain_starts_without_state(early
 
 
 TABLES = ("movements", "totals")
-_BEFORE_THE_INTENT = ("restore.begin", "restore.claimed", "restore.imported", "restore.intent")
-_COMPLETING = ("rewind.table:1", "rewind.table:2", "rewind.tables", "rewind.recorded", "rewind.done")
-
-
-def _kill_at_each_step(job: AccountsJob, planned: dict[str, Any], tables: int = 2) -> None:
-    """Until nothing is left to do; the same request does nothing then."""
-    for name in _BEFORE_THE_INTENT:
-        # The request's own CLAIM of the try before does not outdate its plan.
-        ended = execute(job, failpoint=name)
-        assert ended.code == KILLED, f"{name}: {ended}"
-        assert bool(job.head.doc["requests"]) == (name == "restore.intent")
-    for name in _COMPLETING[:tables] + _COMPLETING[2:]:
-        # A table that is back stays so: what is left to do gets less.
-        job.reach(name)
-    assert job.head.doc["rewind"] is None
-    assert execute(job, "--json").check().document["repeated"]
-    (record,) = job.records("restore")
-    base = 0 if planned["foreign"] else planned["target_checkpoint"]
-    assert record["facts"]["base"] == str(base), "no matter which process completed it"
 
 
 def test_every_step_of_a_restore_has_a_kill() -> None:
-    steps = {name.partition(":")[0] for name in (*_BEFORE_THE_INTENT, *_COMPLETING)}
+    steps = {name.partition(":")[0] for name in (*BEFORE_THE_INTENT, *COMPLETING)}
     assert steps == {name for name in NAMES if name.startswith(("restore.", "rewind."))}
 
 
@@ -272,7 +263,7 @@ def test_a_killed_restore_at_another_parallelism_is_completed_by_the_next_start(
     planned = plan(early, "early" if target == "early" else str(early.commit_at(50).seq))
     assert {s["uid"]: (s["from_parallelism"], s["to_parallelism"]) for s in planned["states"]} == before
     early.replace_events(since=50)
-    _kill_at_each_step(early, planned)
+    kill_at_each_step(early, planned)
     check_after(early)
     assert {o["parallelism"] for o in early.manifest["operators"]} == {5}
 
@@ -281,7 +272,7 @@ def test_a_killed_restore_that_keeps_tables_is_completed_by_the_next_start(early
     planned = plan(early, "early", "--sinks", "keep")
     assert [(s["mode"], s["then"]) for s in planned["sinks"]] == [("keep", None)] * 2
     before = {table: multiset(early.rows(table)) for table in TABLES}
-    _kill_at_each_step(early, planned)
+    kill_at_each_step(early, planned)
     assert {table: multiset(early.rows(table)) for table in TABLES} == before
     early.finish()
     # The output of the events after the 50th is stored a second time.
@@ -298,7 +289,7 @@ def test_a_killed_restore_that_drops_state_is_completed_by_the_next_start(early:
     planned = plan(early, "early", "--drop", "turnovers", "--keep-table", "totals")
     left = multiset(early.rows("totals"))
     early.replace_events(since=50)
-    _kill_at_each_step(early, planned, tables=1)
+    kill_at_each_step(early, planned, tables=1)
     early.finish()
     wanted = expected(early.delivered)
     assert multiset(early.rows("movements")) == multiset(wanted.movements)
@@ -322,7 +313,7 @@ def test_a_restore_of_another_job_s_savepoint_needs_an_option_and_survives_kills
     planned = plan(other, str(folder), "--from-other-job")
     assert [s["mode"] for s in planned["sinks"]] == ["keep", "keep"]
     own = other.head.checkpoint
-    _kill_at_each_step(other, planned)
+    kill_at_each_step(other, planned)
     assert root_files.digests(folder) == before
     # What the job had itself can still be gone back to.
     assert own in {ref["id"] for ref in other.head.doc["retained"]}

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import root_files
-from tests.support.job_fixture import AccountsJob, JobFixture
+from tests.support.job_fixture import KILLED, AccountsJob, JobFixture
 from tests.support.processes import Ended, Running
+
+BEFORE_THE_INTENT = ("restore.begin", "restore.claimed", "restore.imported", "restore.intent")
+COMPLETING = ("rewind.table:1", "rewind.table:2", "rewind.tables", "rewind.recorded", "rewind.done")
 
 
 def plan(job: JobFixture, target: str, *more: str) -> dict[str, Any]:
@@ -68,3 +71,20 @@ def check_after(job: AccountsJob, since: int | None = None) -> None:
         job.replace_events(since)
     job.finish()
     job.check()
+
+
+def kill_at_each_step(job: AccountsJob, planned: dict[str, Any], tables: int = 2) -> None:
+    """Until nothing is left to do; the same request does nothing then."""
+    for name in BEFORE_THE_INTENT:
+        # The request's own CLAIM of the try before does not outdate its plan.
+        ended = execute(job, failpoint=name)
+        assert ended.code == KILLED, f"{name}: {ended}"
+        assert bool(job.head.doc["requests"]) == (name == "restore.intent")
+    for name in COMPLETING[:tables] + COMPLETING[2:]:
+        # A table that is back stays so: what is left to do gets less.
+        job.reach(name)
+    assert job.head.doc["rewind"] is None
+    assert execute(job, "--json").check().document["repeated"]
+    (record,) = job.records("restore")
+    base = 0 if planned["foreign"] else planned["target_checkpoint"]
+    assert record["facts"]["base"] == str(base), "no matter which process completed it"

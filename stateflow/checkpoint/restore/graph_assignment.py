@@ -111,7 +111,7 @@ def assign_states(stored: StoredGraph, job: JobGraph, given: GraphMap, drop: fro
                 dropped.append(DroppedState(kind=item.kind, uid=uid, state=item.name))
             else:
                 unmatched.setdefault(uid, []).append(item)
-    _check_owners(stored, job, given, dropped_operators)
+    _check_owners(moves, given)
     _check_matched(unmatched, given)
     _check_drops(stored, parsed)
     _check_places(moves)
@@ -230,17 +230,17 @@ def _check_places(moves: Iterable[StateMove]) -> None:
             )
 
 
-def _check_owners(stored: StoredGraph, job: JobGraph, given: GraphMap, dropped: set[str]) -> None:
-    """Raises ConfigError when an operator would get the states of two operators as a whole."""
-    olds: dict[str, list[str]] = defaultdict(list)
-    for uid in _with_state(stored):
-        for new in _destinations(uid, job, given, dropped):
-            olds[new].append(uid)
+def _check_owners(moves: Iterable[StateMove], given: GraphMap) -> None:
+    """Raises ConfigError when an operator would get states of two operators that are not mapped one by one."""
+    olds: dict[str, set[str]] = defaultdict(set)
+    for move in moves:
+        if (move.old, move.old_state) not in given.states:
+            olds[move.new].add(move.old)
     for new, found in sorted(olds.items()):
         if len(found) > 1:
             raise ConfigError(
                 "two operators of the target are mapped to one operator, or it has state of its own",
                 hint="map single states: --map OLD.STATE=NEW; or map or drop the other operator: --drop UID",
                 operator=new,
-                old=found,
+                old=sorted(found),
             )

@@ -1,7 +1,7 @@
 """Accounts and shops, for runs without Spark: two keyed operators one after the other, value state and map state.
 
 Parameters: ``job.folder``, which holds ``events.jsonl`` and gets ``ledger.jsonl`` and ``tables/``; ``job.tables``,
-another folder for the tables; ``job.parts``. A line of the
+another folder for the tables; ``job.parts``; ``job.version``, 2 for the same job under other names. A line of the
 events is an event, or ``{"pause": NAME}`` or ``{"crash": NAME}`` with the name of a gate or marker in the folder.
 """
 
@@ -64,8 +64,11 @@ class Account(msgspec.Struct, array_like=True):
 class Balances(KeyedProcessFunction[Event, Movement]):
     """One row per event; where an account's money at a shop adds up to nothing, it forgets the shop."""
 
+    def __init__(self, state: str = "account") -> None:
+        self.state = state
+
     def open(self, ctx: RuntimeContext) -> None:
-        self.account = ctx.get_state(ValueStateDescriptor("account", Account))
+        self.account = ctx.get_state(ValueStateDescriptor(self.state, Account))
         self.shops = ctx.get_map_state(MapStateDescriptor("shops", str, int))
 
     def process_element(self, row: Event, ctx: Context) -> Iterator[Movement]:
@@ -105,15 +108,19 @@ def build(env: StreamExecutionEnvironment) -> None:
     folder = Path(env.parameter("folder"))
     tables = Path(env.parameter("tables", str(folder / "tables")))
     source = ScriptedSource(Event, _script(folder), folder / "ledger.jsonl", slice_rows=10)
+    is_renamed = env.parameter("version", "1") == "2"
+    events, balances, turnovers = (
+        ("orders", "turnovers", "shops") if is_renamed else ("events", "balances", "turnovers")
+    )
     movements = (
-        env.from_source(source, uid="events")
+        env.from_source(source, uid=events)
         .key_by("account", order_by=("number",))
-        .process(Balances(), output=Movement, uid="balances")
+        .process(Balances("figures" if is_renamed else "account"), output=Movement, uid=balances)
     )
     movements.sink_to(FolderSink(tables / "movements"), uid="movements")
     if env.parameter("parts", "both") == "movements":
         return
-    totals = movements.key_by("shop", order_by=("number",)).process(Turnovers(), output=Total, uid="turnovers")
+    totals = movements.key_by("shop", order_by=("number",)).process(Turnovers(), output=Total, uid=turnovers)
     totals.sink_to(FolderSink(tables / "totals"), uid="totals")
 
 
