@@ -95,25 +95,6 @@ SETTINGS_OPTIONS = [
     click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings, as for run."),
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, as for run; repeatable."),
 ]
-GRAPH_OPTIONS = [
-    click.option(
-        "--map",
-        "maps",
-        multiple=True,
-        metavar="OLD=NEW",
-        help="Restore an operator or a source under another uid, or a state, OPERATOR.STATE, under another name. With "
-        "several operators for one, each gets the states that it declares. @timers and @raw are the timers and the raw "
-        "state of an operator; repeatable.",
-    ),
-    click.option(
-        "--source",
-        "sources",
-        multiple=True,
-        metavar="UID=POSITION",
-        help="Position of a source: keep, earliest, latest, timestamp:TIME, position:TEXT, or the position's JSON. By "
-        "default it is kept, and a new source begins at its start; repeatable.",
-    ),
-]
 TIMEOUT = click.option(
     "--timeout",
     type=SECONDS,
@@ -122,6 +103,29 @@ TIMEOUT = click.option(
     metavar="SECONDS",
     help="How long to wait for the run's next barrier.",
 )
+
+
+def graph_options(condition: str = "") -> list[Callable[[F], F]]:
+    """Returns the options for a graph that has changed; `condition` begins their help."""
+    return [
+        click.option(
+            "--map",
+            "maps",
+            multiple=True,
+            metavar="OLD=NEW",
+            help=f"{condition}Restore an operator or a source under another uid, or a state, OPERATOR.STATE, under "
+            "another name. With several operators for one, each gets the states that it declares. @timers and @raw are "
+            "the timers and the raw state of an operator; repeatable.",
+        ),
+        click.option(
+            "--source",
+            "sources",
+            multiple=True,
+            metavar="UID=POSITION",
+            help=f"{condition}Position of a source: keep, earliest, latest, timestamp:TIME, position:TEXT, or the "
+            "position's JSON. By default it is kept, and a new source begins at its start; repeatable.",
+        ),
+    ]
 
 
 def with_options(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:

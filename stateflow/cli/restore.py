@@ -14,15 +14,15 @@ from rich.table import Table
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SinkMode
-from stateflow.checkpoint.restore.graph_plan import GraphChanges, describe_moves
-from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_replay, describe_sources
+from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_graph, describe_replay
 from stateflow.cli.common import (
-    GRAPH_OPTIONS,
     JOB,
     JSON,
     REQUESTER_OPTIONS,
     ROOT,
     SETTINGS_OPTIONS,
+    graph_options,
     print_json,
     refuse,
     settings_layers,
@@ -108,7 +108,7 @@ class _Invocation:
     metavar="ID",
     help="Id of the request; each request is executed at most once. By default, an id derived from the plan.",
 )
-@with_options(GRAPH_OPTIONS)
+@with_options(graph_options())
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
 @JSON
@@ -240,10 +240,8 @@ def _print_plan(plan: RestorePlan) -> None:
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
         print_text()
         console.print(table)
-    for line in describe_moves(plan.graph):
-        print_text(f"  state {line}")
-    for line in describe_sources(plan):
-        print_text(f"  source {line}")
+    for line in describe_graph(plan):
+        print_text(f"  {line}")
     for sink in plan.sinks:
         if sink.table:
             print_text(f"  {sink.uid}: {sink.table}")

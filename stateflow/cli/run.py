@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from stateflow.checkpoint.restore.graph_plan import GraphChanges
-from stateflow.cli.common import GRAPH_OPTIONS, JOB, ROOT, as_stateflow_error, settings_layers, with_options
+from stateflow.cli.common import JOB, ROOT, as_stateflow_error, graph_options, settings_layers, with_options
 from stateflow.cli.formatting import count_of, print_text
 from stateflow.cli.progress import make_progress
 from stateflow.errors import ConfigError, StateflowError, StorageError
@@ -65,7 +65,7 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint
     help="With --from-savepoint: drop the state of an operator that the job does not have, or OPERATOR.STATE; "
     "repeatable.",
 )
-@with_options(GRAPH_OPTIONS)
+@with_options(graph_options("With --from-savepoint: "))
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),

@@ -141,6 +141,8 @@ def test_a_plan_has_whether_the_dag_is_paused_and_runs(
         ({"from_other_job": "perhaps"}, {"from_other_job": "perhaps"}),
         ({"drop": "a, b"}, {"uids": ["a", "b"]}),
         ({"target": "nothing"}, {"target": "nothing"}),
+        ({"maps": "balances"}, {"map": "balances"}),
+        ({"sources": "events"}, {"source": "events"}),
     ],
     ids=lambda value: "-".join(value),
 )
@@ -165,6 +167,22 @@ def test_a_table_without_a_sink_is_excluded_from_a_restore_only_when_named(early
     assert [left["uid"] for left in planned["plan"]["left"]] == ["totals"]
 
 
+def test_a_job_with_other_names_is_restored_with_maps_and_source_positions(
+    early: AccountsJob, golden: SnapshotAssertion
+) -> None:
+    early.settings = {**early.settings, "job__version": 2}
+    maps = "balances=turnovers, turnovers=shops, balances.account=turnovers.figures, events=orders"
+    planned = plan_restore(early, "latest", maps=maps, sources='orders={"row": 100}\n')
+    lines = [line for line in planned["markdown"].splitlines() if line.startswith("- ")]
+    assert normalized("\n".join(lines)) == golden
+    restore(early, plan=planned)
+    assert root_files.head(early.root).doc["sources"][0]["uid"] == "orders"
+    early.finish()
+    numbers = sorted(row["number"] for row in early.rows("movements"))
+    given = [event["number"] for event in early.delivered]
+    assert numbers == sorted(given + given[100:])
+
+
 def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertion) -> None:
     state = {"uid": "a", "action": "dropped", "bytes": 2_500_000, "from_parallelism": 4, "to_parallelism": 0}
     table = {"uid": "t|1", "mode": "restore", "table_id": "i", "table": "/tables/t", "now": 9, "then": 3}
@@ -180,7 +198,16 @@ def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertio
         "parallelism": 2,
         "operators": ["a"],
         "states": [{**state, "action": "matched", "to_parallelism": 2}, state],
-        "sources": [{"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False}],
+        "sources": [
+            {"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False},
+            {"uid": "gone", "now": "9", "then": "", "action": "removed"},
+            {"uid": "new", "now": "", "then": "-", "action": "new"},
+        ],
+        "graph": {
+            "maps": ["<i>=a"],
+            "moves": [{"kind": "state", "old": "o", "old_state": "<i>|", "new": "a", "new_state": "<b>|"}],
+            "dropped": [{"kind": "timers", "uid": "o", "state": "@timers"}],
+        },
         "sinks": [sink, kept],
         "left": [{"uid": "old", "table_id": "o", "checkpoint_id": 9}],
         "dropped_checkpoints": [5, 9],

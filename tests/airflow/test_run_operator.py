@@ -143,6 +143,15 @@ def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make
     assert argv[at : at + 7] == begins
 
 
+def test_a_new_job_root_begins_under_other_names(spark: FakeSpark, operator: Make) -> None:
+    spark.script("finish")
+    changes = {"maps": "a=b, b=a", "sources": 's={"row": 1, "of": 2}\nt=latest\n'}
+    operator(from_savepoint="s3://kept/mine", **changes).execute(FakeRun().next_try())
+    argv = spark.launches()[0]["argv"]
+    given = [word for word in argv if word.startswith(("--map", "--source"))]
+    assert given == ["--map=a=b", "--map=b=a", '--source=s={"row": 1, "of": 2}', "--source=t=latest"]
+
+
 def test_each_mapped_task_has_its_own_folder(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish", "finish")
     for index in (0, 1):

@@ -25,7 +25,7 @@ TEXT = "{{ value }}"
             {"settings": {"job.day": "5"}, "conf": {"spark.x": "5"}, "env_vars": {"DAY": "5"}},
         ),
         (StateflowSavepointOperator, {"job_root", "name", "reason", "origin"}, {}),
-        (StateflowRestorePlanOperator, {"job", "job_root", "target", "drop", "from_other_job"}, {}),
+        (StateflowRestorePlanOperator, {"job", "job_root", "target", "drop", "from_other_job", "maps", "sources"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,

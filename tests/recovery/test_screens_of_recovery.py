@@ -52,6 +52,14 @@ def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, go
     assert _status(half_done)["restoring"] is None
 
 
+def test_a_plan_shows_other_names_and_positions(early: AccountsJob, golden: SnapshotAssertion) -> None:
+    early.settings = {**early.settings, "job__version": 2}
+    maps = ("balances=turnovers", "turnovers=shops", "balances.account=turnovers.figures")
+    options = [word for text in maps for word in ("--map", text)]
+    options += ["--drop", "turnovers.batches", "--source", "orders=earliest"]
+    assert _screen(early, ask(early, "latest", *options).check().out) == golden
+
+
 def test_a_savepoint_is_refused_until_the_restore_is_completed(half_done: AccountsJob) -> None:
     create = ("savepoint", "create", "--name", "now", "--acknowledge-timeout", "0.2")
     refused = half_done.command(*create)

@@ -80,6 +80,8 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             drop="{{ params.drop or '' }}",
             from_other_job="{{ params.from_other_job }}",
             keep_tables="{{ params.keep_tables or '' }}",
+            maps="{{ params.new_names or '' }}",
+            sources="{{ params.source_positions or '' }}",
             run_dag=job.name,
             **code,
             **RETRIES,
@@ -132,6 +134,18 @@ def _params(targets: Sequence[str]) -> dict[str, Param]:
         "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
         "keep_tables": optional_text(
             "Tables to keep", "Comma-separated uids of sinks removed from the job. Their tables keep all rows."
+        ),
+        "new_names": optional_text(
+            "New names",
+            "Comma-separated OLD=NEW: uids of operators and sources that were renamed, or states as UID.STATE.",
+        ),
+        "source_positions": Param(
+            None,
+            type=["null", "string"],
+            format="multiline",
+            title="Source positions",
+            description="One per line: UID=earliest, latest, keep, timestamp:2026-01-31T03:00 or the position's JSON."
+            " By default, positions are those of the target, and new sources begin at their start.",
         ),
         "from_other_job": Param(False, type="boolean", title="Allow a savepoint of another job"),
         "run": Param(False, type="boolean", title="Run the job after the restore"),

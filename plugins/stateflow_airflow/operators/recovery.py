@@ -13,7 +13,7 @@ from stateflow_airflow.operators.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.task_requests import request_id, requester
-from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool, to_names
+from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool, to_lines, to_names, to_words
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class StateflowRestorePlanOperator(JobOperator):
 
     **Returns** (XCom) ``plan`` for `StateflowRestoreOperator`, ``markdown`` for its approver, and ``dag``.
 
-    The plan lists state that is matched, new or dropped, with its size now and at the target; the position of each
-    source now and at the target, the files and rows that will be read again, and whether the source still has them;
+    The plan lists state that is matched, renamed, new or dropped, with its size now and at the target; the position of
+    each source now and at the target, the files and rows that will be read again, and whether the source has them;
     each table's path, version and rows since the target; commits of other writers that the restore undoes; tables that
     stay unchanged; checkpoints that can no longer be restored afterwards. ``dag`` has ``paused`` and ``active_runs`` of
     `run_dag`; it is None without one.
@@ -45,6 +45,10 @@ class StateflowRestorePlanOperator(JobOperator):
             text. Templated.
         from_other_job: whether the target may be a savepoint of another job. Templated.
         keep_tables: uids of sinks that are no longer in the job, whose tables keep all rows; as `drop`. Templated.
+        maps: operators, states and sources that have other names in the job, each as ``OLD=NEW``; a list, or a text
+            with commas. Templated.
+        sources: positions of sources, each as ``UID=earliest``, ``latest``, ``keep``, ``timestamp:TIME`` or the
+            position's JSON; a list, or one per line. Templated.
         settings: see `StateflowRunOperator`. Templated.
         run_dag: id of the DAG that runs the job; the plan then reports whether it is paused and has active runs.
     """
@@ -57,6 +61,8 @@ class StateflowRestorePlanOperator(JobOperator):
         "drop",
         "from_other_job",
         "keep_tables",
+        "maps",
+        "sources",
         "settings",
     )
     template_fields_renderers = {"settings": "json"}
@@ -72,6 +78,8 @@ class StateflowRestorePlanOperator(JobOperator):
         drop: str | Sequence[str] = (),
         from_other_job: bool | str = False,
         keep_tables: str | Sequence[str] = (),
+        maps: str | Sequence[str] = (),
+        sources: str | Sequence[str] = (),
         settings: Mapping[str, object] | None = None,
         run_dag: str = "",
         **kwargs: Any,
@@ -83,12 +91,15 @@ class StateflowRestorePlanOperator(JobOperator):
         self.drop = drop
         self.from_other_job = from_other_job
         self.keep_tables = keep_tables
+        self.maps = maps
+        self.sources = sources
 
     def execute(self, context: Context) -> dict[str, object]:
         """Plans the restore and logs the plan."""
         import msgspec
 
         from stateflow.checkpoint.log.documents import SinkMode
+        from stateflow.checkpoint.restore.graph_plan import GraphChanges
         from stateflow.operations import plan_restore
         from stateflow.runtime.restore.planner import RestoreOptions
 
@@ -97,7 +108,13 @@ class StateflowRestorePlanOperator(JobOperator):
                 f"sinks={self.sinks!r} is neither restore nor keep", "pass restore or keep", sinks=self.sinks
             )
         from_other_job = to_bool("from_other_job", self.from_other_job)
-        options = RestoreOptions(SinkMode(self.sinks), to_names(self.drop), from_other_job, to_names(self.keep_tables))
+        options = RestoreOptions(
+            SinkMode(self.sinks),
+            to_names(self.drop),
+            from_other_job,
+            to_names(self.keep_tables),
+            GraphChanges(to_words(self.maps), to_lines(self.sources)),
+        )
         with self.library():
             code = job_code(self.job, self.settings)
             plan = plan_restore(checked_root(self.job_root), code, str(self.target).strip(), options)

@@ -23,7 +23,7 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
         plan: the plan.
         notes: further notes, in Markdown.
     """
-    from stateflow.checkpoint.restore.plan_document import describe_replay
+    from stateflow.checkpoint.restore.plan_document import describe_graph, describe_replay
 
     parts = [
         f"**{escaped(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escaped(plan.label)}**, "
@@ -33,6 +33,7 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
         _table(("state of", "action", "size now", "size at target", "parallelism"), map(_state, plan.states)),
         _table(("source", "now", "at target", "files read since", "still available"), map(_source, plan.sources)),
         _table(("sink", "table", "now", "at target", "rows removed", "rows restored"), map(_sink, plan.sinks)),
+        _list(escaped(line) for line in describe_graph(plan)),
         escaped(describe_replay(plan)),
         _list([*_warnings(plan), *notes]),
     ]

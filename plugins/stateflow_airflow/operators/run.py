@@ -26,8 +26,10 @@ from stateflow_airflow.operators.template_values import (
     check_job_file,
     checked_location,
     checked_root,
+    to_lines,
     to_names,
     to_text,
+    to_words,
 )
 from stateflow_airflow.spark import SparkSubmit
 from stateflow_airflow.versions import require_supported
@@ -79,6 +81,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         from_other_job: with `from_savepoint`, whether the savepoint may be of a job with another name.
         drop: with `from_savepoint`, uids of operators that are not in the job, whose state is dropped; a list, or a
             comma-separated text. Templated.
+        maps, sources: with `from_savepoint`, see `StateflowRestorePlanOperator`. Templated.
         settings: settings of stateflow (``source.max_files_per_batch``) and of the job (``job.<name>``), as for
             ``--set``. Templated.
         spark: the connection and further options of spark-submit. Its `conf` and `env_vars` are templated.
@@ -93,6 +96,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         "from_savepoint",
         "tables",
         "drop",
+        "maps",
+        "sources",
         "settings",
         "conf",
         "env_vars",
@@ -115,6 +120,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         tables: str = "refuse",
         from_other_job: bool = False,
         drop: str | Sequence[str] = (),
+        maps: str | Sequence[str] = (),
+        sources: str | Sequence[str] = (),
         kept_runs: int = 50,
         **kwargs: Any,
     ) -> None:
@@ -129,6 +136,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.tables = tables
         self.from_other_job = from_other_job
         self.drop = drop
+        self.maps, self.sources = maps, sources
         self.kept_runs = kept_runs
         self._launcher: Launcher | None = None
         self._killed = False
@@ -232,6 +240,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             arguments += ["--from-savepoint", self.from_savepoint, "--tables", self.tables]
             arguments += ["--from-other-job"] if self.from_other_job else []
             arguments += [f"--drop={uid}" for uid in sorted(to_names(self.drop))]
+            arguments += [f"--map={text}" for text in to_words(self.maps)]
+            arguments += [f"--source={text}" for text in to_lines(self.sources)]
         files = {SETTINGS: settings_file({key: to_text(value) for key, value in self.settings.items()})}
         arguments += ["--config", str(folder / SETTINGS), "--result-file", str(result_file(folder))]
         arguments += ["--run-id", _run_id(context), "--log-format", "text"]

@@ -60,6 +60,18 @@ def to_names(value: str | Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if name)
 
 
+def to_words(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the texts in a list, or in a text where whitespace or commas separate them, in their order."""
+    words = re.split(r"[\s,]+", value) if isinstance(value, str) else value
+    return tuple(word for word in words if word)
+
+
+def to_lines(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the texts in a list, or the lines of a text: JSON has blanks and commas."""
+    lines = value.splitlines() if isinstance(value, str) else value
+    return tuple(line.strip() for line in lines if line.strip())
+
+
 def checked_root(job_root: str) -> str:
     """Returns the job root. Raises PermanentFailure for a relative path, which differs from worker to worker."""
     return checked_location("job_root", job_root)

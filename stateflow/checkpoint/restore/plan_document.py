@@ -13,7 +13,13 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, OperatorState, SinkMode
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.graph_assignment import GraphAssignment
-from stateflow.checkpoint.restore.graph_plan import GraphPlan, SourceAction, renamed_caution, source_caution
+from stateflow.checkpoint.restore.graph_plan import (
+    GraphPlan,
+    SourceAction,
+    describe_moves,
+    renamed_caution,
+    source_caution,
+)
 from stateflow.state.handles import Document
 
 _FIRST = 3
@@ -274,7 +280,12 @@ def describe_replay(plan: RestorePlan) -> str:
     )
 
 
-def describe_sources(plan: RestorePlan) -> list[str]:
+def describe_graph(plan: RestorePlan) -> list[str]:
+    """Returns one line for each change of the graph."""
+    return [f"state {line}" for line in describe_moves(plan.graph)] + [f"source {x}" for x in _describe_sources(plan)]
+
+
+def _describe_sources(plan: RestorePlan) -> list[str]:
     """Returns one line for each source whose position is not that of the target, or that had another uid."""
     texts = {
         SourceAction.KEPT: "position kept",

@@ -24,7 +24,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fleet": {"drain": False},
     "savepoint": {"name": None, "reason": None, "origin": "manual", "format": "default", "stop": False, "drain": False},
     "retention": {"retain": None, "savepoints": 7, "preview": False},
-    "recovery": {"sinks": "restore", "drop": None, "keep_tables": None, "from_other_job": False, "run": False},
+    "recovery": {
+        "sinks": "restore",
+        "drop": None,
+        "keep_tables": None,
+        "from_other_job": False,
+        "run": False,
+        "new_names": None,
+        "source_positions": None,
+    },
 }
 """Conf of a DAG run whose form was sent as it was; of the families' DAGs under their suffix."""
 ENTRIES = {
