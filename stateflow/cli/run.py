@@ -62,8 +62,8 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint
     "--drop",
     multiple=True,
     metavar="UID",
-    help="With --from-savepoint: drop the state of an operator that the job does not have, or OPERATOR.STATE; "
-    "repeatable.",
+    help="With --from-savepoint: drop the state of an operator that the job does not have, OPERATOR.STATE, or "
+    "the position of a source; repeatable.",
 )
 @with_options(graph_options("With --from-savepoint: "))
 @click.option(

@@ -191,7 +191,7 @@ def _local(address: str) -> PurePosixPath:
     if "://" in address and (parts.scheme != "file" or parts.netloc not in ("", "localhost")):
         raise ConfigError(
             "only folders in local file systems can be relocated",
-            hint="give the source a new uid in a new job root, or keep the old address",
+            hint="keep the old address; or set the position: stateflow restore with --source UID=earliest",
             folder=address,
         )
     return PurePosixPath(os.path.normpath(unquote(parts.path) if "://" in address else address))

@@ -100,6 +100,31 @@ def test_a_new_root_begins_under_other_names_and_survives_kills(job: AccountsJob
     root_files.check_no_orphans(roots.new.root)
 
 
+def test_a_new_root_drops_the_position_of_a_removed_source_only_when_named(job: AccountsJob, tmp_path: Path) -> None:
+    roots = NewRoot(job, tmp_path)
+    _rename(roots.new)
+    roots.new.deliver(60)
+    refused = roots.run(*MAPS[:-2])
+    refused.check_error(2, "config")
+    assert "uids=['events']" in refused.err and "--drop" in refused.err and not roots.new.root.exists()
+    roots.run(*MAPS[:-2], "--drop", "events").check()
+    assert len(folder_tables.rows(roots.tables / "movements")) == 60
+
+
+def test_a_fork_is_restored_under_other_names(early: AccountsJob, tmp_path: Path) -> None:
+    """As a new version is tried before it is deployed: into tables of its own."""
+    shadow = AccountsJob(early.folder, {**early.settings, "job__version": 2}, root_folder=tmp_path / "shadow")
+    early.command("fork", "early", "--into", str(shadow.root), "--shadow").check()
+    shadow.run().check_error(2, "config")
+    go_back(shadow, "latest", *MAPS)
+    shadow.finish()
+    wanted = expected(early.delivered)
+    assert stored_state.read_state(shadow.root, "shops") == wanted.turnovers
+    assert multiset(early.rows("movements_shadow")) == multiset(wanted.movements[50:])
+    early.check_tables()
+    shadow.end_all()
+
+
 def test_an_edited_plan_is_refused(early: AccountsJob) -> None:
     _rename(early)
     planned = plan(early, "latest", *MAPS)

@@ -81,7 +81,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         from_other_job: with `from_savepoint`, whether the savepoint may be of a job with another name.
         drop: with `from_savepoint`, uids of operators that are not in the job, whose state is dropped; a list, or a
             comma-separated text. Templated.
-        maps, sources: with `from_savepoint`, see `StateflowRestorePlanOperator`. Templated.
+        maps: with `from_savepoint`, other names in the job, as for `StateflowRestorePlanOperator`. Templated.
+        sources: with `from_savepoint`, positions of sources, as for `StateflowRestorePlanOperator`. Templated.
         settings: settings of stateflow (``source.max_files_per_batch``) and of the job (``job.<name>``), as for
             ``--set``. Templated.
         spark: the connection and further options of spark-submit. Its `conf` and `env_vars` are templated.

@@ -89,7 +89,8 @@ def assign_states(stored: StoredGraph, job: JobGraph, given: GraphMap, drop: fro
         stored: the graph of the target.
         job: the graph of the job.
         given: the mappings.
-        drop: ``UID`` of an operator, whose states are dropped that no operator gets, or ``UID.STATE``.
+        drop: ``UID`` of an operator, whose states are dropped that no operator gets, or ``UID.STATE``. Uids of sources
+            are ignored.
 
     Raises:
         ConfigError: a state has no operator and is not dropped, two operators could get it, two states would come to
@@ -120,7 +121,7 @@ def assign_states(stored: StoredGraph, job: JobGraph, given: GraphMap, drop: fro
 
 def _check_drops(stored: StoredGraph, drop: Mapping[str, StateRef | None]) -> None:
     """Raises ConfigError for a name to drop that does not exist."""
-    unknown = sorted(name for name, found in drop.items() if found is None)
+    unknown = sorted(name for name, found in drop.items() if found is None and name not in stored.sources)
     if unknown:
         raise ConfigError(
             "the target has no state with this uid to drop",

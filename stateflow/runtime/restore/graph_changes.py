@@ -17,6 +17,7 @@ from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan, Sou
 from stateflow.checkpoint.restore.mapped_state import MappedOperators, map_operators, stored_graph
 from stateflow.checkpoint.restore.plan_document import SourceChange
 from stateflow.checkpoint.restore.source_positions import SourceStarts, match_sources, with_sources
+from stateflow.errors import ConfigError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.source_starts import ChosenStarts, check_kept, choose_starts
 from stateflow.runtime.restore.state_rewriting import StateLocation, has_raw_state
@@ -28,7 +29,7 @@ class GraphRequest:
     """What a user has decided about the graph, and when.
 
     Attributes:
-        drop: operators and states to drop.
+        drop: operators, states and sources to drop.
         at: the time that the position ``latest`` refers to.
     """
 
@@ -171,6 +172,7 @@ def change_graph(
     chosen = choose_starts(request.changes.sources, graph.source_objects, target, request.at)
     sources = match_sources(target.sources, graph.sources, given.sources, chosen.starts)
     _check_kept_positions(target, sources, graph)
+    _check_dropped_sources(sources, request.drop)
     manifest = with_sources(target, graph.sources, sources.starts)
     if operators.outline != sorted(target.operators, key=lambda operator: operator.uid):
         manifest = replace(manifest, operators=operators.outline)
@@ -195,3 +197,13 @@ def _check_kept_positions(target: Manifest, sources: SourceStarts, graph: Declar
         old = sources.starts[uid].old
         if old and before[old] != description:
             check_kept(uid, graph.source_objects[uid], before[old])
+
+
+def _check_dropped_sources(sources: SourceStarts, drop: frozenset[str]) -> None:
+    kept = sorted(uid for uid in sources.before.values() if uid in drop)
+    if kept:
+        raise ConfigError(
+            "the position of a source that the job has cannot be dropped",
+            hint=f"set it instead: --source {kept[0]}=earliest",
+            uids=kept,
+        )

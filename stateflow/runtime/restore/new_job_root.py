@@ -166,6 +166,7 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
     location = StateLocation.of(stored)
     graph = change_graph(document.manifest, location, declared, request)
     check_key_groups(graph.operators.rewrites, location, _key_groups(new, document))
+    _check_removed_sources(graph, initial.drop)
     check_same_job(_format(new, stored, graph.manifest), same, stored.uri)
     # Of the larger number: the manifest still has the key groups of the savepoint.
     groups = max(document.max_parallelism, _key_groups(new, document))
@@ -178,6 +179,17 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
 def _key_groups(new: NewJobRoot, document: Savepoint) -> int:
     """Returns the max parallelism of the new root: that of the settings, or else of the savepoint."""
     return new.settings.max_parallelism or document.max_parallelism
+
+
+def _check_removed_sources(graph: ChangedGraph, drop: frozenset[str]) -> None:
+    """Raises ConfigError for a source that the job does not have: no plan shows that its position is dropped."""
+    removed = [uid for uid in graph.sources.removed if uid not in drop]
+    if removed:
+        raise ConfigError(
+            "the savepoint has positions of sources that the job does not have",
+            hint="map a renamed source with --map OLD=NEW, or drop the position: --drop UID",
+            uids=removed,
+        )
 
 
 def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> JobFormat:

@@ -326,7 +326,7 @@ def _actions(plan: RestorePlan) -> dict[str, tuple[str, str, SourceAction]]:
     return {s.uid: (s.now, s.then, s.action) for s in plan.sources}
 
 
-def test_a_start_with_an_added_source_reads_it_from_its_beginning(source_jobs: LocalJobs) -> None:
+def test_a_start_reads_an_added_source_from_the_beginning(source_jobs: LocalJobs) -> None:
     jobs = source_jobs
     build = _sources(jobs, a=Numbers("a", 3), aa=Numbers("aa", 2), b=Numbers("b", 3))
     jobs.run(build)
@@ -440,6 +440,12 @@ def test_a_source_is_not_mapped_to_one_with_a_position_of_its_own(source_jobs: L
         _plan(jobs, build, "a=b")
     plan = _plan(jobs, build, "a=b", "b=a")
     assert [(s.uid, s.old) for s in plan.sources] == [("a", "b"), ("b", "a")]
+
+
+def test_the_position_of_a_source_that_the_job_has_is_not_dropped(source_jobs: LocalJobs) -> None:
+    build = _sources(source_jobs, a=Numbers("a", 3), b=Numbers("b", 3))
+    with raises(ConfigError, uids=["a"]):
+        _plan(source_jobs, build, drop=["a"])
 
 
 def test_a_new_source_has_no_position_to_keep(source_jobs: LocalJobs) -> None:

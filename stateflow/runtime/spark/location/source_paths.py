@@ -60,7 +60,7 @@ def local_path(uri: str) -> PurePosixPath:
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
             "only files of this host's file systems can be relocated",
-            hint="use a new uid for the source in a new job root, or keep the old address",
+            hint="keep the old address; or set the position: stateflow restore with --source UID=earliest",
             file=uri,
         )
     return PurePosixPath(unquote(parts.path))
