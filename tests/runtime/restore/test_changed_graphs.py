@@ -248,19 +248,32 @@ def test_a_map_that_does_not_fit_changes_nothing(
     assert _opened(jobs, new).root.head() == head
 
 
+def _keys(jobs: LocalJobs, numbered: str, named: str, *states: str, rows: int = 1) -> Build:
+    """Two operators with other key types: uid of the one by number, uid and states of the one by name."""
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        env.configure(max_parallelism=8)
+        source = env.from_source(Growing([Row("k", 1)] * rows, Row), uid="rows")
+        source.key_by("number").process(Keep("s"), output=Row, uid=numbered).sink_to(jobs.sink("x"), uid="x")
+        source.key_by("key").process(Keep(*states), output=Row, uid=named).sink_to(jobs.sink("y"), uid="y")
+
+    return build
+
+
 def test_states_with_other_key_types_are_not_joined(jobs: LocalJobs) -> None:
-    def build(uid: str, key: str, *states: str) -> Build:
-        def declare(env: StreamExecutionEnvironment) -> None:
-            env.configure(max_parallelism=8)
-            rows = env.from_source(Growing([Row("k", 1)], Row), uid="rows")
-            rows.key_by("number").process(Keep("s"), output=Row, uid="a").sink_to(jobs.sink("x"), uid="x")
-            rows.key_by(key).process(Keep(*states), output=Row, uid=uid).sink_to(jobs.sink("y"), uid="y")
-
-        return declare
-
-    jobs.run(build("b", "key", "t"))
+    jobs.run(_keys(jobs, "a", "b", "t"))
     with raises(WrongJobRoot, operator="c"):
-        _plan(jobs, build("c", "key", "t", "s"), "b=c", "a.s=c")
+        _plan(jobs, _keys(jobs, "a", "c", "t", "s"), "b=c", "a.s=c")
+
+
+def test_operators_with_other_key_types_swap_their_uids(jobs: LocalJobs) -> None:
+    jobs.run(_keys(jobs, "a", "b", "t"))
+    new = _keys(jobs, "b", "a", "t", rows=2)
+    with raises(WrongJobRoot, uid="a", found=["bigint"], wanted=["string"]):
+        jobs.run(new)
+    _restore(jobs, new, "a=b", "b=a")
+    assert jobs.rows("x") == [("s:k", 1, None), ("s:k", 2, None)]
+    assert jobs.rows("y") == [("t:k", 1, None), ("t:k", 2, None)]
 
 
 def test_a_plan_for_other_states_than_the_job_now_declares_is_outdated(jobs: LocalJobs) -> None:
