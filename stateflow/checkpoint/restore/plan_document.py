@@ -259,14 +259,16 @@ def _removed_sink(left: SinkLeft, plan: RestorePlan) -> str:
 
 
 def describe_replay(plan: RestorePlan) -> str:
-    """Returns what happens to input and output since the target, in one or two sentences."""
+    """Returns what happens to input and output since the target, in up to three sentences."""
     files = [c.files for c in plan.sources if c.files is not None]
     rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
     read = f"{rows} in {_counted(sum(files), 'file')}" if files else rows
     again = f"The next run reads the input since the target again: {read}."
+    if any(c.action is SourceAction.RESET for c in plan.sources):
+        again += " Sources whose position is set read from there instead."
     if not any(s.mode is SinkMode.RESTORE for s in plan.sinks):
         return again
-    held = [c.held for c in plan.sources]
+    held = [c.held for c in plan.sources if c.action is not SourceAction.NEW]
     if all(held):
         return f"{again} The restore removes the rows that were written after the target; that run writes them again."
     if False in held:

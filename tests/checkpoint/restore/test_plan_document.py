@@ -7,6 +7,9 @@ from typing import Any
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.restore.graph_assignment import DroppedState
+from stateflow.checkpoint.restore.graph_map import StateKind
+from stateflow.checkpoint.restore.graph_plan import GraphPlan, SourceAction
 from stateflow.checkpoint.restore.plan_document import (
     RestorePlan,
     SavedCheckpoint,
@@ -32,6 +35,10 @@ def _source(held: bool | None, files: int | None = None) -> SourceChange:
     return SourceChange(uid="s", now="9", then="3", held=held, files=files)
 
 
+def _changed(action: SourceAction, uid: str = "s") -> SourceChange:
+    return SourceChange(uid=uid, now="9", then="-", action=action)
+
+
 def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = ()) -> SinkChange:
     return SinkChange(uid="out", mode=mode, table_id="t", now=9, then=3, others=others)
 
@@ -51,6 +58,11 @@ PLANS = {
     "checkpoints": _plan(dropped_checkpoints=[5, 9], saved=SAVED),
     "checkpoint-with-a-savepoint": _plan(dropped_checkpoints=[9], saved=SAVED),
     "run-that-has-not-ended": _plan(run_open=True, generation=12),
+    "dropped-states": _plan(graph=GraphPlan(dropped=[DroppedState(kind=StateKind.KEYED, uid="a", state="s")])),
+    "set-position": _plan(sources=[_changed(SourceAction.RESET)]),
+    "replaced-source": _plan(sources=[_changed(SourceAction.REPLACED)]),
+    "removed-source": _plan(sources=[_changed(SourceAction.REMOVED)]),
+    "source-that-may-be-renamed": _plan(sources=[_changed(SourceAction.REMOVED), _changed(SourceAction.NEW, "n")]),
 }
 
 
@@ -66,6 +78,8 @@ def test_the_replay_is_described_with_its_rows_and_with_input_that_is_gone(golde
         "some of the input is gone": _plan(sources=[_source(True), _source(False)], sinks=sinks),
         "it is not known whether the input exists": _plan(sources=[_source(True), _source(None)], sinks=sinks),
         "1,234 rows in 5 files": _plan(sources=[_source(True, 2), _source(True, 3)], sinks=sinks, rows_again=1234),
+        "a position is set": _plan(sources=[_source(True), _changed(SourceAction.RESET)], sinks=sinks, rows_again=0),
+        "a source is new": _plan(sources=[_source(True), _changed(SourceAction.NEW)], sinks=sinks, rows_again=2),
         "the tables are kept": _plan(sources=[_source(True)], sinks=[_sink(SinkMode.KEEP)]),
     }
     texts = [describe_replay(plan) for plan in plans.values()]

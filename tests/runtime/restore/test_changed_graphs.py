@@ -342,6 +342,11 @@ def _actions(plan: RestorePlan) -> dict[str, tuple[str, str, SourceAction]]:
 def test_a_start_reads_an_added_source_from_the_beginning(source_jobs: LocalJobs) -> None:
     jobs = source_jobs
     build = _sources(jobs, a=Numbers("a", 3), aa=Numbers("aa", 2), b=Numbers("b", 3))
+    started = jobs.prepare(build)
+    started.start()
+    assert started.manifest is not None
+    assert [(p.uid, p.offset) for p in started.manifest.sources] == [("a", "2"), ("aa", "-"), ("b", "2")]
+    started.abandon()
     jobs.run(build)
     assert _read(jobs) == {"a": [1, 2, 3], "aa": [1, 2], "b": [1, 2, 3]}
 
