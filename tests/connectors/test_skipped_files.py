@@ -48,7 +48,7 @@ def test_files_from_before_the_time_are_skipped_as_spark_lists_them(tmp_path: Pa
     assert len(_skipped(tmp_path, NOON + timedelta(seconds=1))) == 5
 
 
-def test_a_pattern_skips_the_files_that_it_matches(tmp_path: Path) -> None:
+def test_a_pattern_skips_only_matching_files(tmp_path: Path) -> None:
     _write(tmp_path / "x1" / "a.json", -1)
     _write(tmp_path / "y1" / "b.json", -1)
     assert _skipped(tmp_path / "x*") == [f"{tmp_path.as_uri()}/x1/a.json"]
