@@ -97,3 +97,11 @@ def test_a_file_source_does_not_keep_a_position_of_other_files(job: ModuleJob) -
     restores.ask(job, "latest", "--source", 'm={"logOffset":0}').check_error(2, "config", uid="m")
     _restore(job, "m:two", "--source", "m=earliest")
     assert _run(job, "m:two") == Counter([("two", 1), ("two", 2)])
+
+
+def test_a_python_source_on_spark_continues_at_its_own_position(job: ModuleJob) -> None:
+    given = "a:listed,b:listed"
+    assert _run(job, given) == Counter({("listed", 1): 2, ("listed", 2): 2})
+    found = _restore(job, given, "--source", 'a={"row": 1}')
+    assert found["a"][0] == "reset" and found["b"][0] == "kept"
+    assert _run(job, given) == Counter([("listed", 2)])

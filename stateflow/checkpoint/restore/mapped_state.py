@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.restore.graph_assignment import GraphAssignment, StateMove
 from stateflow.checkpoint.restore.graph_map import RAW, TIMERS, StateItem, StateKind, StoredGraph
-from stateflow.errors import WrongJobRoot
+from stateflow.errors import CorruptFile, WrongJobRoot
 from stateflow.state.handles import StateSchema
 
 Origin = tuple[OperatorState, tuple[StateMove, ...]]
@@ -73,6 +73,7 @@ def map_operators(manifest: Manifest, stored: StoredGraph, assignment: GraphAssi
 
     Raises:
         WrongJobRoot: states of operators with different key types would come to one operator.
+        CorruptFile: the operators have different parallelisms, which no run writes.
     """
     operators = {o.uid: o for o in manifest.operators}
     shared: list[OperatorState] = []
@@ -118,6 +119,12 @@ def _result(uid: str, origins: Sequence[Origin]) -> OperatorState:
             hint="map them to different operators",
             operator=uid,
             old={o.uid: o.key_types for o, _ in origins},
+        )
+    if len({o.parallelism for o, _ in origins}) > 1:
+        raise CorruptFile(
+            "the operators of a checkpoint have different parallelisms",
+            hint="restore another checkpoint or savepoint",
+            parallelism={o.uid: o.parallelism for o, _ in origins},
         )
     watermarks = [operator.watermark for operator, _ in origins]
     known = [watermark for watermark in watermarks if watermark is not None]

@@ -185,13 +185,14 @@ def _with_sources(
     spark: SparkPosition, old: Sequence[str], positions: Sequence[SourcePosition], starts: Mapping[str, SourceStart]
 ) -> SparkPosition:
     new = [position.uid for position in positions]
-    kept = {starts[uid].old: uid for uid in new if starts[uid].old}
+    kept = {starts[uid].old: at for at, uid in enumerate(new) if starts[uid].old}
+    # As texts: a number in a path that somebody else has written may have any length.
+    numbers = {str(at): kept[uid] for at, uid in enumerate(old) if uid in kept}
     files = []
     for file in spark.source_files:
         number, _, name = file.path.partition("/")
-        uid = kept.get(old[int(number)]) if number.isdecimal() and int(number) < len(old) else None
-        if uid is not None:
-            files.append(replace(file, path=f"{new.index(uid)}/{name}"))
+        if number in numbers:
+            files.append(replace(file, path=f"{numbers[number]}/{name}"))
     for at, uid in enumerate(new):
         files += [SourceFile(path=f"{at}/{name}", content=data) for name, data in sorted(starts[uid].logs.items())]
     return replace(

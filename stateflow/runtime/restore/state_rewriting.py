@@ -27,7 +27,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.clock import Clock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, CorruptFile
 from stateflow.private_files import open_private
 from stateflow.runtime.task.operator_content import StoredContent
 from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory, read_parts
@@ -37,7 +37,15 @@ from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.files.host_cache import HostCache
-from stateflow.state.handles import CANONICAL, FileHandle, OperatorContent, OperatorPart, StateFile, SubtaskState
+from stateflow.state.handles import (
+    CANONICAL,
+    EarliestTimers,
+    FileHandle,
+    OperatorContent,
+    OperatorPart,
+    StateFile,
+    SubtaskState,
+)
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
@@ -119,15 +127,24 @@ def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: RewriteT
         target: where the new files are stored.
 
     Raises:
-        MissingFile, CorruptFile: a file of an origin is missing or damaged.
+        MissingFile, CorruptFile: a file of an origin is missing or damaged, or its parallelism is impossible.
         StateError: the joined operator state would take too much memory.
     """
+    result = rewrite.result
+    if not 1 <= result.parallelism <= target.max_parallelism:
+        raise CorruptFile(
+            "an operator in a manifest has an impossible parallelism",
+            hint="restore another checkpoint or savepoint",
+            operator=result.uid,
+            parallelism=result.parallelism,
+            max_parallelism=target.max_parallelism,
+        )
     origins = tuple((location.operator(operator), moves) for operator, moves in rewrite.origins)
-    placed = Rewrite(rewrite.result, origins)
+    placed = Rewrite(result, origins)
     writer = _KeyedStateWriter(placed, location.storage, target)
-    written = [writer.write(subtask) for subtask in range(rewrite.result.parallelism)]
+    written = [writer.write(subtask) for subtask in range(result.parallelism)]
     result = replace(
-        rewrite.result,
+        result,
         subtasks=[state for state in written if state is not None],
         parts=_operator_parts(placed, location.storage, target),
     )
@@ -147,6 +164,8 @@ class _KeyedStateWriter:
         self._source = source
         self._target = target
         self._ids = [new_ids(moves) for _, moves in rewrite.origins]
+        parallelism, groups = rewrite.result.parallelism, target.max_parallelism
+        self._bases = [bases_of(operator, parallelism, groups) for operator, _ in rewrite.origins]
 
     def write(self, subtask: int) -> SubtaskState | None:
         """Writes the state of a subtask; returns None if it has none."""
@@ -166,6 +185,7 @@ class _KeyedStateWriter:
             handle = self._stored(canonical_file.encode(header, entries), Path(scratch) / "entries", entries)
         if handle is None:
             return None
+        earliest = self._earliest(subtask)
         return SubtaskState(
             subtask=subtask,
             first_group=owned.first,
@@ -173,20 +193,19 @@ class _KeyedStateWriter:
             snapshot=f"{CANONICAL}-{handle.sha256}",
             backend=CANONICAL,
             files=[StateFile(handle=handle, local_name=f"{CANONICAL}-0")],
-            event_timer=self._earliest(owned, "event_timer"),
-            processing_timer=self._earliest(owned, "processing_timer"),
+            event_timer=earliest.event,
+            processing_timer=earliest.processing,
         )
 
     def _opened(self, subtask: int, scratch: Path, stack: ExitStack) -> list[_OpenOrigin]:
         """Opens the subtask's state of each origin; returns it with the new ids of its states."""
-        result, target = self._rewrite.result, self._target
         found: list[_OpenOrigin] = []
-        for at, ((operator, _), ids) in enumerate(zip(self._rewrite.origins, self._ids, strict=True)):
-            base = bases_of(operator, result.parallelism, target.max_parallelism)[subtask]
+        for at, (bases, ids) in enumerate(zip(self._bases, self._ids, strict=True)):
+            base = bases[subtask]
             if not (base.parts and ids):
                 continue
             folder = scratch / str(at)
-            cache = HostCache.direct(folder / "cache", self._source, target.clock)
+            cache = HostCache.direct(folder / "cache", self._source, self._target.clock)
             location = StoreLocation(folder / "work", cache, RocksDBSettings())
             store = open_backend(location, base, StateSettings())
             stack.callback(store.close)
@@ -206,11 +225,16 @@ class _KeyedStateWriter:
         self._target.storage.put_file(key, path)
         return FileHandle(key=key, size=size, sha256=digest.hexdigest())
 
-    def _earliest(self, owned: KeyGroupRange, timer: str) -> int | None:
-        """Returns a lower bound for the times of the subtask's timers; None without timers."""
-        origins = [o for o, moves in self._rewrite.origins if any(m.kind is StateKind.TIMERS for m in moves)]
-        times = [getattr(s, timer) for o in origins for s in o.subtasks if s.groups.overlap(owned)]
-        return min((time for time in times if time is not None), default=None)
+    def _earliest(self, subtask: int) -> EarliestTimers:
+        """Returns lower bounds for the times of the subtask's timers."""
+        origins = zip(self._bases, self._rewrite.origins, strict=True)
+        found = [
+            bases[subtask].earliest_timers
+            for bases, (_, moves) in origins
+            if any(move.kind is StateKind.TIMERS for move in moves)
+        ]
+        # One origin at most: two operators' timers do not come to one operator.
+        return found[0] if found else EarliestTimers()
 
 
 class _Counted:

@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.restore.graph_assignment import assign_states
+from stateflow.checkpoint.restore.graph_assignment import StateMove, assign_states
 from stateflow.checkpoint.restore.graph_map import JobGraph, StateItem, StateKind, parse_maps
-from stateflow.checkpoint.restore.mapped_state import map_operators, stored_graph
+from stateflow.checkpoint.restore.mapped_state import Rewrite, map_operators, stored_graph
 from stateflow.clock import ManualClock
+from stateflow.errors import CorruptFile
 from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, has_raw_state, rewrite_operator
 from stateflow.state.backends import hashmap_snapshot
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema, SubtaskState
 from stateflow.storage import open_storage
 from stateflow.types.key_groups import range_of
+from tests.support.errors import raises
 from tests.support.stored_state import stored_entries
 
 GROUPS = 16
@@ -244,3 +247,14 @@ def test_random_cases_have_every_kind_of_change() -> None:
     assert any("-renamed" in text for text in texts) and any(":@timers=" in text for text in texts)
     assert any(len({t for t in case.maps if t.startswith("b:=")}) == 2 for case in cases)
     assert any(not name.endswith(":") for case in cases for name in case.drop)
+
+
+@pytest.mark.parametrize("parallelism", [-1, 0, GROUPS + 1, 1 << 62])
+def test_state_with_an_impossible_parallelism_is_refused(parallelism: int, tmp_path: Path) -> None:
+    """Anyone who can write a savepoint can write this number."""
+    storage = open_storage(str(tmp_path))
+    stored = OperatorState(uid="a", parallelism=parallelism, key_types=["string"], states=[_schema("x")], subtasks=[])
+    move = StateMove(kind=StateKind.KEYED, old="a", old_state="x", new="b", new_state="y")
+    rewrite = Rewrite(stored, ((stored, (move,)),))
+    with raises(CorruptFile, parallelism=parallelism):
+        rewrite_operator(rewrite, StateLocation(storage), RewriteTarget(storage, "data/1/", GROUPS, ManualClock()))
