@@ -186,7 +186,7 @@ def _with_sources(
 ) -> SparkPosition:
     new = [position.uid for position in positions]
     kept = {starts[uid].old: at for at, uid in enumerate(new) if starts[uid].old}
-    # As texts: a number in a path that somebody else has written may have any length.
+    # As texts: in a forged manifest, the number in a path may have any length.
     numbers = {str(at): kept[uid] for at, uid in enumerate(old) if uid in kept}
     files = []
     for file in spark.source_files:
