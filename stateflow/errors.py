@@ -8,6 +8,7 @@
     │   ├── SchemaMismatch             declared and actual columns differ
     │   ├── EnvironmentUnsupported     unsupported version of Java, Python, Spark or Airflow, or unsupported storage
     │   ├── WrongJobRoot               the root has another job, format version or max parallelism
+    │   ├── SavepointClaimed           a job owns the savepoint, and deletes it
     │   ├── IncompatibleState          stored values cannot be read as the declared type
     │   └── TooLarge                   a document would exceed the size limit of readers; nothing was stored
     ├── UserCodeError                  a user function raised: fix the job
@@ -131,6 +132,12 @@ class IncompatibleState(ConfigError):
     """Stored values of a state cannot be read as the declared type."""
 
     code = "incompatible-state"
+
+
+class SavepointClaimed(ConfigError):
+    """A job has claimed a savepoint: no other job can claim it, and that job deletes it."""
+
+    code = "savepoint-claimed"
 
 
 class TooLarge(ConfigError):

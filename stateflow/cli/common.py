@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.formatting import print_text
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError
@@ -83,6 +84,7 @@ ROOT = click.option(
 OPTIONAL_ROOT = click.option(
     "--job-root", default="", metavar="URI", help="Job root, as for other commands; needed to find a savepoint by name."
 )
+CLAIM_MODE = click.Choice([m.value for m in ClaimMode])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")
 REQUESTER_OPTIONS = [

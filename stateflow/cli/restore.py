@@ -16,7 +16,9 @@ from stateflow import operations
 from stateflow.checkpoint.log.documents import SinkMode
 from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_graph, describe_replay
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import (
+    CLAIM_MODE,
     JOB,
     JSON,
     REQUESTER_OPTIONS,
@@ -103,6 +105,12 @@ class _Invocation:
     help="Keep the table of a sink that the job no longer has; repeatable.",
 )
 @click.option(
+    "--claim-mode",
+    type=CLAIM_MODE,
+    help="no-claim (the default) leaves the savepoint to you; with claim the job owns it, and deletes it once the "
+    "restored state is no longer one of its retained checkpoints.",
+)
+@click.option(
     "--request-id",
     default="",
     metavar="ID",
@@ -122,6 +130,7 @@ def restore(
     drop: tuple[str, ...],
     from_other_job: bool,
     keep_tables: tuple[str, ...],
+    claim_mode: str | None,
     request_id: str,
     maps: tuple[str, ...],
     sources: tuple[str, ...],
@@ -139,13 +148,13 @@ def restore(
     invocation = _Invocation(job, job_root, config, assignments, by, reason)
     if plan_file is not None and target is None:
         given = {"sinks": sinks, "drop": drop, "from-other-job": from_other_job, "keep-table": keep_tables, "out": out}
-        given |= {"map": maps, "source": sources}
+        given |= {"map": maps, "source": sources, "claim-mode": claim_mode}
         _refuse_with_execute([f"--{name}" for name, value in given.items() if value])
         _execute(invocation, plan_file, request_id, as_json)
     elif target is not None and plan_file is None:
         mode = SinkMode(sinks or SinkMode.RESTORE)
-        changes = GraphChanges(maps, sources)
-        options = RestoreOptions(mode, frozenset(drop), from_other_job, frozenset(keep_tables), changes)
+        changes, claim = GraphChanges(maps, sources), ClaimMode(claim_mode or ClaimMode.NO_CLAIM)
+        options = RestoreOptions(mode, frozenset(drop), from_other_job, frozenset(keep_tables), changes, claim)
         plan = operations.plan_restore(job_root, invocation.code, target, options)
         _show_plan(invocation, plan, out, as_json)
     else:
@@ -234,7 +243,7 @@ def _print_plan(plan: RestorePlan) -> None:
         f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label} (committed {in_utc(plan.target_at)})"
     )
     if plan.savepoint:
-        print_text(f"savepoint: {plan.savepoint}")
+        print_text(f"savepoint: {plan.savepoint} ({plan.claim_mode.value})")
     if plan.job_file:
         print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)})")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):

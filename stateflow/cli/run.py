@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 
 from stateflow.checkpoint.restore.graph_plan import GraphChanges
-from stateflow.cli.common import JOB, ROOT, as_stateflow_error, graph_options, settings_layers, with_options
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.cli.common import CLAIM_MODE, JOB, ROOT, as_stateflow_error, graph_options, settings_layers, with_options
 from stateflow.cli.formatting import count_of, print_text
 from stateflow.cli.progress import make_progress
 from stateflow.errors import ConfigError, StateflowError, StorageError
@@ -67,6 +68,14 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint
 )
 @with_options(graph_options("With --from-savepoint: "))
 @click.option(
+    "--claim-mode",
+    type=CLAIM_MODE,
+    default=ClaimMode.NO_CLAIM.value,
+    show_default=True,
+    help="With --from-savepoint: no-claim leaves the savepoint to you; with claim the job owns it, and deletes it once "
+    "its state is no longer one of the job's retained checkpoints.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),
     default="auto",
@@ -87,6 +96,7 @@ def run(
     drop: tuple[str, ...],
     maps: tuple[str, ...],
     sources: tuple[str, ...],
+    claim_mode: str,
     log_format: str,
 ) -> None:
     """Run a job until it has caught up with its sources or reaches a bound.
@@ -105,10 +115,15 @@ def run(
     try:
         _check_paths(job_root, result_file)
         layers = (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
-        changes = GraphChanges(maps, sources)
-        initial = _initial_savepoint(
-            InitialSavepoint(from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes)
+        options = InitialSavepoint(
+            from_savepoint,
+            ExistingTables(tables),
+            from_other_job,
+            frozenset(drop),
+            GraphChanges(maps, sources),
+            ClaimMode(claim_mode),
         )
+        initial = _initial_savepoint(options)
         callbacks = progress.step, progress.started, progress.batch
         result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial))
     except (Exception, KeyboardInterrupt) as e:
@@ -139,8 +154,8 @@ def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
     if given != InitialSavepoint(""):
         raise ConfigError(
             "options of a savepoint need --from-savepoint",
-            hint="pass it, or omit --tables, --from-other-job, --drop, --map and --source; to change the graph of an "
-            "existing job, plan a restore: stateflow restore JOB.py --plan latest",
+            hint="pass it, or omit --tables, --from-other-job, --drop, --map, --source and --claim-mode; to change the "
+            "graph of an existing job, plan a restore: stateflow restore JOB.py --plan latest",
         )
     return None
 

@@ -179,6 +179,8 @@ def _print_savepoints(savepoints: list[SavepointReport]) -> None:
     for s, line in zip(savepoints, lines, strict=True):
         # The path has a line of its own, so that it can be copied.
         print_text(f"{line}\n  {s.path}")
+        if s.claimed_by:
+            print_text(one_line(f"  claimed by {s.claimed_by} at {to_seconds(s.claimed_at)}"))
 
 
 @savepoint.command()
@@ -190,8 +192,10 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     _require_root_for_name(job_root, name)
     stored = operations.find(job_root, name)
     document = stored.document
+    report = operations.describe_savepoint(stored)
     if as_json:
-        print_json({**msgspec.to_builtins(document), **requester_facts(document.by)})
+        owner = {"claimed_by": report.claimed_by, "claimed_at": report.claimed_at}
+        print_json({**msgspec.to_builtins(document), **requester_facts(document.by), **owner})
         return
     document = replace(document, by=one_line(document.by), reason=one_line(document.reason), job=one_line(document.job))
     print_text(f"savepoint {document.name} ({one_line(document.id)})\n  {stored.uri}")
@@ -203,6 +207,8 @@ def show(job_root: str, name: str, as_json: bool) -> None:
         f"  made {document.made_at} by {describe_requester(document.by)}, {document.origin.value}"
         + (f": {document.reason}" if document.reason else "")
     )
+    if report.claimed_by:
+        print_text(one_line(f"  claimed by {report.claimed_by} at {report.claimed_at}"))
     for operator in document.manifest.operators:
         size = state_bytes([operator])
         states = ", ".join(
@@ -230,8 +236,9 @@ def verify(job_root: str, name: str) -> None:
 @savepoint.command()
 @OPTIONAL_ROOT
 @click.argument("name")
+@click.option("--claimed", is_flag=True, help="Delete also a savepoint that a job has claimed; no job needs its files.")
 @with_options(REQUESTER_OPTIONS)
-def dispose(job_root: str, name: str, by: str, reason: str) -> None:
+def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str) -> None:
     """Delete a savepoint, given by its name, by its folder in the job root, or by its path on any storage.
 
     A damaged savepoint has no readable name: give its folder or path. Give an unfinished savepoint that --into has
@@ -240,9 +247,9 @@ def dispose(job_root: str, name: str, by: str, reason: str) -> None:
     _require_root_for_name(job_root, name)
     requester = os_user(by)
     if "/" in name:
-        deleted = operations.dispose_path(name, requester, reason)
+        deleted = operations.dispose_path(name, requester, reason, claimed=claimed)
     else:
-        deleted = operations.dispose(job_root, name, requester, reason)
+        deleted = operations.dispose(job_root, name, requester, reason, claimed=claimed)
     print_text(f"deleted savepoint {deleted.name}, {human_bytes(deleted.bytes)}")
 
 

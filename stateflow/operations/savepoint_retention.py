@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.documents import Origin
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, read_savepoint
+from stateflow.checkpoint.savepoints.claim_slots import Disposal, is_claimed
 from stateflow.checkpoint.savepoints.cleanup import dispose_savepoint
 from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints, uncounted_savepoints
+from stateflow.errors import SavepointClaimed
 from stateflow.operations.job_root import open_root
 
 
@@ -21,7 +24,7 @@ class PruneReport:
         deleted: names of the deleted periodic savepoints, oldest first.
         kept: names of the other savepoints of the job root.
         uncounted: paths of savepoints that were neither deleted nor counted: their folder was renamed, their id is that
-            of another savepoint, or they were made in the future.
+            of another savepoint, they were made in the future, or a job has claimed them.
     """
 
     job: str
@@ -38,6 +41,7 @@ def prune_savepoints(job_root: str, rule: SavepointRule, *, dry_run: bool = Fals
     found, now = list_savepoints(root.storage), root.clock.now()
     # Not by id: another user may have planted a document with the id of a manual savepoint.
     uncounted = {s.folder for s in uncounted_savepoints(found, now)}
+    uncounted |= {s.folder for s in found if s.document.origin is Origin.PERIODIC and is_claimed(s.storage, s.folder)}
     stored = [s for s in found if s.folder not in uncounted]
     expired = expired_savepoints(stored, root.job.job_uuid, rule, now)
     folders = {s.folder for s in expired}
@@ -57,14 +61,18 @@ def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
     # By its folder, which no other savepoint has ever used, not even one of the same name.
     if read_savepoint(root.storage, savepoint.folder) is None:
         return  # deleted by a concurrent retention
-    dispose_savepoint(savepoint)
+    now = root.clock.now().isoformat(timespec="milliseconds")
+    try:
+        dispose_savepoint(savepoint, Disposal(by or root.requester, now))
+    except SavepointClaimed:
+        return  # claimed concurrently: the job deletes it
     document = savepoint.document
     write_action(
         root.storage,
         ActionRecord(
             seq=root.head().entry.seq,
             kind="dispose",
-            at=root.clock.now().isoformat(timespec="milliseconds"),
+            at=now,
             by=by or root.requester,
             reason="retention",
             bytes=savepoint.size,

@@ -19,6 +19,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts, is_same_request
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints, savepoint_at
+from stateflow.checkpoint.savepoints.claim_slots import owner_of
 from stateflow.checkpoint.savepoints.create import (
     SavepointSpec,
     make_savepoint,
@@ -77,6 +78,8 @@ class SavepointReport:
         bytes: size of all its files.
         taken_by: ``run``, or ``head`` for a copy of the newest checkpoint that was made without a run.
         format: ``native`` or ``canonical``.
+        claimed_by: name and uuid of the job that has claimed it; empty for one that belongs to the user.
+        claimed_at: when it was claimed, by that job's clock.
     """
 
     name: str
@@ -90,6 +93,8 @@ class SavepointReport:
     made_at: str
     taken_by: str = ""
     format: str = SavepointFormat.NATIVE.value
+    claimed_by: str = ""
+    claimed_at: str = ""
 
 
 def create_savepoint(job_root: str, request: SavepointRequest) -> SavepointReport:
@@ -220,7 +225,7 @@ def find(job_root: str, name_or_path: str) -> StoredSavepoint:
 
 def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> SavepointReport:
     """Returns the description of a stored savepoint."""
-    document = stored.document
+    document, (claimed_by, claimed_at) = stored.document, owner_of(stored.storage, stored.folder)
     return SavepointReport(
         name=document.name,
         id=document.id,
@@ -233,6 +238,8 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
         made_at=document.made_at,
         taken_by=taken_by,
         format=document.format.value,
+        claimed_by=claimed_by,
+        claimed_at=claimed_at,
     )
 
 

@@ -119,6 +119,8 @@ STARTED = "_started"
 """Object in a savepoint's folder that marks the start of writing it."""
 DISPOSED = "_disposed"
 """Object in a savepoint's folder that marks the start of its removal."""
+CLAIMS = "claims/"
+"""Prefix of the numbered slots within a savepoint's folder that decide which job owns it."""
 SAVEPOINT_FILES = "files/"
 """Prefix of a savepoint's files within its folder."""
 
@@ -136,6 +138,17 @@ def savepoint_file(key: str, within: str = SAVEPOINTS) -> tuple[str, str] | None
     """
     match = re.fullmatch(rf"{within}([A-Za-z0-9._-]+)/(.+)", key)
     return (match[1], match[2]) if match else None
+
+
+def claim_slot(folder: str, number: int) -> str:
+    """Returns the key of a slot of a savepoint's claims."""
+    return f"{folder}{CLAIMS}{number:08d}"
+
+
+def claim_number(folder: str, key: str) -> int | None:
+    """Returns the number of a slot of a savepoint's claims; None for any other key."""
+    match = re.fullmatch(rf"{re.escape(folder)}{CLAIMS}([0-9]{{8}})", key)
+    return int(match[1]) if match else None
 
 
 def request_key(request_id: str) -> str:

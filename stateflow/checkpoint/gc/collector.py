@@ -14,6 +14,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
+from stateflow.checkpoint.savepoints.claimed_savepoints import settle_claims
 from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.requesters import describe_requester
@@ -103,6 +104,7 @@ class Collector:
         head, live = self._live_at_head()
         found = self._collect(head, live, dry_run=False)
         sweep_savepoints(self.root)
+        settle_claims(self.root, head)
         self.root.storage.remove_abandoned_files()
         return found
 
@@ -116,8 +118,9 @@ class Collector:
         return (head.entry.seq - collected) * _SHARE >= len(self.root.checkpoints.restorable(head))
 
     def collect_run_leftovers(self) -> Collection:
-        """Deletes garbage of runs in ``log/``, ``spark/`` and ``probe/``, without reading manifests."""
+        """Deletes garbage of runs in ``log/``, ``spark/`` and ``probe/``, without reading manifests; settles claims."""
         head = self.root.head()
+        settle_claims(self.root, head)
         live = self._entries(self.root.checkpoints.kept(head)) | _index(head)
         return self._collect(head, live, dry_run=False, areas=RUN_AREAS)
 

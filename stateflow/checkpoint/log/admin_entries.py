@@ -1,4 +1,4 @@
-"""ADMIN entries of commands: pins, and the release of retained checkpoints. They are safe while a run commits."""
+"""ADMIN entries of commands: pins, the release of retained checkpoints, the end of claims; safe while a run commits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, is_old_entry
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
-from stateflow.checkpoint.log.documents import EntryRef, LogEntry, Pin
+from stateflow.checkpoint.log.documents import ClaimedSavepoint, EntryRef, LogEntry, Pin
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.transitions import Author
 from stateflow.clock import Clock
@@ -93,6 +93,13 @@ class AdminEntries:
         self.append_admin(
             lambda head: all(p.id != pin_id for p in head.entry.pinned),
             lambda base: transitions.unpin(self._job, base, self._author(), pin_id),
+        )
+
+    def end_claim(self, ended: ClaimedSavepoint) -> None:
+        """Removes a claimed savepoint from the log after it was deleted, or its claim undone."""
+        self.append_admin(
+            lambda head: ended not in head.entry.claimed_savepoints,
+            lambda base: transitions.end_claim(self._job, base, self._author(f"savepoint {ended.name}"), ended),
         )
 
     def retain(self, keep: int) -> Head:

@@ -7,7 +7,7 @@ from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
-from stateflow.checkpoint.log.documents import FORMAT_VERSION, EntryRef, JobFormat, LogEntry
+from stateflow.checkpoint.log.documents import FORMAT_VERSION, ClaimedSavepoint, EntryRef, JobFormat, LogEntry
 from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format, write_format
 from stateflow.checkpoint.log.outputs import OutputLists
@@ -133,16 +133,17 @@ class JobRoot:
                 storage=self.storage.uri,
             )
 
-    def claim_on(self, head: Head, request: str, note: str) -> Head | None:
+    def claim_on(self, head: Head, request: str, note: str, announced: ClaimedSavepoint | None = None) -> Head | None:
         """Claims the job if only ADMIN entries were appended after `head`; returns None otherwise.
 
         Args:
             head: the newest entry that the caller knows.
             request: id of the restore request that the claim is for.
             note: text of the entry, for display.
+            announced: the savepoint that the caller will claim; see `transitions.claim`.
         """
         outcome = self.log.append(
-            head, lambda base: transitions.claim(self.job, base, self._author(note, request), None)
+            head, lambda base: transitions.claim(self.job, base, self._author(note, request), None, announced)
         )
         return outcome.head if isinstance(outcome, Appended) else None
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
     Ancestry,
+    ClaimedSavepoint,
     EntryKind,
     EntryRef,
     JobFormat,
@@ -119,6 +120,7 @@ class Adoption:
         savepoint: label of the savepoint; empty for a checkpoint.
         restore: the restore request that this carries out.
         sinks: what happens to each table, by uid of the sink; None when tables are not affected.
+        claimed: the savepoint, if the job claims it.
     """
 
     upto: int
@@ -128,9 +130,12 @@ class Adoption:
     savepoint: str = ""
     restore: RestoreFacts | None = None
     sinks: dict[str, SinkIntent] | None = None
+    claimed: ClaimedSavepoint | None = None
 
 
-def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None) -> LogEntry:
+def claim(
+    job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None, announced: ClaimedSavepoint | None = None
+) -> LogEntry:
     """Returns the CLAIM of a run, after `base`.
 
     Args:
@@ -138,6 +143,7 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         base: the entry before it; None in an empty log.
         author: the process that claims the job.
         adopt: the state to continue from; None continues from the current checkpoint of `base`.
+        announced: a savepoint that the process will claim, so that a later start undoes it if the process is killed.
     """
     entry = _successor(job, base, author, EntryKind.CLAIM)
     # The CLAIMs of a restore command are not runs, and a run that restores by itself has claimed the job before.
@@ -154,8 +160,12 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         run=author.nonce,
         runs=entry.runs + starts_run,
     )
+    if announced is not None:
+        entry = _with_claimed(entry, replace(announced, generation=entry.seq))
     if adopt is None:
         return entry
+    if adopt.claimed is not None:
+        entry = _with_claimed(entry, replace(adopt.claimed, checkpoint=entry.seq))
     newest = adopt.upto - 1 if adopt.checkpoint else adopt.upto
     entry = replace(
         entry,
@@ -173,6 +183,11 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         return entry
     # The pending output of the target is published: a restore does that first.
     return _with_intent(replace(entry, pending=[]), adopt.sinks, adopt.restore)
+
+
+def _with_claimed(entry: LogEntry, claimed: ClaimedSavepoint) -> LogEntry:
+    others = [c for c in entry.claimed_savepoints if c.folder != claimed.folder]
+    return replace(entry, claimed_savepoints=[*others, claimed])
 
 
 def _request(adopt: Adoption) -> list[str]:
@@ -264,6 +279,12 @@ def unpin(job: JobFormat, base: Head, author: Author, pin_id: str) -> LogEntry:
     """Returns the ADMIN that removes a pin."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
     return replace(entry, pinned=[p for p in entry.pinned if p.id != pin_id])
+
+
+def end_claim(job: JobFormat, base: Head, author: Author, ended: ClaimedSavepoint) -> LogEntry:
+    """Returns the ADMIN by which the log forgets a claimed savepoint that is deleted, or whose claim is undone."""
+    entry = _successor(job, base, author, EntryKind.ADMIN)
+    return replace(entry, claimed_savepoints=[c for c in entry.claimed_savepoints if c != ended])
 
 
 def retain(job: JobFormat, base: Head, author: Author, oldest: int) -> LogEntry:

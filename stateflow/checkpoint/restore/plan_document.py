@@ -20,6 +20,7 @@ from stateflow.checkpoint.restore.graph_plan import (
     renamed_caution,
     source_caution,
 )
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.state.handles import Document
 
 _FIRST = 3
@@ -32,6 +33,9 @@ _NOT_HELD = "it no longer has all input since the target: the missing rows canno
 _RUN_OPEN = (
     "of the job has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes this "
     "plan outdated; otherwise executing the plan ends it"
+)
+_CLAIMED = (
+    "the job claims the savepoint, and deletes it once the restored state is no longer one of its retained checkpoints"
 )
 _KEPT = "tables are kept: output of input that is read again is written to them a second time"
 
@@ -131,6 +135,8 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     foreign: bool = False
     of_job: str = ""
     """Name and uuid of the other job whose savepoint it is."""
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    """Who owns the savepoint after the restore; a checkpoint is never claimed."""
     mode: SinkMode
     parallelism: int
     operators: list[str]
@@ -228,6 +234,8 @@ def cautions(plan: RestorePlan) -> list[Caution]:
         found.append(Caution("", _KEPT))
     if plan.foreign:
         found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
+    if plan.claim_mode is ClaimMode.CLAIM:
+        found.append(Caution("", f"{_CLAIMED}: {plan.savepoint}"))
     if plan.run_open:
         found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
     return found + _lost_checkpoints(plan)

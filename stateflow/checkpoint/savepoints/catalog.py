@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 from msgspec.structs import replace
 
@@ -238,6 +239,25 @@ def savepoint_at(path: str, job_root: str = "") -> StoredSavepoint:
     Raises ConfigError when no complete savepoint exists there, or the location is not allowed.
     """
     return open_savepoint(open_location(savepoint_uri(path), job_root))
+
+
+def folder_at(uri: str, job_root: str = "") -> tuple[Storage, str]:
+    """Returns the storage and key prefix of the savepoint's folder at a URI.
+
+    It is opened through the parent folder if that is allowed, so that a deletion removes the empty folder as well; the
+    root of a bucket has no parent.
+
+    Args:
+        uri: URI of the folder.
+        job_root: as for `savepoint_at`.
+
+    Raises ConfigError when the location is not allowed.
+    """
+    storage = open_location(uri, job_root)
+    parent, _, name = storage.uri.rstrip("/").rpartition("/")
+    name = unquote(name) if parent.startswith("file:") else name
+    through = open_if_allowed(parent) if urlsplit(parent).path.strip("/") else None
+    return (through, f"{name}/") if through else (storage, "")
 
 
 def open_savepoint(storage: Storage, folder: str = "") -> StoredSavepoint:

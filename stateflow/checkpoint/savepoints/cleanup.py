@@ -18,10 +18,12 @@ from stateflow.checkpoint.savepoints.catalog import (
     read_savepoint,
     record_savepoint,
 )
+from stateflow.checkpoint.savepoints.claim_slots import Disposal, reserve_deletion
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.ids import check_name
 from stateflow.storage import Storage
 from stateflow.storage.paths import (
+    CLAIMS,
     DISPOSED,
     SAVEPOINT,
     SAVEPOINT_FILES,
@@ -195,15 +197,17 @@ def _sweep_complete(root: JobRoot, folder: str) -> None:
         finish_savepoint(root, made, given)
 
 
-def dispose_savepoint(stored: StoredSavepoint) -> None:
-    """Deletes a complete savepoint of a job root."""
+def dispose_savepoint(stored: StoredSavepoint, disposal: Disposal) -> None:
+    """Deletes a complete savepoint of a job root. Raises SavepointClaimed as `reserve_deletion` does."""
+    reserve_deletion(stored.storage, stored.folder, disposal)
     _delete_savepoint(stored.storage, stored.folder, stored.document.id)
 
 
-def dispose_damaged(root: JobRoot, folder: str) -> int | None:
+def dispose_damaged(root: JobRoot, folder: str, disposal: Disposal) -> int | None:
     """Deletes the savepoint in a folder if its document is damaged.
 
-    Returns the freed bytes; None when the savepoint is not damaged or does not exist.
+    Returns the freed bytes; None when the savepoint is not damaged or does not exist. Raises SavepointClaimed as
+    `reserve_deletion` does.
     """
     key = savepoint_folder(check_name("a savepoint's folder", folder))
     try:
@@ -211,11 +215,12 @@ def dispose_damaged(root: JobRoot, folder: str) -> int | None:
         return None
     except CorruptFile:
         freed = sum(blob.size for blob in root.storage.list(key))
+    reserve_deletion(root.storage, key, disposal)
     _delete_savepoint(root.storage, key, DAMAGED)
     return freed
 
 
-def dispose_external(storage: Storage, folder: str) -> tuple[Savepoint | None, int]:
+def dispose_external(storage: Storage, folder: str, disposal: Disposal | None) -> tuple[Savepoint | None, int]:
     """Deletes the savepoint in a folder outside of its job root.
 
     The savepoint may be complete, damaged, unfinished (its creator fails then) or partly deleted. Other files in the
@@ -224,9 +229,13 @@ def dispose_external(storage: Storage, folder: str) -> tuple[Savepoint | None, i
     Args:
         storage: the storage.
         folder: key prefix; empty, or ends with a slash.
+        disposal: the user's request; None for the job that has claimed the savepoint.
 
-    Returns the savepoint's document, if it can be read, and the freed bytes. Raises ConfigError when the folder is not
-    that of a savepoint.
+    Returns the savepoint's document, if it can be read, and the freed bytes.
+
+    Raises:
+        ConfigError: the folder is not that of a savepoint.
+        SavepointClaimed: as `reserve_deletion`.
     """
     markers = {name: size for name in _MARKERS if (size := storage.size(f"{folder}{name}")) is not None}
     files = {blob.key: blob.size for blob in storage.list(f"{folder}{SAVEPOINT_FILES}")}
@@ -243,6 +252,8 @@ def dispose_external(storage: Storage, folder: str) -> tuple[Savepoint | None, i
     if get_or_none(storage, f"{folder}{SAVEPOINT}") == TOMBSTONE:
         storage.delete([*files, f"{folder}{STARTED}"])
     else:
+        if disposal is not None:
+            reserve_deletion(storage, folder, disposal)
         _delete_savepoint(storage, folder, document.id if document else DAMAGED, files)
     return document, sum(files.values()) + sum(markers.values())
 
@@ -275,6 +286,8 @@ def _delete_savepoint(storage: Storage, folder: str, savepoint_id: str, files: I
 def _finish_deletion(storage: Storage, folder: str, files: Iterable[str] | None = None) -> None:
     storage.delete([f"{folder}{SAVEPOINT}"])
     failpoints.hit("savepoint.disposed")
-    found = [b.key for b in storage.list(folder)] if files is None else [*files, f"{folder}{STARTED}"]
+    own = f"{folder}{CLAIMS}"
+    found = [b.key for b in storage.list(own if files is not None else folder)]
+    found += [] if files is None else [*files, f"{folder}{STARTED}"]
     storage.delete(key for key in found if key != f"{folder}{DISPOSED}")
     storage.delete([f"{folder}{DISPOSED}"])

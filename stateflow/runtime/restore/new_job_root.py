@@ -19,6 +19,8 @@ from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_at, savepoint_uri
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode, check_claimable, check_writable
+from stateflow.checkpoint.savepoints.claimed_savepoints import take_over, undo_claim
 from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, StateflowError
@@ -44,6 +46,7 @@ class InitialSavepoint:
         from_other_job: whether the savepoint may belong to a job of another name.
         drop: uids of operators that the job no longer has, whose state is dropped; ``UID.STATE`` for one state.
         changes: new names in the job, and positions of sources.
+        claim_mode: who owns the savepoint afterwards.
     """
 
     savepoint: str
@@ -51,6 +54,7 @@ class InitialSavepoint:
     from_other_job: bool = False
     drop: frozenset[str] = frozenset()
     changes: GraphChanges = field(default_factory=GraphChanges)
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
     Raises:
         ConfigError, WrongJobRoot: the storage holds something else, or savepoint, job and tables do not fit.
         SinkDiverged: a table does not hold the output of the savepoint.
+        SavepointClaimed: a job has claimed the savepoint that is to be claimed.
         MissingFile, CorruptFile: the savepoint is damaged.
     """
     if is_created(new.storage, new.clock, initial):
@@ -95,7 +100,7 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
     _check_origin(root.job, stored.document, initial, new.storage)
     failpoints.hit("begin.created")
     try:
-        _import_savepoint(root, stored, graph, _Cause(new.note, started))
+        _import_savepoint(root, stored, graph, _Cause(new.note, started, initial.claim_mode))
     except StateflowError:
         # A run that started concurrently may have created the root first, and collects files that are not its own.
         if root.log.read_head() is None:
@@ -136,6 +141,11 @@ def _check_origin(found: JobFormat, document: Savepoint, initial: InitialSavepoi
 def _checked_state(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
     """Returns what the job starts from, after all checks."""
     graph = check_savepoint_fits(new, stored, initial)
+    if initial.claim_mode is ClaimMode.CLAIM:
+        # An earlier attempt that was killed may have claimed it for this root.
+        own_uuid = read_format(new.storage).job_uuid if new.storage.size(FORMAT) is not None else ""
+        check_claimable(stored.storage, stored.folder, own_uuid)
+        check_writable(stored.storage, stored.folder, new.clock.new_id())
     for node in new.graph.sinks:
         check_table(node, stored.document, initial.tables)
     stored.verify()
@@ -207,15 +217,21 @@ def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> Job
 
 @dataclass(frozen=True)
 class _Cause:
-    """Facts for the history record: the reason, and the start of the creation in monotonic seconds."""
+    """Facts for the history record: the reason, the start of the creation in monotonic seconds, and the claim mode."""
 
     note: str
     started: float
+    claim_mode: ClaimMode
 
 
 def _import_savepoint(root: JobRoot, stored: StoredSavepoint, graph: ChangedGraph, cause: _Cause) -> None:
     document, manifest = stored.document, graph.manifest
     label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
+    claimed = None
+    if cause.claim_mode is ClaimMode.CLAIM:
+        claimed = take_over(root, stored, 0, root.requester)
+    else:
+        undo_claim(root, stored)
     location = StateLocation.of(stored, checked=True)
     handle = import_state(root, graph.shared, location, 0, graph.operators.rewrites)
     failpoints.hit("begin.imported")
@@ -237,10 +253,11 @@ def _import_savepoint(root: JobRoot, stored: StoredSavepoint, graph: ChangedGrap
                 "shadow": "False",
                 "parent_job": f"{document.job} {document.job_uuid}",
                 "savepoint_path": stored.uri,
+                **({"claim_mode": cause.claim_mode.value} if claimed else {}),
             },
         ),
         MADE,
     )
-    adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label)
+    adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed)
     root.adopt(None, adoption, f"begins with {label}" + (f": {cause.note}" if cause.note else ""))
     failpoints.hit("begin.adopted")

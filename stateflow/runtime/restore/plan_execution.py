@@ -16,6 +16,8 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import RestoreFacts
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.checkpoint.savepoints.claimed_savepoints import announced_claim, take_over
 from stateflow.errors import Fenced, ForeignRows, PlanOutdated
 from stateflow.requesters import describe_requester
 from stateflow.runtime.job.job import Job
@@ -93,17 +95,19 @@ def _complete_earlier_attempt(job: Job, head: Head, request: RestoreRequest) -> 
 def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -> Head:
     root = job.root
     context = _check_plan(job, head, plan, request)
+    savepoint = context.target.savepoint if plan.claim_mode is ClaimMode.CLAIM else None
+    announced = announced_claim(root, head, savepoint) if savepoint else None
     note = _note(plan, request)
     failpoints.hit("restore.begin")
     completed_head = _complete_unfinished(job, head, plan)
-    claimed = root.claim_on(completed_head, request.request_id, note)
+    claimed = root.claim_on(completed_head, request.request_id, note, announced)
     if claimed is None:
         raise _overtaken(plan, root.head(), request)
     failpoints.hit("restore.claimed")
     # No later entry refers to the manifest that holds these records.
     if not head.entry.ended:
         flush_pending_records(root, head)
-    adoption = _prepare_adoption(context.with_head(claimed), plan)
+    adoption = _prepare_adoption(context.with_head(claimed), plan, request)
     adoption = dataclasses.replace(adoption, restore=_facts(context, plan, request))
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
@@ -156,8 +160,8 @@ def _overtaken(plan: RestorePlan, head: Head, request: RestoreRequest) -> Fenced
     )
 
 
-def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
-    """Publishes the output of the target, and stores its state in the job root."""
+def _prepare_adoption(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) -> Adoption:
+    """Publishes the output of the target, claims its savepoint if that is planned, and stores its state in the root."""
     root, target = context.job.root, context.target
     pending = output_to_publish(context, plan.sinks)
     Publisher(root, context.job.sinks).publish_pending(context.head, pending)
@@ -165,8 +169,11 @@ def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
     if target.ref is not None and not context.graph.is_changed:
         return dataclasses.replace(root.adoption(context.head, target.ref), sinks=sinks)
     savepoint = target.savepoint
+    graph, generation, owned = context.graph, context.head.entry.generation, None
+    if savepoint and plan.claim_mode is ClaimMode.CLAIM:
+        # Before its files are copied: from here on no user's command deletes them.
+        owned = take_over(root, savepoint, generation, request.by)
     location = StateLocation.of(savepoint, checked=True) if savepoint else None
-    graph, generation = context.graph, context.head.entry.generation
     manifest = import_state(root, graph.shared, location, generation, graph.operators.rewrites)
     return Adoption(
         upto=context.last_published,
@@ -174,6 +181,7 @@ def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
         sources=context.manifest.sources,
         savepoint=target.label if savepoint else "",
         sinks=sinks,
+        claimed=owned,
     )
 
 
@@ -191,4 +199,5 @@ def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) 
         bytes=sum(s.bytes for s in plan.states if s.action is not StateAction.DROPPED),
         of_job=plan.of_job,
         savepoint_path=plan.savepoint if context.from_other_job else "",
+        is_claimed=plan.claim_mode is ClaimMode.CLAIM,
     )

@@ -23,7 +23,9 @@ from stateflow.checkpoint.restore.plan_document import (
 )
 from stateflow.checkpoint.restore.replay import is_run_open, rows_since
 from stateflow.checkpoint.restore.targets import Target, resolve_target
-from stateflow.checkpoint.savepoints.catalog import list_savepoints, savepoint_at
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoint_at
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.checkpoint.savepoints.claimed_savepoints import check_claimable
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.context import RestoreContext, check_target
@@ -43,6 +45,7 @@ class RestoreOptions:
         from_other_job: whether the target may be a savepoint of another job.
         keep_tables: uids of sinks that the job no longer has, whose tables keep their content.
         changes: new names in the job, and positions of sources.
+        claim_mode: who owns a savepoint after the restore.
     """
 
     sinks: SinkMode = SinkMode.RESTORE
@@ -50,6 +53,7 @@ class RestoreOptions:
     from_other_job: bool = False
     keep_tables: frozenset[str] = frozenset()
     changes: GraphChanges = field(default_factory=GraphChanges)
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
 
 
 def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> RestorePlan:
@@ -59,7 +63,8 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
         target_name: a target that `checkpoint.restore.targets.resolve_target` accepts.
 
     Raises:
-        ConfigError: the target does not exist, or belongs to another job; its state or sources do not fit the job.
+        ConfigError: the target does not exist, belongs to another job, or cannot be claimed; its state or sources do
+            not fit the job.
         MissingFile, CorruptFile: the target is damaged.
         SinkDiverged: a table cannot be restored to the target.
     """
@@ -68,11 +73,9 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
     target = _resolve(job, head, target_name, options)
     context = check_target(job, head, target, GraphRequest(options.changes, options.drop, root.clock.now()))
     context.check_file_sizes()
-    is_foreign = context.from_other_job
-    mode = SinkMode.KEEP if is_foreign else options.sinks
+    mode = SinkMode.KEEP if context.from_other_job else options.sinks
     left = tables_without_sink(context, mode, options.keep_tables)
-    newest = _newest_manifest(root, head)
-    dropped = _dropped_checkpoints(context)
+    newest, dropped = _newest_manifest(root, head), _dropped_checkpoints(context)
     return RestorePlan(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
@@ -86,9 +89,10 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
         target_at=target.at,
         target_sha256=_sha256(target),
         savepoint=target.savepoint.uri if target.savepoint else "",
-        foreign=is_foreign,
+        foreign=context.from_other_job,
         mode=mode,
-        of_job=_owner(target) if is_foreign else "",
+        of_job=_owner(target) if context.from_other_job else "",
+        claim_mode=options.claim_mode,
         parallelism=job.plan.parallelism,
         operators=sorted(job.plan.key_types),
         states=_state_changes(context, newest),
@@ -99,7 +103,7 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
         saved=_saved(root, dropped),
         run_open=is_run_open(head),
         graph=context.graph.plan,
-        rows_again=None if is_foreign else rows_since(root, head, target.checkpoint_id),
+        rows_again=None if context.from_other_job else rows_since(root, head, target.checkpoint_id),
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )
 
@@ -117,10 +121,20 @@ def _owner(target: Target) -> str:
 
 
 def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target:
-    """Returns the target. Raises ConfigError for another job's savepoint that is not allowed."""
+    """Returns the target. Raises ConfigError for another job's savepoint that is not allowed.
+
+    Also for a target that is to be claimed and cannot be.
+    """
     target = resolve_target(job.root, head, text)
+    _check_owner(job, target, options)
+    if options.claim_mode is ClaimMode.CLAIM:
+        check_claimable(job.root, head, _savepoint_to_claim(target))
+    return target
+
+
+def _check_owner(job: Job, target: Target, options: RestoreOptions) -> None:
     if target.job_uuid == job.root.job.job_uuid:
-        return target
+        return
     if not options.from_other_job:
         raise ConfigError(
             "the savepoint belongs to another job",
@@ -130,7 +144,16 @@ def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target
             job_uuid=target.job_uuid,
             this_job=job.root.job.job_uuid,
         )
-    return target
+
+
+def _savepoint_to_claim(target: Target) -> StoredSavepoint:
+    if target.savepoint is None:
+        raise ConfigError(
+            "only a savepoint can be claimed: the job owns its checkpoints already",
+            hint="omit --claim-mode, or name a savepoint",
+            target=target.label,
+        )
+    return target.savepoint
 
 
 def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:

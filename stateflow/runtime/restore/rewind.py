@@ -15,6 +15,7 @@ from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Re
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
 from stateflow.runtime.publisher import BoundSink, Publisher
 
@@ -137,6 +138,7 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProx
             "undone": ", ".join(str(i) for i in facts.undone),
             "of_job": facts.of_job,
             "savepoint_path": facts.savepoint_path,
+            **({"claim_mode": ClaimMode.CLAIM.value} if facts.is_claimed else {}),
             **more,
         },
     )

@@ -6,6 +6,7 @@ The documents are frozen. Readers ignore unknown fields, and new fields have def
 from stateflow.checkpoint.log.documents.job_format import FORMAT_VERSION, JobFormat
 from stateflow.checkpoint.log.documents.log_entry import (
     Ancestry,
+    ClaimedSavepoint,
     EntryKind,
     EntryRef,
     LogEntry,
@@ -32,13 +33,15 @@ from stateflow.checkpoint.log.documents.manifest import (
     SparkPosition,
 )
 from stateflow.checkpoint.log.documents.request import Answer, Request, RequestKind
-from stateflow.checkpoint.log.documents.savepoint import Origin, Savepoint, SavepointFormat
+from stateflow.checkpoint.log.documents.savepoint import ClaimState, Origin, Savepoint, SavepointClaim, SavepointFormat
 
 __all__ = [
     "FORMAT_VERSION",
     "NOT_BEGUN",
     "Ancestry",
     "Answer",
+    "ClaimState",
+    "ClaimedSavepoint",
     "EntryKind",
     "EntryRef",
     "JobFormat",
@@ -59,6 +62,7 @@ __all__ = [
     "RetainedSegment",
     "Rewind",
     "Savepoint",
+    "SavepointClaim",
     "SavepointFormat",
     "SinkIntent",
     "SinkMode",

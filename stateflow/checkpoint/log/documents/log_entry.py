@@ -91,6 +91,20 @@ class Pin(Document, frozen=True, kw_only=True):
     they are removed."""
 
 
+class ClaimedSavepoint(Document, frozen=True, kw_only=True):
+    """A savepoint that the job owns, or has begun to claim, until the log records that it is deleted or released."""
+
+    folder: str
+    """Key prefix of its folder in the job root; for any other savepoint, the URI of its folder."""
+    id: str
+    name: str
+    generation: int
+    """The generation that claims it; 0 for the savepoint that a job root begins with."""
+    checkpoint: int = 0
+    """Id of the job's checkpoint that adopted its state: the savepoint is deleted once this is no longer kept. 0 while
+    no entry adopts it: the claim is undone once a newer run has claimed the job."""
+
+
 class SinkMode(StrEnum):
     """What a restore does with a sink's table."""
 
@@ -128,6 +142,8 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     at: str
     bytes: int = 0
     """Size of the restored state, without dropped state."""
+    is_claimed: bool = False
+    """Whether the savepoint was claimed: the job deletes it."""
     of_job: str = ""
     """Name and uuid of the other job whose savepoint it was; empty otherwise."""
     savepoint_path: str = ""
@@ -202,6 +218,7 @@ class LogEntry(Document, frozen=True, kw_only=True):
     oldest_retained: int = 0
     """No checkpoint below this number is retained, whatever `retained_before` contains."""
     pinned: list[Pin] = []
+    claimed_savepoints: list[ClaimedSavepoint] = []
     sources: list[SourcePosition] = []
     pending: list[PendingOutput] = []
     published: dict[str, PublishedOutput] = {}

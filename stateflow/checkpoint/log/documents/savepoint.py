@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from stateflow.checkpoint.log.documents.log_entry import PublishedOutput
 from stateflow.checkpoint.log.documents.manifest import Manifest
-from stateflow.state.handles import Document
+from stateflow.state.handles import Document, Int64
 
 
 class Origin(StrEnum):
@@ -25,6 +25,33 @@ class SavepointFormat(StrEnum):
     """As the state backend stored it."""
     CANONICAL = "canonical"
     """In a format that is independent of the state backend."""
+
+
+class ClaimState(StrEnum):
+    """What a slot in a savepoint's ``claims/`` says about the savepoint's owner."""
+
+    CLAIMED = "claimed"
+    """A job owns it, and deletes it."""
+    RELEASED = "released"
+    """A claim was undone: the user owns it, and any job may claim it."""
+    DELETED = "deleted"
+    """A user is deleting it: no job may claim it."""
+
+
+class SavepointClaim(Document, frozen=True, kw_only=True):
+    """``claims/<number>`` in a savepoint's folder; the slot with the highest number counts."""
+
+    state: ClaimState
+    job: str = ""
+    job_uuid: str = ""
+    """The job that has claimed or released it; empty for a deletion."""
+    job_root: str = ""
+    """URI of that job's root, for information."""
+    generation: Int64 = 0
+    """The job's generation that wrote the slot; 0 in a job root that begins with the savepoint."""
+    by: str
+    at: str
+    """When it was written, by the writer's clock; for information."""
 
 
 class Savepoint(Document, frozen=True, kw_only=True):

@@ -1,0 +1,280 @@
+"""Who owns a savepoint: numbered slots in its folder, each created once, of which the last one counts.
+
+Without a slot the savepoint belongs to the user. A job that claims it, a start that undoes the claim of a killed
+process, and a user who deletes the savepoint each create the next slot, by put-if-absent: one of them wins, and the
+others read its slot. A slot is never changed, and deleted only with the savepoint. So no process that was paused can
+remove or replace what another one has written since: ``docs/design/0035-claim-modes.md``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stateflow.checkpoint.log.documents import ClaimState, SavepointClaim
+from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.errors import ConfigError, CorruptFile, DataError, Fenced, MissingFile, SavepointClaimed, StorageError
+from stateflow.requesters import describe_requester
+from stateflow.storage import PutResult, Storage
+from stateflow.storage.paths import CLAIMS, SAVEPOINT, claim_number, claim_slot
+
+log = logging.getLogger(__name__)
+
+_LIMIT = 64 << 10
+"""Size of the largest slot, in bytes."""
+_MOST = 1000
+"""Number of slots of a savepoint. Each claim and each undone claim adds one, so that many are no accident."""
+
+
+class ClaimMode(StrEnum):
+    """Who owns the savepoint from which a job starts, or to which it is restored."""
+
+    NO_CLAIM = "no-claim"
+    """The user, as before: the job copies or links its files, and never deletes it."""
+    CLAIM = "claim"
+    """The job, which deletes it once no retained checkpoint needs it."""
+
+
+@dataclass(frozen=True)
+class Disposal:
+    """A user's request to delete a savepoint.
+
+    Attributes:
+        by: the user.
+        at: timestamp, ISO 8601.
+        is_claimed_too: whether a savepoint that a job has claimed is deleted as well.
+    """
+
+    by: str
+    at: str
+    is_claimed_too: bool = False
+
+
+def current_claim(storage: Storage, folder: str) -> SavepointClaim | None:
+    """Returns the claim of the savepoint's owner; None for a savepoint that belongs to the user.
+
+    Args:
+        storage: the storage of the savepoint.
+        folder: key prefix of its folder; empty, or ends with a slash.
+
+    Raises CorruptFile for a damaged slot.
+    """
+    slots = _read_slots(storage, folder)
+    return slots[-1] if slots and slots[-1].state is ClaimState.CLAIMED else None
+
+
+def owner_of(storage: Storage, folder: str) -> tuple[str, str]:
+    """Returns name and uuid of the job that has claimed the savepoint, and when, for display.
+
+    Both are empty for a savepoint that belongs to the user, and for one whose owner cannot be read, which is logged.
+    """
+    try:
+        claim = current_claim(storage, folder)
+    except CorruptFile as e:
+        log.warning("the owner of the savepoint in %s is unknown: %s", _uri(storage, folder), e)
+        claim = None
+    return (f"{claim.job} {claim.job_uuid}", claim.at) if claim else ("", "")
+
+
+def is_claimed(storage: Storage, folder: str) -> bool:
+    """Returns whether a job may own the savepoint: also true if that cannot be read."""
+    try:
+        return current_claim(storage, folder) is not None
+    except CorruptFile:
+        return True
+
+
+def is_claimed_by(storage: Storage, folder: str, job_uuid: str, generation: int) -> bool:
+    """Returns whether this generation of the job owns the savepoint, or a user is deleting what it owned."""
+    slots = _read_slots(storage, folder)
+    own = [s for s in slots if s.state is not ClaimState.DELETED]
+    return bool(own) and own[-1].state is ClaimState.CLAIMED and _writer(own[-1]) == (job_uuid, generation)
+
+
+def check_claimable(storage: Storage, folder: str, job_uuid: str) -> None:
+    """Raises an error if the job cannot claim the savepoint now; changes nothing.
+
+    Raises:
+        SavepointClaimed: another job has claimed it.
+        ConfigError: a user is deleting it.
+    """
+    _check(storage, folder, _read_slots(storage, folder), job_uuid)
+
+
+def check_writable(storage: Storage, folder: str, unique: str) -> None:
+    """Writes and deletes an object in the savepoint's folder.
+
+    Args:
+        unique: an id for its name.
+
+    Raises ConfigError when the location is read-only.
+    """
+    key = f"{folder}{CLAIMS}probe-{unique}"
+    try:
+        storage.put_new(key, b"")
+        storage.delete([key])
+    except ConfigError as e:
+        raise ConfigError(
+            "the savepoint cannot be claimed: access to its folder was denied",
+            hint="use --claim-mode no-claim, which only reads it, or get permission to write and delete there",
+            **{**e.facts, "savepoint": _uri(storage, folder)},
+        ) from e
+
+
+def claim_savepoint(storage: Storage, folder: str, claim: SavepointClaim) -> None:
+    """Makes the job the owner of the savepoint; does nothing if this generation of it is.
+
+    A claim of an older generation of the same job is replaced: the caller has checked, at a log entry of its own
+    generation, that no entry has adopted it.
+
+    Raises:
+        SavepointClaimed: another job has claimed it.
+        Fenced: a newer run of the job has undone this claim, or claimed the savepoint.
+        ConfigError: the savepoint is deleted, or a user is deleting it.
+    """
+
+    def is_owner(slots: Sequence[SavepointClaim]) -> bool:
+        _check(storage, folder, slots, claim.job_uuid)
+        newest = max((s.generation for s in slots if s.job_uuid == claim.job_uuid), default=claim.generation)
+        if newest > claim.generation:
+            raise Fenced("a newer run of the job has undone this claim", generation=claim.generation, newer=newest)
+        return bool(slots) and slots[-1].state is ClaimState.CLAIMED and _writer(slots[-1]) == _writer(claim)
+
+    _append(storage, folder, claim, is_owner)
+    if storage.size(f"{folder}{SAVEPOINT}") is None:
+        raise _deleted(storage, folder)
+
+
+def release_claim(storage: Storage, folder: str, release: SavepointClaim, claimed_by: int) -> None:
+    """Undoes a claim of the job; does nothing if it is undone, or the savepoint deleted.
+
+    The slot is written also if the claim has none yet: the claiming process may only be paused.
+
+    Args:
+        storage: the storage of the savepoint.
+        folder: key prefix of its folder.
+        release: the slot to write.
+        claimed_by: the generation that claims it.
+    """
+
+    def is_done(slots: Sequence[SavepointClaim]) -> bool:
+        if not slots:
+            return False
+        own, last = [s for s in slots if s.job_uuid == release.job_uuid], slots[-1]
+        if last.state is ClaimState.RELEASED:
+            return any(s.generation >= release.generation for s in own)
+        return last.state is ClaimState.DELETED or last not in own or last.generation > claimed_by
+
+    if storage.size(f"{folder}{SAVEPOINT}") is not None:
+        _append(storage, folder, release, is_done)
+
+
+def reserve_deletion(storage: Storage, folder: str, disposal: Disposal) -> None:
+    """Ensures that no job can claim the savepoint from here on, before a user deletes it.
+
+    Raises SavepointClaimed when a job has claimed it, unless `disposal` includes such savepoints.
+    """
+
+    def is_reserved(slots: Sequence[SavepointClaim]) -> bool:
+        if slots and slots[-1].state is ClaimState.CLAIMED and not disposal.is_claimed_too:
+            raise _claimed(
+                storage,
+                folder,
+                slots[-1],
+                "the job deletes it once no retained checkpoint needs it; it does not need the savepoint's files, so "
+                "to delete them now, or if the job no longer exists, pass --claimed",
+            )
+        return bool(slots) and slots[-1].state is ClaimState.DELETED
+
+    _append(storage, folder, SavepointClaim(state=ClaimState.DELETED, by=disposal.by, at=disposal.at), is_reserved)
+
+
+def _check(storage: Storage, folder: str, slots: Sequence[SavepointClaim], job_uuid: str) -> None:
+    last = slots[-1] if slots else None
+    if last is None or last.state is ClaimState.RELEASED:
+        return
+    if last.state is ClaimState.DELETED:
+        raise _deleted(storage, folder)
+    if last.job_uuid != job_uuid:
+        raise _claimed(
+            storage,
+            folder,
+            last,
+            "use --claim-mode no-claim, which copies its files; if that job no longer exists, delete the savepoint "
+            "afterwards: stateflow savepoint dispose --claimed PATH",
+        )
+
+
+def _claimed(storage: Storage, folder: str, claim: SavepointClaim, hint: str) -> SavepointClaimed:
+    return SavepointClaimed(
+        "a job has claimed the savepoint",
+        hint=hint,
+        savepoint=_uri(storage, folder),
+        job=claim.job,
+        job_uuid=claim.job_uuid,
+        job_root=claim.job_root,
+        by=describe_requester(claim.by),
+        at=claim.at,
+    )
+
+
+def _deleted(storage: Storage, folder: str) -> ConfigError:
+    return ConfigError("the savepoint is being deleted", hint="use another savepoint", savepoint=_uri(storage, folder))
+
+
+def _uri(storage: Storage, folder: str) -> str:
+    return f"{storage.uri.rstrip('/')}/{folder}".rstrip("/")
+
+
+def _writer(slot: SavepointClaim) -> tuple[str, int]:
+    return slot.job_uuid, slot.generation
+
+
+def _append(
+    storage: Storage, folder: str, slot: SavepointClaim, is_done: Callable[[Sequence[SavepointClaim]], bool]
+) -> None:
+    """Creates the slot after the last one, again each time that another process was first, unless that is done."""
+    data, _ = seal(slot, _LIMIT)
+    while True:
+        numbers = _numbers(storage, folder)
+        if is_done(_read_slots(storage, folder, numbers)):
+            return
+        key = claim_slot(folder, numbers[-1] + 1 if numbers else 1)
+        result = storage.put_new(key, data)
+        if result is PutResult.CREATED:
+            return
+        found = _content(storage, key)
+        if found == data and storage.durable_size(key) is not None:
+            return
+        if found is None:
+            raise StorageError(
+                "the storage does not confirm whether a savepoint was claimed", hint="try again", key=key
+            )
+
+
+def _read_slots(storage: Storage, folder: str, numbers: Sequence[int] | None = None) -> list[SavepointClaim]:
+    """Returns the slots in order; without those of a savepoint that is being deleted concurrently."""
+    numbers = _numbers(storage, folder) if numbers is None else numbers
+    contents = [(key, _content(storage, key)) for key in (claim_slot(folder, number) for number in numbers)]
+    return [unseal(data, SavepointClaim, key)[0] for key, data in contents if data is not None]
+
+
+def _numbers(storage: Storage, folder: str) -> list[int]:
+    found = (claim_number(folder, blob.key) for blob in storage.list(f"{folder}{CLAIMS}"))
+    numbers = [number for number in found if number is not None]
+    if len(numbers) > _MOST:
+        raise CorruptFile("a savepoint has too many claims", file=f"{folder}{CLAIMS}", found=len(numbers), limit=_MOST)
+    return numbers
+
+
+def _content(storage: Storage, key: str) -> bytes | None:
+    try:
+        return storage.get(key, _LIMIT)
+    except MissingFile:
+        return None
+    except CorruptFile:
+        raise
+    except DataError as e:
+        raise CorruptFile("a savepoint's claim is larger than any that stateflow writes", file=key) from e
