@@ -10,6 +10,7 @@ import pytest
 from stateflow.errors import ConfigError
 from stateflow.storage import MemoryStorage, PosixStorage, Storage, open_storage
 from stateflow.testing.conformance.storage import StorageConformance
+from tests.storage.savepoint_claims import SavepointClaims
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 
@@ -63,7 +64,7 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert isinstance(storage, PosixStorage) and storage.root == wanted
 
 
-class TestMemoryStorage(SavepointCopies, StorageConformance):
+class TestMemoryStorage(SavepointClaims, SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self) -> Storage:
         return MemoryStorage()

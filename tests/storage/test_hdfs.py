@@ -26,6 +26,7 @@ from stateflow.testing.conformance.storage import StorageConformance, at_once
 from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, NOT_READY, Faults, fault_proxy
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import CANARY, free_port
+from tests.storage.savepoint_claims import SavepointClaims
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 from tests.support.processes import wait_for
@@ -58,7 +59,7 @@ def client(address: str) -> InsecureClient:
     return InsecureClient(address.replace("webhdfs", "http"), "root")
 
 
-class TestHdfs(SavepointCopies, StorageConformance):
+class TestHdfs(SavepointClaims, SavepointCopies, StorageConformance):
     rounds = 5
 
     @pytest.fixture

@@ -26,6 +26,7 @@ from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.servers.azure import azure_server
 from tests.servers.running import CANARY, careless_s3_server, free_port, hasty_s3_server, s3_server
+from tests.storage.savepoint_claims import SavepointClaims
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 
@@ -54,14 +55,14 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-class TestS3(SavepointCopies, StorageConformance):
+class TestS3(SavepointClaims, SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
         _use(s3, monkeypatch)
         return ObjectStorage("s3", "bucket", f"jobs/{next(_numbers)}")
 
 
-class TestAzure(SavepointCopies, StorageConformance):
+class TestAzure(SavepointClaims, SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, azure: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
         _use(azure, monkeypatch)

@@ -27,6 +27,7 @@ from stateflow.storage import PosixStorage, PutResult, Storage
 from stateflow.storage.folder_tree import FolderTree
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk
+from tests.storage.savepoint_claims import SavepointClaims
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 from tests.support.limits import file_size_limit
@@ -36,7 +37,7 @@ _HERE, _EXCHANGE = -100, 2
 """Arguments of renameat2."""
 
 
-class TestPosixStorage(SavepointCopies, StorageConformance):
+class TestPosixStorage(SavepointClaims, SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return PosixStorage(tmp_path / "not made yet" / "root")

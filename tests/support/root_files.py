@@ -204,12 +204,21 @@ def savepoints(root: Path) -> dict[str, Document]:
 
 
 def check_savepoint(folder: Path) -> None:
-    """A savepoint's folder, wherever it is, holds exactly what its document names."""
+    """A savepoint's folder, wherever it is, holds exactly what its document names, and slots of claims."""
     document, _ = unsealed((folder / "_savepoint").read_bytes())
     wanted = list(handles(document["manifest"]))
-    assert set(files_below(folder)) == {"_savepoint", *(handle["key"] for handle in wanted)}
+    assert {name for name in files_below(folder) if not name.startswith("claims/")} == {
+        "_savepoint",
+        *(handle["key"] for handle in wanted),
+    }
     for handle in wanted:
         _read(folder, handle)
+
+
+def claims(folder: Path) -> list[tuple[str, str, int]]:
+    """State, job uuid and generation of each slot of a savepoint's claims, in order."""
+    slots = [unsealed(path.read_bytes())[0] for path in sorted((folder / "claims").glob("*"))]
+    return [(slot["state"], slot["job_uuid"], slot["generation"]) for slot in slots]
 
 
 def handles(manifest: Document) -> Iterator[Document]:

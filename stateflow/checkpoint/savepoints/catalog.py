@@ -20,7 +20,7 @@ from stateflow.checkpoint.requests.mailbox import read_answer
 from stateflow.checkpoint.savepoints.names import invalid_field
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.handles import FileHandle
-from stateflow.storage import PutResult, Storage, open_location
+from stateflow.storage import PutResult, Storage, open_if_allowed, open_location
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
 
 log = logging.getLogger(__name__)

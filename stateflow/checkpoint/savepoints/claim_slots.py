@@ -142,9 +142,10 @@ def claim_savepoint(storage: Storage, folder: str, claim: SavepointClaim) -> Non
             raise Fenced("a newer run of the job has undone this claim", generation=claim.generation, newer=newest)
         return bool(slots) and slots[-1].state is ClaimState.CLAIMED and _writer(slots[-1]) == _writer(claim)
 
+    _check_exists(storage, folder)
     _append(storage, folder, claim, is_owner)
-    if storage.size(f"{folder}{SAVEPOINT}") is None:
-        raise _deleted(storage, folder)
+    # A deletion lists the slots once. One that was created after that stays: `cleanup` removes it.
+    _check_exists(storage, folder)
 
 
 def release_claim(storage: Storage, folder: str, release: SavepointClaim, claimed_by: int) -> None:
@@ -191,6 +192,11 @@ def reserve_deletion(storage: Storage, folder: str, disposal: Disposal) -> None:
     _append(storage, folder, SavepointClaim(state=ClaimState.DELETED, by=disposal.by, at=disposal.at), is_reserved)
 
 
+def _check_exists(storage: Storage, folder: str) -> None:
+    if storage.size(f"{folder}{SAVEPOINT}") is None:
+        raise _deleted(storage, folder)
+
+
 def _check(storage: Storage, folder: str, slots: Sequence[SavepointClaim], job_uuid: str) -> None:
     last = slots[-1] if slots else None
     if last is None or last.state is ClaimState.RELEASED:
@@ -221,7 +227,11 @@ def _claimed(storage: Storage, folder: str, claim: SavepointClaim, hint: str) ->
 
 
 def _deleted(storage: Storage, folder: str) -> ConfigError:
-    return ConfigError("the savepoint is being deleted", hint="use another savepoint", savepoint=_uri(storage, folder))
+    return ConfigError(
+        "the savepoint is deleted, or a user is deleting it",
+        hint="use another savepoint",
+        savepoint=_uri(storage, folder),
+    )
 
 
 def _uri(storage: Storage, folder: str) -> str:
@@ -257,15 +267,30 @@ def _append(
 def _read_slots(storage: Storage, folder: str, numbers: Sequence[int] | None = None) -> list[SavepointClaim]:
     """Returns the slots in order; without those of a savepoint that is being deleted concurrently."""
     numbers = _numbers(storage, folder) if numbers is None else numbers
-    contents = [(key, _content(storage, key)) for key in (claim_slot(folder, number) for number in numbers)]
-    return [unseal(data, SavepointClaim, key)[0] for key, data in contents if data is not None]
+    keys = [claim_slot(folder, number) for number in numbers]
+    try:
+        contents = [(key, _content(storage, key)) for key in keys]
+        return [unseal(data, SavepointClaim, key)[0] for key, data in contents if data is not None]
+    except CorruptFile as e:
+        raise CorruptFile(
+            "it cannot be read which job owns the savepoint",
+            hint="restore the file from a copy; or delete it if no job owns the savepoint",
+            file=e.facts.get("file") or e.facts.get("path"),
+            savepoint=_uri(storage, folder),
+        ) from e
 
 
 def _numbers(storage: Storage, folder: str) -> list[int]:
     found = (claim_number(folder, blob.key) for blob in storage.list(f"{folder}{CLAIMS}"))
     numbers = [number for number in found if number is not None]
     if len(numbers) > _MOST:
-        raise CorruptFile("a savepoint has too many claims", file=f"{folder}{CLAIMS}", found=len(numbers), limit=_MOST)
+        raise CorruptFile(
+            "a savepoint has more claims than jobs write",
+            hint="delete its claims if no job owns the savepoint",
+            file=f"{folder}{CLAIMS}",
+            found=len(numbers),
+            limit=_MOST,
+        )
     return numbers
 
 

@@ -87,7 +87,7 @@ def leftover_keys(root: JobRoot) -> frozenset[str]:
 
 
 def _left_over_in(storage: Storage, folder: str, files: Mapping[str, int], pins: Set[bytes]) -> Set[str]:
-    if _is_disposed(storage, folder, files):
+    if _has_only_claims(files) or _is_disposed(storage, folder, files):
         return files.keys()
     is_abandoned = _is_abandoned(storage, folder, files)
     is_complete = SAVEPOINT in files and not is_abandoned
@@ -134,7 +134,15 @@ def _is_disposed(storage: Storage, folder: str, files: Mapping[str, int]) -> boo
     return is_expected
 
 
+def _has_only_claims(files: Iterable[str]) -> bool:
+    """Returns whether a savepoint was deleted while a process claimed it, or undid a claim."""
+    return all(name.startswith(CLAIMS) for name in files)
+
+
 def _sweep_leftovers(storage: Storage, folder: str, files: Mapping[str, int]) -> bool:
+    if _has_only_claims(files):
+        storage.delete(f"{folder}{name}" for name in files)
+        return True
     if _is_disposed(storage, folder, files):
         _finish_deletion(storage, folder)
         return True

@@ -84,6 +84,30 @@ DOCUMENTS: dict[str, handles.Document] = {
         checkpoint=REF,
         ancestry=documents.Ancestry(since=1, restores=[documents.RestoreStep(seq=9, base=6)]),
     ),
+    "claim-savepoint": _entry(
+        9,
+        EntryKind.CLAIM,
+        3,
+        generation=9,
+        ordinal=0,
+        claimed_savepoints=[
+            documents.ClaimedSavepoint(
+                folder="s3://bucket/kept/before-upgrade-3f2a9c01", id="5" * 32, name="before-upgrade", generation=8
+            ),
+            documents.ClaimedSavepoint(
+                folder="savepoints/weekly-00c0ffee/", id="6" * 32, name="weekly", generation=3, checkpoint=4
+            ),
+        ],
+    ),
+    "savepoint-claim": documents.SavepointClaim(
+        state=documents.ClaimState.CLAIMED,
+        job="flights",
+        job_uuid=JOB,
+        job_root="s3://bucket/flights",
+        generation=8,
+        by="os-user:ada@worker-1",
+        at="2026-01-01T00:00:03.000+00:00",
+    ),
     "manifest": _manifest(
         [StateSchema(name="stats", kind="value", value_type="Stats")],
         [_subtask(0, "t9", files=[handles.StateFile(handle=MANIFEST, local_name="000012.sst")])],

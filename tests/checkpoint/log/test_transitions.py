@@ -15,6 +15,7 @@ from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
     Ancestry,
+    ClaimedSavepoint,
     EntryKind,
     EntryRef,
     LogEntry,
@@ -57,6 +58,7 @@ def _pin(base: Head, checkpoint: int) -> LogEntry:
 
 BACK_TO_7 = Adoption(upto=7, manifest=handle(6, 1), sources=_sources("6"), checkpoint=ref(7))
 IMPORTED = Adoption(upto=0, manifest=handle(9, 9), sources=_sources("0"), savepoint="s")
+CLAIMED = ClaimedSavepoint(folder="savepoints/s-00000000/", id="s", name="s", generation=0)
 PUBLISHED = Settlement({}, frozenset((checkpoint, "out") for checkpoint in range(20)), 7)
 
 STEPS: list[tuple[str, Callable[[Head], LogEntry]]] = [
@@ -75,6 +77,16 @@ STEPS: list[tuple[str, Callable[[Head], LogEntry]]] = [
     ("a run goes back to checkpoint 7", lambda base: _claim(base, BACK_TO_7)),
     ("and ends after its output is published", lambda base: transitions.settle(JOB, base, AUTHOR, PUBLISHED)),
     ("a run begins with another job's savepoint", lambda base: _claim(base, IMPORTED)),
+    (
+        "a restore announces that it claims a savepoint",
+        lambda base: transitions.claim(JOB, base, RESTORE, None, CLAIMED),
+    ),
+    ("and adopts its state", lambda base: _claim(base, replace(IMPORTED, claimed=CLAIMED))),
+    ("a run commits a checkpoint, which changes nothing of that", lambda base: _commit(base, 1)),
+    (
+        "the savepoint is deleted",
+        lambda base: transitions.end_claim(JOB, base, AUTHOR, base.entry.claimed_savepoints[0]),
+    ),
 ]
 
 
@@ -90,6 +102,8 @@ def _text(value: Any) -> str:
             return str(value.id)
         case EntryRef():
             return f"{value.id} of {value.at} ({_text(value.manifest)})"
+        case ClaimedSavepoint():
+            return f"{value.folder} of generation {value.generation} in checkpoint {value.checkpoint}"
         case PendingOutput() | PublishedOutput():
             return f"output of {value.checkpoint_id}"
         case SourcePosition():

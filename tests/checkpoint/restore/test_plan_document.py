@@ -21,6 +21,7 @@ from stateflow.checkpoint.restore.plan_document import (
     cautions,
     describe_replay,
 )
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 
 
 def _plan(**more: Any) -> RestorePlan:
@@ -52,6 +53,7 @@ PLANS = {
     "commits-of-others": _plan(sinks=[_sink(others=tuple(f"v{n}" for n in range(1, 1205)))]),
     "dropped-state": _plan(states=[StateChange(uid="old", action=StateAction.DROPPED, bytes=3)]),
     "other-job": _plan(foreign=True, of_job="other 77"),
+    "claimed-savepoint": _plan(savepoint="s3://bucket/kept/mine", claim_mode=ClaimMode.CLAIM),
     "table-of-a-removed-sink": _plan(
         sinks=[_sink()], left=[SinkLeft(uid="gone", table_id=t, checkpoint_id=9) for t in ("t", "u")]
     ),

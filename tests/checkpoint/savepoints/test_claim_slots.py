@@ -1,0 +1,215 @@
+"""Who owns a savepoint: of processes that claim, undo a claim and delete, one wins, also if another one is paused or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.checkpoint.log.documents import ClaimState
+from stateflow.checkpoint.savepoints.claim_slots import (
+    Disposal,
+    check_writable,
+    claim_savepoint,
+    current_claim,
+    is_claimed,
+    owner_of,
+    release_claim,
+    reserve_deletion,
+)
+from stateflow.errors import ConfigError, CorruptFile, Fenced, SavepointClaimed, StateflowError, StorageError
+from stateflow.storage import MemoryStorage, PutResult, Storage
+from stateflow.storage.paths import SAVEPOINT, claim_slot
+from tests.storage.savepoint_claims import FOLDER, slot
+from tests.support.errors import raises
+
+MINE, THEIRS = "a" * 32, "b" * 32
+Step = tuple[str, str, int]
+"""What is done, by which job, and by which of its generations; "dispose" and "force" are a user's."""
+
+
+def _stored(storage: MemoryStorage | None = None) -> MemoryStorage:
+    storage = storage or MemoryStorage()
+    MemoryStorage.put_new(storage, f"{FOLDER}{SAVEPOINT}", b"complete")
+    return storage
+
+
+def _do(storage: Storage, step: Step) -> None:
+    action, job, generation = step
+    if action == "claim":
+        claim_savepoint(storage, FOLDER, slot(job, generation))
+    elif action == "release":
+        release_claim(storage, FOLDER, slot(job, generation, ClaimState.RELEASED), claimed_by=generation - 1)
+    else:
+        reserve_deletion(storage, FOLDER, Disposal("a user", "2026-01-01", is_claimed_too=action == "force"))
+
+
+def _owner(storage: Storage) -> tuple[str, int] | None:
+    claim = current_claim(storage, FOLDER)
+    return (claim.job_uuid, claim.generation) if claim else None
+
+
+@dataclass
+class _Rules:
+    """The rules without slots: one owner, and the newest generation of each job that has written anything."""
+
+    owner: tuple[str, int] | None = None
+    is_deleted: bool = False
+    newest: dict[str, int] = field(default_factory=dict)
+
+    def do(self, step: Step) -> type[StateflowError] | None:
+        action, job, generation = step
+        if action == "claim":
+            return self._claim(job, generation)
+        if action == "release":
+            if not self.is_deleted and (self.owner is None or (self.owner[0] == job and self.owner[1] < generation)):
+                self._wrote(None, job, generation)
+            return None
+        if self.owner and action != "force":
+            return SavepointClaimed
+        self.owner, self.is_deleted = None, True
+        return None
+
+    def _claim(self, job: str, generation: int) -> type[StateflowError] | None:
+        if self.is_deleted:
+            return ConfigError
+        if self.owner and self.owner[0] != job:
+            return SavepointClaimed
+        if self.newest.get(job, 0) > generation:
+            return Fenced
+        self._wrote((job, generation), job, generation)
+        return None
+
+    def _wrote(self, owner: tuple[str, int] | None, job: str, generation: int) -> None:
+        self.owner = owner
+        self.newest[job] = max(generation, self.newest.get(job, 0))
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["claim", "release"]), st.sampled_from([MINE, THEIRS]), st.integers(1, 5)),
+    st.sampled_from([("dispose", "", 0), ("force", "", 0)]),
+)
+
+
+@given(st.lists(STEPS, max_size=12))
+def test_the_owner_of_a_savepoint_follows_from_the_steps_in_their_order(steps: list[Step]) -> None:
+    storage, rules = _stored(), _Rules()
+    for step in steps:
+        expected, found = rules.do(step), None
+        try:
+            _do(storage, step)
+        except StateflowError as e:
+            found = type(e)
+        assert (found, _owner(storage)) == (expected, rules.owner), step
+
+
+class _Racing(MemoryStorage):
+    """Storage in which another process acts directly before the first slot of this one is created."""
+
+    other: Callable[[], None] | None = None
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        other, self.other = self.other, None
+        if other:
+            other()
+        return super().put_new(key, data)
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster", "outcome"),
+    [
+        (("claim", MINE, 1), ("claim", THEIRS, 1), SavepointClaimed),
+        (("claim", MINE, 1), ("dispose", "", 0), ConfigError),
+        (("claim", MINE, 1), ("release", MINE, 2), Fenced),
+        (("claim", MINE, 1), ("claim", MINE, 2), Fenced),
+        (("dispose", "", 0), ("claim", MINE, 1), SavepointClaimed),
+        (("release", MINE, 2), ("claim", MINE, 1), None),
+        (("release", MINE, 2), ("claim", THEIRS, 1), None),
+    ],
+    ids=lambda value: f"{value[0]} {value[1][:1]}{value[2]}" if isinstance(value, tuple) else "",
+)
+def test_a_process_that_is_paused_before_its_slot_meets_the_faster_one(
+    slower: Step, faster: Step, outcome: type[StateflowError] | None
+) -> None:
+    storage, rules = _Racing(), _Rules()
+    _stored(storage)
+    storage.other = lambda: _do(storage, faster)
+    rules.do(faster)
+    assert rules.do(slower) is outcome
+    if outcome is None:
+        _do(storage, slower)
+    else:
+        with raises(outcome):
+            _do(storage, slower)
+    assert _owner(storage) == rules.owner
+
+
+class _Unclear(MemoryStorage):
+    """Storage that does not answer whether it has created a slot, and has not in the first `lost` times."""
+
+    lost = 0
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        self.lost -= 1
+        if self.lost < 0:
+            super().put_new(key, data)
+        return PutResult.UNKNOWN
+
+
+def test_a_claim_whose_answer_was_lost_counts_once() -> None:
+    storage = _Unclear()
+    _stored(storage)
+    _do(storage, ("claim", MINE, 1))
+    _do(storage, ("claim", MINE, 1))
+    assert (_owner(storage), storage.size(claim_slot(FOLDER, 2))) == ((MINE, 1), None)
+
+
+def test_a_claim_that_the_storage_does_not_confirm_fails_and_can_be_repeated() -> None:
+    storage = _Unclear()
+    _stored(storage)
+    storage.lost = 1
+    with raises(StorageError, key=claim_slot(FOLDER, 1)):
+        _do(storage, ("claim", MINE, 1))
+    _do(storage, ("claim", MINE, 1))
+    assert _owner(storage) == (MINE, 1)
+
+
+def test_a_claim_of_a_deleted_savepoint_is_refused() -> None:
+    storage = MemoryStorage("memory://kept")
+    with raises(ConfigError, savepoint="memory://kept/savepoints/mine-00000000"):
+        _do(storage, ("claim", MINE, 1))
+    _do(storage, ("release", MINE, 2))
+    assert not is_claimed(storage, FOLDER)
+
+
+class _ReadOnly(MemoryStorage):
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        raise ConfigError("access to the storage was denied", key=key)
+
+
+def test_a_savepoint_in_a_read_only_location_cannot_be_claimed() -> None:
+    storage = _stored(_ReadOnly("memory://kept"))
+    with raises(ConfigError, savepoint="memory://kept/savepoints/mine-00000000"):
+        check_writable(storage, FOLDER, "0" * 32)
+
+
+@pytest.mark.parametrize("data", [b"", b"claimed\n", b"{" * (65 << 10)], ids=["empty", "text", "large"])
+def test_a_savepoint_with_a_damaged_slot_is_neither_claimed_nor_deleted(data: bytes) -> None:
+    storage = _stored()
+    _do(storage, ("claim", MINE, 1))
+    storage.put_new(claim_slot(FOLDER, 2), data)
+    for step in (("claim", MINE, 2), ("dispose", "", 0), ("release", MINE, 3)):
+        with raises(CorruptFile, file=claim_slot(FOLDER, 2)):
+            _do(storage, step)
+    assert (owner_of(storage, FOLDER), is_claimed(storage, FOLDER)) == (("", ""), True)
+
+
+def test_a_savepoint_with_more_slots_than_jobs_write_is_refused_before_they_are_read() -> None:
+    storage = _stored()
+    for number in range(1001):
+        storage.put_new(claim_slot(FOLDER, number), b"")
+    with raises(CorruptFile, found=1001):
+        _do(storage, ("claim", MINE, 1))
