@@ -51,6 +51,7 @@ def get_provider_info() -> dict[str, object]:
                     "stateflow_airflow.operators.savepoint",
                     "stateflow_airflow.operators.approval",
                     "stateflow_airflow.operators.command_approval",
+                    "stateflow_airflow.operators.claim_approval",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                 ],

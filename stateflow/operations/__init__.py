@@ -15,6 +15,7 @@ from stateflow.operations.checkpoints import (
 from stateflow.operations.external_savepoints import (
     RekeyRequest,
     create_savepoint_into,
+    initial_savepoint,
     list_savepoints_in,
     rekey_savepoint,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "find",
     "fork",
     "history",
+    "initial_savepoint",
     "list_all",
     "list_pins",
     "list_savepoints_in",

@@ -1,4 +1,4 @@
-"""Savepoints outside of their job's root: creation, listing, and copies with another max parallelism."""
+"""Savepoints outside of their job's root: creation, listing, copies, and the beginning of another job root."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from stateflow.operations.savepoints import (
     request_client,
     with_defaults,
 )
+from stateflow.runtime.restore.new_job_root import InitialSavepoint, is_created
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, import_files
-from stateflow.storage import open_location
+from stateflow.storage import open_location, open_storage
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINT_FILES, savepoint_folder
 from stateflow.types.key_groups import check_max_parallelism
 
@@ -80,6 +81,21 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
 def list_savepoints_in(folder: str) -> list[SavepointReport]:
     """Returns every complete savepoint, of any job, in a folder that is not a job root, oldest first."""
     return [describe_savepoint(s) for s in list_savepoints(open_location(folder), "")]
+
+
+def initial_savepoint(job_root: str, savepoint: str) -> SavepointReport | None:
+    """Returns the savepoint that ``run --from-savepoint`` would begin a job root with; None for a complete job root.
+
+    Args:
+        job_root: URI of the job root, which need not exist.
+        savepoint: path or URI of the savepoint.
+
+    Raises ConfigError when the job root holds anything else, or the savepoint does not exist.
+    """
+    storage = open_storage(job_root)
+    if is_created(storage, SystemClock(), InitialSavepoint(savepoint)):
+        return None
+    return describe_savepoint(savepoint_at(savepoint, storage.uri))
 
 
 def _folder_outside(root: JobRoot, into: str) -> str:

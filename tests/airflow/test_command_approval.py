@@ -292,7 +292,7 @@ def test_identity_comes_from_airflow_and_not_from_what_a_user_enters(idle_job: A
 
 
 def test_a_task_that_runs_the_job_cannot_stop_or_delete(idle_job: AccountsJob) -> None:
-    assert not {"retain", "savepoints", "approval"} & set(run_task(idle_job).template_fields)
+    assert not {"retain", "savepoints", "name", "origin"} & set(run_task(idle_job).template_fields)
 
 
 @pytest.mark.parametrize("then", ["run", "savepoint"])

@@ -140,7 +140,7 @@ def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make
     argv = spark.launches()[0]["argv"]
     at = argv.index("--from-savepoint")
     begins = ["--from-savepoint", "s3://kept/mine", "--tables", "continue", "--from-other-job", "--drop=a", "--drop=b"]
-    assert argv[at : at + 7] == begins
+    assert argv[at : at + 9] == [*begins, "--claim-mode", "no-claim"]
 
 
 def test_a_new_job_root_begins_under_other_names(spark: FakeSpark, operator: Make) -> None:

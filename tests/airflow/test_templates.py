@@ -21,11 +21,15 @@ TEXT = "{{ value }}"
     [
         (
             StateflowRunOperator,
-            {"job", "job_root"},
+            {"job", "job_root", "from_savepoint", "claim_mode", "approval"},
             {"settings": {"job.day": "5"}, "conf": {"spark.x": "5"}, "env_vars": {"DAY": "5"}},
         ),
         (StateflowSavepointOperator, {"job_root", "name", "reason", "origin"}, {}),
-        (StateflowRestorePlanOperator, {"job", "job_root", "target", "drop", "from_other_job", "maps", "sources"}, {}),
+        (
+            StateflowRestorePlanOperator,
+            {"job", "job_root", "target", "drop", "from_other_job", "maps", "sources", "claim_mode"},
+            {},
+        ),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,

@@ -12,7 +12,15 @@ _CHUNKS, _QUICK_CHUNKS = 8, 2
 """`make test` plays the quick chunks; `make test-all` and the scoreboard play all."""
 _SLICE = 4
 """`make test` plays one of so many histories of each directed search, `make test-all` all of them."""
-_HISTORIES = {"rewinds": 1500, "vacuum": 1200, "keeping": 600, "given-up": 1500, "asynchronous": 600, "shared": 500}
+_HISTORIES = {
+    "rewinds": 1500,
+    "vacuum": 1200,
+    "keeping": 600,
+    "given-up": 1500,
+    "asynchronous": 600,
+    "shared": 500,
+    "claims": 600,
+}
 """Of directed searches; 300 by default."""
 
 _AT_LEAST: dict[str, dict[str, int]] = {
@@ -60,6 +68,13 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "savepoints given up": 80,
         "requests withdrawn": 500,
         "savepoints taken by the run": 5,
+    },
+    "claims": {
+        "savepoints claimed": 80,
+        "savepoints released": 25,
+        "savepoints deleted": 100,
+        "claimed savepoints deleted": 60,
+        "states imported": 70,
     },
     "shared": {
         "appended by others before a rewind": 400,

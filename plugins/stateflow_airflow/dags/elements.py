@@ -97,6 +97,21 @@ def approval(job: StateflowJob) -> Approval:
     }
 
 
+def claim_mode() -> Param:
+    """Returns the param that decides who owns a savepoint after a restore or the start of a new job root."""
+    return Param(
+        "no-claim",
+        type="string",
+        enum=["no-claim", "claim"],
+        values_display={
+            "no-claim": "leave the savepoint as it is",
+            "claim": "the job owns the savepoint, and deletes it later",
+        },
+        title="Claim mode",
+        description="A claimed savepoint is deleted once its state is no longer one of the retained checkpoints.",
+    )
+
+
 def optional_text(title: str, description: str) -> Param:
     """Returns a param for an optional text. Without the type ``null``, Airflow's form requires a value."""
     return Param(None, type=["null", "string"], title=title, description=description)

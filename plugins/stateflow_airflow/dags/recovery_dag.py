@@ -11,6 +11,7 @@ from stateflow_airflow.dags.elements import (
     CREATED_UNPAUSED,
     RETRIES,
     approval,
+    claim_mode,
     new_dag,
     optional_text,
     run_task,
@@ -82,6 +83,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             keep_tables="{{ params.keep_tables or '' }}",
             maps="{{ params.new_names or '' }}",
             sources="{{ params.source_positions or '' }}",
+            claim_mode="{{ params.claim_mode }}",
             run_dag=job.name,
             **code,
             **RETRIES,
@@ -148,5 +150,6 @@ def _params(targets: Sequence[str]) -> dict[str, Param]:
             " By default, positions are those of the target, and new sources begin at their start.",
         ),
         "from_other_job": Param(False, type="boolean", title="Allow a savepoint of another job"),
+        "claim_mode": claim_mode(),
         "run": Param(False, type="boolean", title="Run the job after the restore"),
     }

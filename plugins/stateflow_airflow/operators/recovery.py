@@ -13,7 +13,15 @@ from stateflow_airflow.operators.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.task_requests import request_id, requester
-from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool, to_lines, to_names, to_words
+from stateflow_airflow.operators.template_values import (
+    checked_root,
+    job_code,
+    to_bool,
+    to_claim_mode,
+    to_lines,
+    to_names,
+    to_words,
+)
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ class StateflowRestorePlanOperator(JobOperator):
             with commas. Templated.
         sources: positions of sources, each as ``UID=earliest``, ``latest``, ``keep``, ``timestamp:TIME`` or the
             position's JSON; a list, or one per line. Templated.
+        claim_mode: ``no-claim`` leaves a savepoint to the user; with ``claim`` the job owns it, and deletes it once the
+            restored state is no longer one of its retained checkpoints. Templated.
         settings: see `StateflowRunOperator`. Templated.
         run_dag: id of the DAG that runs the job; the plan then reports whether it is paused and has active runs.
     """
@@ -63,6 +73,7 @@ class StateflowRestorePlanOperator(JobOperator):
         "keep_tables",
         "maps",
         "sources",
+        "claim_mode",
         "settings",
     )
     template_fields_renderers = {"settings": "json"}
@@ -80,6 +91,7 @@ class StateflowRestorePlanOperator(JobOperator):
         keep_tables: str | Sequence[str] = (),
         maps: str | Sequence[str] = (),
         sources: str | Sequence[str] = (),
+        claim_mode: str = "no-claim",
         settings: Mapping[str, object] | None = None,
         run_dag: str = "",
         **kwargs: Any,
@@ -93,6 +105,7 @@ class StateflowRestorePlanOperator(JobOperator):
         self.keep_tables = keep_tables
         self.maps = maps
         self.sources = sources
+        self.claim_mode = claim_mode
 
     def execute(self, context: Context) -> dict[str, object]:
         """Plans the restore and logs the plan."""
@@ -100,6 +113,7 @@ class StateflowRestorePlanOperator(JobOperator):
 
         from stateflow.checkpoint.log.documents import SinkMode
         from stateflow.checkpoint.restore.graph_plan import GraphChanges
+        from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
         from stateflow.operations import plan_restore
         from stateflow.runtime.restore.planner import RestoreOptions
 
@@ -114,6 +128,7 @@ class StateflowRestorePlanOperator(JobOperator):
             from_other_job,
             to_names(self.keep_tables),
             GraphChanges(to_words(self.maps), to_lines(self.sources)),
+            ClaimMode(to_claim_mode(self.claim_mode)),
         )
         with self.library():
             code = job_code(self.job, self.settings)
@@ -145,7 +160,7 @@ class StateflowRestoreOperator(JobOperator):
         plan: the output of `StateflowRestorePlanOperator` (``plan.output``), its plan, or either as JSON. Templated.
         approval: the output of `StateflowApprovalOperator` (``approve.output``). Its user and note are recorded in the
             job's log. Anything but an approval of exactly this plan is refused, and without one a plan for a savepoint
-            of another job. Templated.
+            of another job, which it may also claim. Templated.
         self_approval: whether the user who triggered the DAG run may have approved.
         reason: recorded in the job's log. Templated.
         settings: see `StateflowRunOperator`. Templated.

@@ -42,7 +42,8 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
 
 def _savepoint(plan: RestorePlan) -> str:
     # Its name does not identify it: a user who may write to a job root can add another one with this name.
-    return f"**Savepoint**: {escaped(plan.savepoint)}" if plan.savepoint else ""
+    mode = escaped(plan.claim_mode.value)
+    return f"**Savepoint**: {escaped(plan.savepoint)}, claim mode {mode}" if plan.savepoint else ""
 
 
 def _job_file(plan: RestorePlan) -> str:

@@ -20,12 +20,15 @@ from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
 from stateflow_airflow.launches.run_result import read_result
+from stateflow_airflow.operators.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator
+from stateflow_airflow.operators.claim_approval import claim_question
 from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.operators.template_values import (
     check_job_file,
     checked_location,
     checked_root,
+    to_claim_mode,
     to_lines,
     to_names,
     to_text,
@@ -83,6 +86,11 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             comma-separated text. Templated.
         maps: with `from_savepoint`, other names in the job, as for `StateflowRestorePlanOperator`. Templated.
         sources: with `from_savepoint`, positions of sources, as for `StateflowRestorePlanOperator`. Templated.
+        claim_mode: with `from_savepoint`: ``no-claim`` leaves the savepoint to the user; with ``claim`` the job owns
+            it, and deletes it once its state is no longer one of the retained checkpoints. Templated. The constant
+            ``claim`` is the decision of the DAG's author; from a template it needs `approval`.
+        approval: the output of `StateflowClaimApprovalOperator`. Templated.
+        self_approval: whether the user who triggered the DAG run may have approved.
         settings: settings of stateflow (``source.max_files_per_batch``) and of the job (``job.<name>``), as for
             ``--set``. Templated.
         spark: the connection and further options of spark-submit. Its `conf` and `env_vars` are templated.
@@ -99,12 +107,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         "drop",
         "maps",
         "sources",
+        "claim_mode",
+        "approval",
         "settings",
         "conf",
         "env_vars",
         "run_folder",
     )
-    template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
+    template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json", "approval": "json"}
     ui_color = "#d7ecf7"
     # Airflow stores this key for tries that may still be running when this code is replaced: never rename it.
     external_id_key = "stateflow_launch"
@@ -123,6 +133,9 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         drop: str | Sequence[str] = (),
         maps: str | Sequence[str] = (),
         sources: str | Sequence[str] = (),
+        claim_mode: str = "no-claim",
+        approval: object = None,
+        self_approval: bool = False,
         kept_runs: int = 50,
         **kwargs: Any,
     ) -> None:
@@ -138,6 +151,11 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.from_other_job = from_other_job
         self.drop = drop
         self.maps, self.sources = maps, sources
+        self.claim_mode = claim_mode
+        # Not after templates are rendered: then it can be a user's.
+        self.needs_approval = claim_mode != "claim" or approval is not None
+        self.approval = approval
+        self.self_approval = self_approval
         self.kept_runs = kept_runs
         self._launcher: Launcher | None = None
         self._killed = False
@@ -243,6 +261,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             arguments += [f"--drop={uid}" for uid in sorted(to_names(self.drop))]
             arguments += [f"--map={text}" for text in to_words(self.maps)]
             arguments += [f"--source={text}" for text in to_lines(self.sources)]
+            arguments += ["--claim-mode", self._permitted_claim_mode(context)]
         files = {SETTINGS: settings_file({key: to_text(value) for key, value in self.settings.items()})}
         arguments += ["--config", str(folder / SETTINGS), "--result-file", str(result_file(folder))]
         arguments += ["--run-id", _run_id(context), "--log-format", "text"]
@@ -254,6 +273,16 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         command = StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log)
         environment = {**passed_environment(), **command.env, **allowed_locations(self.locations)}
         return Command(command.argv, environment, {**files, **command.files})
+
+    def _permitted_claim_mode(self, context: Context) -> str:
+        """Returns the claim mode. Raises PermanentFailure if a user has chosen to claim, and none has approved that."""
+        mode = to_claim_mode(self.claim_mode)
+        if mode == "claim" and self.needs_approval:
+            with self.library():
+                question = claim_question(self.job_root, self.from_savepoint)
+            if question is not None:
+                ApprovalCheck(self.approval, self.self_approval).decision(question.digest, context, "")
+        return mode
 
     def _check_failpoint(self) -> None:
         """Fails before Spark starts; the program would reject an unknown name only at its first failpoint."""

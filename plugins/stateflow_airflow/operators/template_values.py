@@ -33,6 +33,15 @@ def to_bool(name: str, value: bool | str) -> bool:
     return str(value).lower() == "true"
 
 
+def to_claim_mode(value: str) -> str:
+    """Returns the claim mode. Raises PermanentFailure for any other value."""
+    if value not in ("no-claim", "claim"):
+        raise misconfigured(
+            f"claim_mode={value!r} is neither no-claim nor claim", "pass no-claim or claim", claim_mode=value
+        )
+    return value
+
+
 def to_count(name: str, value: int | str | None, things: str) -> int | None:
     """Returns the positive number in `value`; None for None or an empty text. Raises PermanentFailure."""
     if value is None or value in ("", "None"):

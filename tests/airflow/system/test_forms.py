@@ -32,6 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "run": False,
         "new_names": None,
         "source_positions": None,
+        "claim_mode": "no-claim",
     },
 }
 """Conf of a DAG run whose form was sent as it was; of the families' DAGs under their suffix."""

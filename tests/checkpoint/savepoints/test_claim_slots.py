@@ -1,4 +1,4 @@
-"""Who owns a savepoint: of processes that claim, undo a claim and delete, one wins, also if another one is paused or dies."""
+"""Who owns a savepoint: of processes that claim, undo a claim and delete, one wins, also if others pause or die."""
 
 from __future__ import annotations
 

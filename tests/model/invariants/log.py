@@ -149,6 +149,7 @@ class Checker:
         if entry.kind == "commit":
             self._check_commit(parent, entry)
         self._check_kept(parent, entry)
+        self.savepoints.claims.extended(parent, entry)
         self._check_pins(entry)
         self._protect(entry)
         for sink, table in self.tables.items():

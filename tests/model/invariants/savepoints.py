@@ -4,7 +4,7 @@ V1  a complete savepoint stays complete, byte by byte, until it is disposed of
 V2  at rest nothing is left of an incomplete savepoint but the tombstone that keeps it incomplete
 V3  it has the files and positions of the checkpoint that it names, whose output was published by then
 V4  no savepoint is given up while its pin is held
-V5  a savepoint that a command returned stays until a user disposes of it
+V5  a savepoint that a command returned stays until a user disposes of it, or a job that has claimed it; see `claims.py`
 Q1  a request is answered once; an answer names a savepoint that was complete
 Q2  at rest no savepoint exists that a run made for a request which got another answer
 Q3  a request fails for a reason in the job, not because its run lost its pin
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateflow.errors import CorruptFile, DataError, MissingFile
+from tests.model.invariants.claims import ClaimChecker
 from tests.model.invariants.entries import read_document
 from tests.model.invariants.violation import Violation
 from tests.support.errors import reported_error
@@ -64,6 +65,7 @@ class SavepointChecker:
         self._returned: set[str] = set()
         self._removed: dict[str, str] = {}
         """The process that removed a savepoint without a user's command, by the savepoint's id."""
+        self.claims = ClaimChecker(checker, storage)
         self._answers: dict[str, dict[str, Any]] = {}
         self._stopping: set[str] = set()
 
@@ -81,12 +83,15 @@ class SavepointChecker:
                 self._remove(folder)
             if name == "_savepoint":
                 self._complete_savepoint(folder, data)
+            if name.startswith("claims/0"):
+                self.claims.slot_created(folder, data, is_deleted=folder in self._disposed)
 
     def deleted(self, key: str) -> None:
         match = _KEY.fullmatch(key)
         folder, name = match.groups() if match else ("", "")
         made = self._complete.get(folder)
-        if made and folder not in self._disposed and name != "_started":
+        may_go = name == "_started" or name.startswith("claims/probe-")
+        if made and folder not in self._disposed and not may_go:
             raise Violation("V1", f"{key} is deleted, and savepoint {made.doc['name']} is not disposed of")
         if made and name == "_savepoint":
             self._counts["savepoints disposed"] += 1
@@ -106,7 +111,12 @@ class SavepointChecker:
 
     def _remove(self, folder: str) -> None:
         made, actor = self._complete.get(folder), self._storage.scheduler.actor
-        if made is None or actor.startswith("dispose"):
+        if made is None:
+            return
+        if self.claims.is_claimed(folder):
+            self.claims.deleted(folder, actor)
+            return
+        if actor.startswith("dispose"):
             return
         if made.doc["id"] in self._returned:
             raise Violation("V5", f"{actor} removes {made.doc['name']}, which a command returned")
@@ -173,9 +183,12 @@ class SavepointChecker:
             answer = self._answers.get(made.doc["request"])
             if made.maker.startswith("run") and answer and answer.get("savepoint_id") != made.doc["id"]:
                 raise Violation("Q2", f"savepoint {made.doc['name']} exists, its request was {answer['status']}")
+        self.claims.check_rest(self._complete.keys())
         known = {key for made in self._complete.values() for key in made.files}
+        claims = tuple(f"savepoints/{folder}/claims/" for folder in self._complete)
         for key in self._storage.keys():
-            if key.startswith("savepoints/") and key not in known and self._storage.peek(key) != _TOMBSTONE:
+            is_known = key in known or key.startswith(claims)
+            if key.startswith("savepoints/") and not is_known and self._storage.peek(key) != _TOMBSTONE:
                 raise Violation("V2", f"{key} is left over")
             if _REQUEST.fullmatch(key) and self._storage.peek(f"{key}.done") is None:
                 raise Violation("Q4", f"{key} was never answered")

@@ -9,6 +9,8 @@ from pathlib import Path
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SavepointFormat, SinkMode
 from stateflow.checkpoint.restore.plan_document import RestorePlan
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -149,7 +151,7 @@ class Dispose(Command):
     def command(self) -> None:
         names = [s.name for s in operations.list_all(JOB_URI)]
         if names:
-            operations.dispose(JOB_URI, self.rng.choice(names))
+            operations.dispose(JOB_URI, self.rng.choice(names), claimed=self.job.chance(self.job.plan.claim / 2))
 
 
 class DropPin(Command):
@@ -188,7 +190,10 @@ class Restore(Command):
 
     def _plan(self) -> tuple[RestorePlan, RestoreRequest]:
         options = RestoreOptions(sinks=SinkMode.KEEP if self.job.chance(self.job.plan.keep) else SinkMode.RESTORE)
-        plan = operations.plan_restore(JOB_URI, _CODE, self._target(), options)
+        target = self._target()
+        if not target.isdigit() and target != LATEST and self.job.chance(self.job.plan.claim):
+            options = replace(options, claim_mode=ClaimMode.CLAIM)
+        plan = operations.plan_restore(JOB_URI, _CODE, target, options)
         planned = plan, RestoreRequest(self.env.name("restore"), self.name, "model")
         self.env.restores.append(planned)
         self.job.count("restores planned")
@@ -213,7 +218,7 @@ class Restore(Command):
     def _target(self) -> str:
         job = self.job
         names = [s.name for s in operations.list_all(JOB_URI)]
-        if names and job.chance(0.9 if job.plan.vacuum else 0.5):
+        if names and job.chance(0.9 if job.plan.vacuum or job.plan.claim else 0.5):
             return self.rng.choice(names)
         root = job.open(self.name)
         ids = sorted({ref.id for ref in root.checkpoints.kept(root.head())})

@@ -46,6 +46,7 @@ class Plan:
         denied: how likely a deletion is refused, as by a policy of the storage.
         vacuum: whether output is deleted before it is published.
         keep: how likely a restore keeps the tables.
+        claim: how likely a restore claims its savepoint; half as likely, a user deletes a claimed one.
         idle: how many steps a collector or an admin process waits at most.
         new_runs: how likely, at each step, another run starts while others work.
         restarts: how many runs start when none is left.
@@ -78,6 +79,7 @@ class Plan:
     appenders: int = 0
     commands: tuple[tuple[str, int], ...] = ()
     keep: float = 0.3
+    claim: float = 0.0
     idle: int = 40
     new_runs: float = 0.01
     restarts: int = 1
@@ -134,6 +136,7 @@ class Plan:
             adopts=0.0,
             uses_job_run=rng.random() < 0.7,
             keep=rng.choice((0.0, 0.3)),
+            claim=rng.choice((0.0, 0.5)),
             crash=rng.choice((0.0, 0.005, 0.01)),
             table_pause=rng.choice((0.0, 0.3)),
             retain=rng.randint(1, 4),
@@ -163,6 +166,16 @@ SAVEPOINTS = replace(
     commands=(("savepoint", 2), ("request", 2), ("dispose", 1)),
 )
 """Savepoints are made and disposed of among many collectors; all processes die or pause."""
+
+CLAIMS = replace(
+    replace(REWINDS, steps=900, batches=2, drivers=1, new_runs=0.0, retain=1, collectors=2, table_pause=0.0),
+    claim=0.9,
+    pause=0.02,
+    pauses=(30, 120, 400),
+    crash=0.006,
+    commands=(("savepoint", 2), ("restore", 2), ("dispose", 2)),
+)
+"""Restores claim savepoints, and users delete them."""
 
 VACUUM = replace(_NO_FAULTS, batches=4, collectors=1, sinks=2, retain=3, vacuum=True, restarts=2, crash=0.01)
 """Runs die, and while none runs, output that waits to be published is deleted."""
@@ -214,6 +227,8 @@ PLANS: dict[str, Plan | None] = {
     # The same, while runs go back by themselves as well, because output is deleted.
     "shared-lost": replace(LOST, appenders=2, crash=0.04, keep=0.0),
     "keeping": SAVEPOINTS,
+    # Restores claim their savepoints, users delete them, and all of these die or pause.
+    "claims": CLAIMS,
     # Makers of savepoints that are paused, and a user who drops their pins.
     "given-up": replace(
         replace(SAVEPOINTS, pause=0.1, pauses=(30, 60, 100)),

@@ -100,7 +100,7 @@ class SimStorage(MemoryStorage):
 
 
 class SavepointStorage(SimStorage):
-    """A folder of a simulated storage, opened as a storage of its own, which is only read."""
+    """A folder of a simulated storage, opened as a storage of its own: it is read, and claimed."""
 
     def __init__(self, storage: SimStorage, folder: str) -> None:
         self.uri = f"{storage.uri}/{folder}"
@@ -112,3 +112,13 @@ class SavepointStorage(SimStorage):
 
     def size(self, key: str) -> int | None:
         return self._storage.size(f"{self._folder}/{key}")
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        return self._storage.put_new(f"{self._folder}/{key}", data)
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        found = self._storage.list(f"{self._folder}/{prefix}", start_after and f"{self._folder}/{start_after}")
+        return [BlobInfo(blob.key.removeprefix(f"{self._folder}/"), blob.size) for blob in found]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._storage.delete([f"{self._folder}/{key}" for key in keys])

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 from stateflow.api.sink import SinkTable
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import JobFormat, LogEntry, PublishedOutput, Rewind, SinkIntent, SinkMode
+from stateflow.checkpoint.log.documents import (
+    ClaimedSavepoint,
+    JobFormat,
+    LogEntry,
+    PublishedOutput,
+    Rewind,
+    SinkIntent,
+    SinkMode,
+)
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import Adoption, Author
 from stateflow.checkpoint.restore.plan_document import SinkChange
@@ -65,9 +73,11 @@ _claim = transitions.claim
 
 
 @MUTANTS.plant("pending-behind", (transitions, "claim"), rules="S1", plan="rewinds")
-def _claim_with_all_pending(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None) -> LogEntry:
+def _claim_with_all_pending(
+    job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None, announced: ClaimedSavepoint | None = None
+) -> LogEntry:
     """An intent does not drop output that is pending after its target."""
-    entry = _claim(job, base, author, adopt)
+    entry = _claim(job, base, author, adopt, announced)
     return replace(entry, pending=transitions.pending_of(base)) if base and adopt and adopt.sinks else entry
 
 

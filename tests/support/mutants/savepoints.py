@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from stateflow.checkpoint.gc import collector
-from stateflow.checkpoint.log.documents import Answer
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import Answer, ClaimedSavepoint, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none
-from stateflow.checkpoint.savepoints import catalog, cleanup, create
+from stateflow.checkpoint.savepoints import catalog, claim_slots, claimed_savepoints, cleanup, create
 from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.checkpoint.savepoints.claim_slots import Disposal
 from stateflow.checkpoint.savepoints.create import SavepointSpec
+from stateflow.errors import SavepointClaimed, StorageError
 from stateflow.operations import savepoints
 from stateflow.runtime.driver import request_server
 from stateflow.runtime.driver.request_server import RequestServer
+from stateflow.runtime.restore import plan_execution
+from stateflow.storage import Storage
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
 LOCAL = LocalWorkers()
+_settle = claimed_savepoints._settle
 
 
 @MUTANTS.plant(
@@ -54,6 +62,46 @@ def _sweep_pins_first(root: JobRoot) -> list[str]:
     places = [savepoint_file(b.key) for b in root.storage.list(SAVEPOINTS)]
     started = [place[0] for place in places if place and place[1] == STARTED]
     return [f for f in started if cleanup._sweep(root, savepoint_folder(f), pins)]
+
+
+@MUTANTS.plant("unannounced-claim", (plan_execution, "announced_claim"), rules="C5", plan="claims")
+def _announce_nothing(*_: object) -> None:
+    """A restore claims its savepoint before the log says so: no start finds the claim of a killed process."""
+
+
+_release_claim = claim_slots.release_claim
+
+
+@MUTANTS.plant("unslotted-undo", (claim_slots, "release_claim"), rules="C5", plan="claims")
+def _release_existing_claim(storage: Storage, folder: str, release: SavepointClaim, claimed_by: int) -> None:
+    """A start undoes a claim only where it finds one: a process that was paused before its slot creates it later."""
+    if claim_slots.current_claim(storage, folder):
+        _release_claim(storage, folder, release, claimed_by)
+
+
+@MUTANTS.plant("unreserved-deletion", (cleanup, "reserve_deletion"), rules="C1 C2", plan="claims")
+def _reserve_nothing(storage: Storage, folder: str, disposal: Disposal) -> None:
+    """A user's command deletes a savepoint without a slot of its own: a job claims it meanwhile."""
+    if not disposal.is_claimed_too and claim_slots.is_claimed(storage, folder):
+        raise SavepointClaimed("a job has claimed the savepoint")
+
+
+@MUTANTS.plant(
+    "impatient-owner", (claimed_savepoints, "settle_claims"), (collector, "settle_claims"), rules="C2 C3", plan="claims"
+)
+def _settle_at_once(root: JobRoot, head: Head) -> None:
+    """A claimed savepoint is deleted while the checkpoint that adopted its state is retained."""
+    for claimed in head.entry.claimed_savepoints:
+        if claimed.checkpoint or claimed.generation < head.entry.generation:
+            with suppress(StorageError):
+                claimed_savepoints._settle(root, head, claimed)
+
+
+@MUTANTS.plant("forgotten-first", (claimed_savepoints, "_settle"), rules="C4", plan="claims")
+def _settle_log_first(root: JobRoot, head: Head, claimed: ClaimedSavepoint) -> None:
+    """The log forgets a claimed savepoint before the savepoint is deleted, or its claim undone."""
+    root.admin.end_claim(claimed)
+    _settle(root, head, claimed)
 
 
 # Mistakes that the simulator found in the code itself.
