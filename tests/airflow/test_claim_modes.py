@@ -132,7 +132,10 @@ def test_a_run_form_offers_the_claim_mode_of_a_job_that_begins_with_a_savepoint(
         form = dag.params.get_param("claim_mode")
         assert isinstance(form, Param) and (form.value, form.schema["enum"]) == ("no-claim", ["no-claim", "claim"])
         assert ran.upstream_task_ids == {"approve_claim"} and ran.needs_approval
-        for operator in (ran, dag.get_task("approve_claim")):
+        asks = dag.get_task("approve_claim")
+        assert isinstance(asks, StateflowClaimApprovalOperator)
+        operators: list[Any] = [ran, asks]
+        for operator in operators:
             for params, mode in (({"claim_mode": "claim"}, "claim"), ({}, "no-claim")):
                 assert operator.render_template(operator.claim_mode, {"params": params}) == mode
 

@@ -360,6 +360,21 @@ def test_a_claim_that_a_start_has_undone_does_not_return_when_its_process_wakes(
     check_after(early)
 
 
+@pytest.mark.parametrize("name", ["commit.after:3", "gc.listed:2", "batch.begin:3"])
+def test_an_old_run_resumed_after_a_claim_neither_releases_nor_deletes_the_savepoint(
+    early: AccountsJob, savepoint: Path, name: str
+) -> None:
+    early.deliver(200)
+    early.settings = {**early.settings, "checkpoints__collect_every": 1}
+    sleeper = early.start(f"{name}:stop").wait_stopped()
+    _plan_claim(early, "early")
+    execute(early).check()
+    before = root_files.digests(savepoint), _owned(early)
+    sleeper.resume().wait().check_error(3, "fenced")
+    assert (root_files.digests(savepoint), _owned(early)) == before
+    check_after(early, since=50)
+
+
 def test_one_of_two_jobs_that_claim_a_savepoint_concurrently_owns_the_savepoint(
     early: AccountsJob, savepoint: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,9 @@ from stateflow.failpoints import NAMES
 from tests.servers.azure import azure_server
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import s3_server
+from tests.support import root_files
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, AccountsJob, mostly_slow
+from tests.support.restores import execute, plan
 
 _POINTS = sorted(NAMES.keys() - ON_REQUEST - ASYNCHRONOUS - {"start.seeded"})
 _QUICK = ("commit.manifest", "log.created", "gc.deleting")
@@ -51,6 +53,23 @@ def test_a_driver_resumed_after_another_run_on_object_storage_is_fenced(job: Acc
     job.finish()
     first.resume().wait().check_error(3, "fenced")
     job.check()
+
+
+def test_a_claimed_savepoint_in_a_bucket_is_deleted_although_claim_and_deletion_are_killed(job: AccountsJob) -> None:
+    job.settings = {"checkpoints__retained": 1}
+    job.run_to(50)
+    job.create_savepoint("mine")
+    plan(job, "mine", "--claim-mode", "claim")
+    assert execute(job, failpoint="savepoint.claimed").code == KILLED
+    execute(job).check()
+    assert job.savepoints.keys() == {"mine"}
+    job.deliver(120)
+    job.reach("savepoint.disposed")
+    job.run_to(150)
+    left = [key for key in root_files.files_below(job.root) if key.startswith("savepoints/")]
+    assert (job.head.doc["claimed_savepoints"], left) == ([], [])
+    job.check_results()
+    job.collect()
 
 
 def test_two_jobs_of_a_host_share_the_limit_of_the_host_cache(
