@@ -243,7 +243,7 @@ def _print_plan(plan: RestorePlan) -> None:
         f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label} (committed {in_utc(plan.target_at)})"
     )
     if plan.savepoint:
-        print_text(f"savepoint: {plan.savepoint} ({plan.claim_mode.value})")
+        print_text(f"savepoint: {plan.savepoint} (claim mode {plan.claim_mode.value})")
     if plan.job_file:
         print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)})")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):

@@ -145,3 +145,19 @@ def test_a_plan_shows_the_other_job_of_its_savepoint(
     planned = plan(other, path, "--from-other-job")
     assert (planned["foreign"], planned["of_job"]) == (True, f"accounts {early.job_uuid}")
     assert _screen(other, ask(other, path, "--from-other-job").check().out) == golden
+
+
+def test_a_claim_is_shown_by_its_plan_and_then_by_the_savepoint(early: AccountsJob, golden: SnapshotAssertion) -> None:
+    plan(early, "early", "--claim-mode", "claim")
+    assert _screen(early, ask(early, "early", "--claim-mode", "claim").check().out) == golden(name="plan")
+    execute(early).check()
+    assert _screen(early, early.command("savepoint", "list").check().out) == golden(name="list")
+    shown = early.command("savepoint", "show", "early").check().out.splitlines()
+    (line,) = [line for line in shown if "claimed" in line]
+    assert early.job_uuid in line
+    for name, command in {
+        "dispose": ("savepoint", "dispose", "early"),
+        "again": ("restore", early.job_file, "--plan", "early", "--claim-mode", "claim"),
+    }.items():
+        refused = early.command(*command, with_job=name == "again")
+        assert _screen(early, refused.err) == golden(name=name)

@@ -93,14 +93,18 @@ def is_claimed_by(storage: Storage, folder: str, job_uuid: str, generation: int)
     return bool(own) and own[-1].state is ClaimState.CLAIMED and _writer(own[-1]) == (job_uuid, generation)
 
 
-def check_claimable(storage: Storage, folder: str, job_uuid: str) -> None:
-    """Raises an error if the job cannot claim the savepoint now; changes nothing.
+def check_claimable(storage: Storage, folder: str, job_uuid: str) -> SavepointClaim | None:
+    """Raises an error if another job owns the savepoint, or it is being deleted; changes nothing.
+
+    Returns the claim of the job itself, if there is one.
 
     Raises:
         SavepointClaimed: another job has claimed it.
         ConfigError: a user is deleting it.
     """
-    _check(storage, folder, _read_slots(storage, folder), job_uuid)
+    slots = _read_slots(storage, folder)
+    _check(storage, folder, slots, job_uuid)
+    return slots[-1] if slots and slots[-1].state is ClaimState.CLAIMED else None
 
 
 def check_writable(storage: Storage, folder: str, unique: str) -> None:
@@ -126,8 +130,8 @@ def check_writable(storage: Storage, folder: str, unique: str) -> None:
 def claim_savepoint(storage: Storage, folder: str, claim: SavepointClaim) -> None:
     """Makes the job the owner of the savepoint; does nothing if this generation of it is.
 
-    A claim of an older generation of the same job is replaced: the caller has checked, at a log entry of its own
-    generation, that no entry has adopted it.
+    A claim of an older generation of the same job is replaced: the caller has checked, at the entry that its CLAIM
+    follows, that no entry has adopted it.
 
     Raises:
         SavepointClaimed: another job has claimed it.
@@ -184,8 +188,8 @@ def reserve_deletion(storage: Storage, folder: str, disposal: Disposal) -> None:
                 storage,
                 folder,
                 slots[-1],
-                "the job deletes it once no retained checkpoint needs it; it does not need the savepoint's files, so "
-                "to delete them now, or if the job no longer exists, pass --claimed",
+                "the job deletes it once the checkpoint that adopted its state is no longer retained; to delete it now, "
+                "or if the job no longer exists, pass --claimed: no job needs its files",
             )
         return bool(slots) and slots[-1].state is ClaimState.DELETED
 

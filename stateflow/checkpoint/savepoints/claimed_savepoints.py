@@ -34,26 +34,26 @@ def claimed_savepoint(root: JobRoot, stored: StoredSavepoint) -> ClaimedSavepoin
     return ClaimedSavepoint(folder=folder, id=stored.document.id, name=stored.document.name, generation=0)
 
 
-def check_claimable(root: JobRoot, head: Head | None, stored: StoredSavepoint) -> None:
+def check_claimable(root: JobRoot, head: Head, stored: StoredSavepoint) -> None:
     """Raises an error if the job cannot claim the savepoint now; changes nothing.
 
     Args:
         root: the job root.
-        head: its newest entry; None for one that begins with the savepoint.
+        head: its newest entry.
         stored: the savepoint.
 
     Raises:
         SavepointClaimed: this or another job has claimed it.
         ConfigError: a user is deleting it.
     """
-    folder = claimed_savepoint(root, stored).folder
-    if head and any(c.folder == folder and c.checkpoint for c in head.entry.claimed_savepoints):
+    own = claim_slots.check_claimable(stored.storage, stored.folder, root.job.job_uuid)
+    # By the claim, not by its folder, which may have several paths.
+    if own and any(c.generation == own.generation and c.checkpoint for c in head.entry.claimed_savepoints):
         raise SavepointClaimed(
             "this job has claimed the savepoint before",
             hint="use --claim-mode no-claim: the job owns it already",
             savepoint=stored.uri,
         )
-    claim_slots.check_claimable(stored.storage, stored.folder, root.job.job_uuid)
 
 
 def announced_claim(root: JobRoot, head: Head, stored: StoredSavepoint) -> ClaimedSavepoint:

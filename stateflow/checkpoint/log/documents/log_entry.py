@@ -142,12 +142,12 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     at: str
     bytes: int = 0
     """Size of the restored state, without dropped state."""
-    is_claimed: bool = False
-    """Whether the savepoint was claimed: the job deletes it."""
     of_job: str = ""
     """Name and uuid of the other job whose savepoint it was; empty otherwise."""
     savepoint_path: str = ""
     """Path of another job's savepoint."""
+    is_claimed: bool = False
+    """Whether the savepoint was claimed: the job deletes it."""
 
 
 class Rewind(Document, frozen=True, kw_only=True):
