@@ -70,7 +70,13 @@ def _position(found: operations.JobDescription) -> list[str]:
         *_newest_run(found),
         *_drained(found),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
+        *map(_claimed, found.claimed),
     ]
+
+
+def _claimed(claimed: operations.Claimed) -> str:
+    until = f"as long as checkpoint {claimed.checkpoint} is kept"
+    return f"claims savepoint {claimed.name}, {until if claimed.checkpoint else 'not completed'}: {claimed.path}"
 
 
 def _newest_run(found: operations.JobDescription) -> list[str]:

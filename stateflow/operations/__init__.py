@@ -46,6 +46,7 @@ from stateflow.operations.savepoints import (
 )
 from stateflow.operations.status import (
     BackgroundFailure,
+    Claimed,
     JobDescription,
     PendingRestore,
     Quarantined,
@@ -58,6 +59,7 @@ __all__ = [
     "BackgroundFailure",
     "CheckpointDescription",
     "CheckpointRequest",
+    "Claimed",
     "FileCheck",
     "ForkReport",
     "ForkRequest",

@@ -13,6 +13,7 @@ from stateflow.checkpoint.restore.replay import is_run_open
 from stateflow.errors import DataError
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.requesters import describe_requester
+from stateflow.storage.paths import SAVEPOINTS
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,22 @@ class Quarantined:
 
 
 @dataclass(frozen=True)
+class Claimed:
+    """A savepoint that the job owns, or has begun to claim.
+
+    Attributes:
+        name: name of the savepoint.
+        path: URI of its folder.
+        checkpoint: id of the checkpoint that adopted its state: once the job no longer keeps it, the savepoint is
+            deleted. 0 for a claim that was not completed, which the next start undoes.
+    """
+
+    name: str
+    path: str
+    checkpoint: int
+
+
+@dataclass(frozen=True)
 class JobDescription:
     """Status of a job.
 
@@ -103,6 +120,7 @@ class JobDescription:
         origin: text about the parent of a fork, or the savepoint that the job root was created from; else empty.
         run_open: whether the newest run has not ended normally: it is active, was killed, or failed.
         failure: the error that the newest run ended with; None if it recorded none.
+        claimed: the savepoints that the job has claimed.
     """
 
     job: str
@@ -124,6 +142,7 @@ class JobDescription:
     origin: str = ""
     run_open: bool = False
     failure: RunFailure | None = None
+    claimed: tuple[Claimed, ...] = ()
 
 
 def describe(job_root: str) -> JobDescription:
@@ -149,6 +168,15 @@ def describe(job_root: str) -> JobDescription:
         origin=_origin(root),
         run_open=is_run_open(head),
         failure=_failure(root, head),
+        claimed=_claimed(root, head),
+    )
+
+
+def _claimed(root: JobRoot, head: Head) -> tuple[Claimed, ...]:
+    own = f"{root.storage.uri.rstrip('/')}/"
+    return tuple(
+        Claimed(c.name, f"{own if c.folder.startswith(SAVEPOINTS) else ''}{c.folder}".rstrip("/"), c.checkpoint)
+        for c in head.entry.claimed_savepoints
     )
 
 

@@ -91,6 +91,8 @@ def test_a_claimed_savepoint_is_deleted_once_no_retained_checkpoint_has_its_stat
     execute(early).check()
     (adopted,) = _owned(early)
     assert adopted == early.head.checkpoint
+    status = early.command("status", "--json").check().document
+    assert status["claimed"] == [{"name": "early", "path": savepoint.as_uri(), "checkpoint": adopted}]
     assert _listed(early)["claimed_by"] == f"accounts {early.job_uuid}"
     # Until then it can be read like any other.
     root_files.check_savepoint(savepoint)

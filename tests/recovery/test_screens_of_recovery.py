@@ -152,6 +152,8 @@ def test_a_claim_is_shown_by_its_plan_and_then_by_the_savepoint(early: AccountsJ
     assert _screen(early, ask(early, "early", "--claim-mode", "claim").check().out) == golden(name="plan")
     execute(early).check()
     assert _screen(early, early.command("savepoint", "list").check().out) == golden(name="list")
+    (line,) = [s for s in early.command("status").check().out.splitlines() if s.startswith("claims savepoint")]
+    assert f"checkpoint {early.head.checkpoint} " in line and "/savepoints/early-" in line
     shown = early.command("savepoint", "show", "early").check().out.splitlines()
     (line,) = [line for line in shown if "claimed" in line]
     assert early.job_uuid in line

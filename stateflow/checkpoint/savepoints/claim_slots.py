@@ -188,8 +188,8 @@ def reserve_deletion(storage: Storage, folder: str, disposal: Disposal) -> None:
                 storage,
                 folder,
                 slots[-1],
-                "the job deletes it once the checkpoint that adopted its state is no longer retained; to delete it now, "
-                "or if the job no longer exists, pass --claimed: no job needs its files",
+                "the job deletes it once the checkpoint that adopted its state is no longer retained; to delete it "
+                "now, or if the job no longer exists, pass --claimed: no job needs its files",
             )
         return bool(slots) and slots[-1].state is ClaimState.DELETED
 
