@@ -21,12 +21,13 @@ from stateflow.checkpoint.history import (
     run_failure,
 )
 from stateflow.checkpoint.history_index import HistoryIndexWriter, check_history
-from stateflow.checkpoint.log.documents import Answer, Origin, Request, RequestKind
+from stateflow.checkpoint.log.documents import Answer, ClaimState, Origin, Request, RequestKind, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of, state_bytes
 from stateflow.checkpoint.requests.mailbox import is_expired, open_requests, post, post_answer, read_answer
 from stateflow.checkpoint.restore.targets import resolve_target
 from stateflow.checkpoint.savepoints.catalog import list_savepoints, open_savepoint
+from stateflow.checkpoint.savepoints.claim_slots import check_claimable, claim_savepoint, is_claimed, is_claimed_by
 from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments, read_toml, resolve
 from stateflow.connectors.delta.checks import _refusals
@@ -36,6 +37,7 @@ from stateflow.connectors.delta.versions import read_entry, restored
 from stateflow.operations.savepoints import describe_savepoint
 from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.paths import claim_slot
 from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.store_targets import store_manifest, table_file
@@ -105,6 +107,26 @@ def savepoint(folder: Path) -> Iterator[Target]:
         stored.document.manifest.pending_records(1)
 
     yield Target(lambda rng: changed_document(rng, intact, [intact, *manifests]), read)
+
+
+@contextmanager
+def savepoint_claim(folder: Path) -> Iterator[Target]:
+    storage = _job_root(folder)
+    (key,) = _named(storage, "/_savepoint")
+    prefix = key.removesuffix("_savepoint")
+    stored = open_savepoint(storage, prefix)
+    claim_savepoint(storage, prefix, SavepointClaim(state=ClaimState.CLAIMED, job_uuid="a" * 32, by="me", at="now"))
+    slot = claim_slot(prefix, 1)
+    intact = storage.get(slot)
+
+    def read(data: bytes) -> None:
+        _put(storage, slot, data)
+        describe_savepoint(stored)
+        is_claimed(storage, prefix)
+        is_claimed_by(storage, prefix, "a" * 32, 0)
+        check_claimable(storage, prefix, "b" * 32)
+
+    yield Target(lambda rng: changed_document(rng, intact, [intact]), read)
 
 
 @contextmanager
@@ -307,6 +329,7 @@ TARGETS = {
     "canonical-file": canonical_file,
     "delta-log": delta_log,
     "savepoint": savepoint,
+    "savepoint-claim": savepoint_claim,
     "log-entry": log_entry,
     "history": history,
     "request": request,
