@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 
+from msgspec.structs import replace
+
 from stateflow import failpoints
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
@@ -19,7 +21,7 @@ from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints import claim_slots
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, folder_at, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import dispose_external
-from stateflow.errors import CorruptFile, Fenced, SavepointClaimed, StateflowError
+from stateflow.errors import CorruptFile, SavepointClaimed, StateflowError
 from stateflow.storage import Storage
 from stateflow.storage.paths import DISPOSED, SAVEPOINTS
 
@@ -82,8 +84,7 @@ def take_over(root: JobRoot, stored: StoredSavepoint, generation: int, by: str) 
     slot = _slot(root, ClaimState.CLAIMED, generation, by or root.requester)
     claim_slots.claim_savepoint(stored.storage, stored.folder, slot)
     failpoints.hit("savepoint.claimed")
-    claimed = claimed_savepoint(root, stored)
-    return ClaimedSavepoint(folder=claimed.folder, id=claimed.id, name=claimed.name, generation=generation)
+    return replace(claimed_savepoint(root, stored), generation=generation)
 
 
 def settle_claims(root: JobRoot, head: Head) -> None:
@@ -106,8 +107,6 @@ def settle_claims(root: JobRoot, head: Head) -> None:
             continue
         try:
             _settle(root, head, claimed)
-        except Fenced:
-            raise
         except StateflowError as e:
             log.warning("the claimed savepoint %s is left for the next collection: %s", claimed.name, e)
 
