@@ -115,13 +115,9 @@ def run(
     try:
         _check_paths(job_root, result_file)
         layers = (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
+        changes, claim = GraphChanges(maps, sources), ClaimMode(claim_mode)
         options = InitialSavepoint(
-            from_savepoint,
-            ExistingTables(tables),
-            from_other_job,
-            frozenset(drop),
-            GraphChanges(maps, sources),
-            ClaimMode(claim_mode),
+            from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes, claim
         )
         initial = _initial_savepoint(options)
         callbacks = progress.step, progress.started, progress.batch
@@ -130,14 +126,19 @@ def run(
         error = as_stateflow_error(e)
         progress.failed(error)
     progress.ended()
-    if result_file and result_file.parent.is_dir():
-        _write_result(result_file, result, error)
-    if error:
-        sys.exit(error.exit_code)
+    _store_outcome(result_file, result, error)
     assert result is not None
     if drain and result.stopped_because != DRAINED:
         print_text("not drained: the run ended before it had caught up; run it again", err=True)
     print_text(_summary(result))
+
+
+def _store_outcome(result_file: Path | None, result: RunResult | None, error: StateflowError | None) -> None:
+    """Writes the result file, and exits with the code of an error."""
+    if result_file and result_file.parent.is_dir():
+        _write_result(result_file, result, error)
+    if error:
+        sys.exit(error.exit_code)
 
 
 def _check_paths(job_root: str, result_file: Path | None) -> None:

@@ -86,9 +86,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             comma-separated text. Templated.
         maps: with `from_savepoint`, other names in the job, as for `StateflowRestorePlanOperator`. Templated.
         sources: with `from_savepoint`, positions of sources, as for `StateflowRestorePlanOperator`. Templated.
-        claim_mode: with `from_savepoint`: ``no-claim`` leaves the savepoint to the user; with ``claim`` the job owns
-            it, and deletes it once its state is no longer one of the retained checkpoints. Templated. The constant
-            ``claim`` is the decision of the DAG's author; from a template it needs `approval`.
+        claim_mode: with `from_savepoint`, as for `StateflowRestorePlanOperator`. Templated. The constant ``claim`` is
+            the decision of the DAG's author; from a template it needs `approval`.
         approval: the output of `StateflowClaimApprovalOperator`. Templated.
         self_approval: whether the user who triggered the DAG run may have approved.
         settings: settings of stateflow (``source.max_files_per_batch``) and of the job (``job.<name>``), as for
@@ -143,19 +142,15 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.spark = spark or SparkSubmit()
-        self.conf = dict(self.spark.conf)
-        self.env_vars = dict(self.spark.env_vars)
+        self.conf, self.env_vars = dict(self.spark.conf), dict(self.spark.env_vars)
         self.run_folder = run_folder
-        self.from_savepoint = from_savepoint
-        self.tables = tables
-        self.from_other_job = from_other_job
-        self.drop = drop
+        self.from_savepoint, self.from_other_job = from_savepoint, from_other_job
+        self.tables, self.drop = tables, drop
         self.maps, self.sources = maps, sources
         self.claim_mode = claim_mode
         # Not after templates are rendered: then it can be a user's.
         self.needs_approval = claim_mode != "claim" or approval is not None
-        self.approval = approval
-        self.self_approval = self_approval
+        self.approval, self.self_approval = approval, self_approval
         self.kept_runs = kept_runs
         self._launcher: Launcher | None = None
         self._killed = False

@@ -21,7 +21,7 @@ from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints import claim_slots
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, folder_at, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import dispose_external
-from stateflow.errors import CorruptFile, SavepointClaimed, StateflowError
+from stateflow.errors import CorruptFile, Fenced, SavepointClaimed, StateflowError
 from stateflow.storage import Storage
 from stateflow.storage.paths import DISPOSED, SAVEPOINTS
 
@@ -107,6 +107,8 @@ def settle_claims(root: JobRoot, head: Head) -> None:
             continue
         try:
             _settle(root, head, claimed)
+        except Fenced:
+            raise
         except StateflowError as e:
             log.warning("the claimed savepoint %s is left for the next collection: %s", claimed.name, e)
 
