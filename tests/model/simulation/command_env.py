@@ -68,7 +68,7 @@ class CommandEnv:
             (savepoint_disposal, {**disposal, **location}),
             (restores, {"open_existing": self._job}),
             (forks, {"open_root": self._root, **location, "probe_storage": lambda *_: None}),
-            (catalog, location),
+            (catalog, {**location, "open_if_allowed": self.storage}),
             (plan_checks, location),
             (create, {"ThreadPoolExecutor": InlinePool}),
             (collector, {"ThreadPoolExecutor": InlinePool}),
