@@ -46,7 +46,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class _Opening:
+class Opening:
     """The opening of one subtask's store, on a host of its own."""
 
     root: Path
@@ -100,11 +100,11 @@ def _open_all(
 ) -> tuple[float, float, float]:
     host = folder / "host"
     work = [
-        _Opening(folder / "root", host / str(b.subtask), b, f"data/{time.time_ns()}/op-{b.subtask}-")
+        Opening(folder / "root", host / str(b.subtask), b, f"data/{time.time_ns()}/op-{b.subtask}-")
         for b in bases_of(state, parallelism, _MAX_PARALLELISM)
     ]
     began = time.monotonic()
-    opened: list[_Opened] = list(run(_open, work))
+    opened: list[_Opened] = list(run(open_store, work))
     shutil.rmtree(host)
     shutil.rmtree(folder / "root" / "data")
     # Those of one process follow one another, each with its snapshot, which is not part of the opening.
@@ -113,12 +113,14 @@ def _open_all(
     return took, sum(o.cpu for o in opened), max(o.snapshot for o in opened)
 
 
-def _open(work: _Opening) -> _Opened:
+def open_store(work: Opening) -> _Opened:
+    """Opens a store, and takes its first snapshot if it has a name."""
     cache = HostCache.direct(work.host / "cache", PosixStorage(work.root), SystemClock())
     cpu = _cpu_seconds()
     store = open_backend(StoreLocation(work.host / "store", cache, RocksDBSettings()), work.base, StateSettings())
     opened, cpu = time.monotonic(), _cpu_seconds() - cpu
-    store.snapshot(work.snapshot)
+    if work.snapshot:
+        store.snapshot(work.snapshot)
     took = time.monotonic() - opened
     store.close()
     return _Opened(opened, cpu, took)

@@ -151,7 +151,7 @@ def _flink(environment: FlinkEnvironment, wanted: _FlinkTask) -> tuple[dict[str,
     order = {
         "folder": str(task.folder),
         "events": str(task.events),
-        "port": _free_port(),
+        "port": free_port(),
         "print": wanted.prints,
         "jars": [str(jar) for jar in environment.jars],
         "checkpoint_interval_ms": wanted.checkpoint_interval_ms,
@@ -192,7 +192,8 @@ def _run(
     return json.loads(answer.read_text()), usage
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -6,17 +6,18 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from benchmarks import canonical
+from benchmarks.large_state import FULL, JOB, REPEATS, Size, best, run_large_state, settings_of, timed
 from benchmarks.results import write_result
 from stateflow import operations
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.requests.mailbox import post
 from stateflow.clock import SystemClock
-from stateflow.launch import RunRequest, open_existing, run_job
+from stateflow.launch import open_existing
 from stateflow.operations import JobCode, SavepointRequest
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job.job import BatchResult
@@ -26,35 +27,18 @@ from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 
-T = TypeVar("T")
-JOB = Path(__file__).parent / "jobs" / "large_state.py"
-_REPEATS = 3
 _BATCHES = 150
 _ASK_AT = tuple(range(15, 145, 7))
 _WINDOW = 4
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much there is to do.
-
-    Attributes:
-        slice: rows of a batch while keys come.
-        rows: of a batch after that.
-    """
-
-    keys: int = 5_000_000
-    slice: int = 250_000
-    rows: int = 2_000
-
-
-def run(folder: Path, size: Size = Size()) -> Path:
+def run(folder: Path, size: Size = FULL, flink: bool = True) -> Path:
     """Builds the state with a run of a job, measures, and writes ``savepoints.json``."""
     root = folder / "root"
-    _run(folder, size)
-    made, native = _best(lambda n: operations.create_savepoint(str(root), SavepointRequest(name=f"native-{n}")))
-    copied = [_cp(Path(made.path.removeprefix("file://")), folder / "copy") for _ in range(_REPEATS)]
-    restored = {p: min(_restore(folder, size, made.name, p) for _ in range(_REPEATS)) for p in (2, 4, 1)}
+    run_large_state(folder, size)
+    made, native = best(lambda n: operations.create_savepoint(str(root), SavepointRequest(name=f"native-{n}")))
+    copied = [_cp(Path(made.path.removeprefix("file://")), folder / "copy") for _ in range(REPEATS)]
+    restored = {p: min(_restore(folder, size, made.name, p) for _ in range(REPEATS)) for p in (2, 4, 1)}
     delays = _delays(folder, size)
     figures: dict[str, Any] = {
         "native_s": round(native, 3),
@@ -68,32 +52,16 @@ def run(folder: Path, size: Size = Size()) -> Path:
         "keys": size.keys,
         "value_bytes": 200,
         "bytes": made.bytes,
+        **canonical.measure(folder, size, flink),
     }
     return write_result("savepoints", figures)
-
-
-def _settings(folder: Path, size: Size, updates: int = 0, **more: str) -> dict[str, str]:
-    return {
-        "local_dir": str(folder / "local"),
-        "job.keys": str(size.keys),
-        "job.updates": str(updates),
-        "job.slice": str(size.slice),
-        "job.small": str(size.rows),
-        "requests.interval": "50ms",
-        **more,
-    }
-
-
-def _run(folder: Path, size: Size, updates: int = 0, on_batch: Callable[[BatchResult], None] = lambda _: None) -> None:
-    settings = _settings(folder, size, updates)
-    run_job(RunRequest(JOB, str(folder / "root"), (settings,), "benchmark", on_batch=on_batch))
 
 
 def _restore(folder: Path, size: Size, name: str, parallelism: int) -> float:
     """Seconds from the plan's execution until every store is open on a host that has no file yet: the first batch may
     start. Stores are opened one after another."""
     scratch = folder / "fresh"
-    settings = _settings(folder, size, parallelism=str(parallelism), local_dir=str(scratch))
+    settings = settings_of(folder, size, parallelism=str(parallelism), local_dir=str(scratch))
     code = JobCode(JOB, (settings,))
     plan = operations.plan_restore(str(folder / "root"), code, name, RestoreOptions())
     began = time.monotonic()
@@ -145,7 +113,7 @@ def _delays(folder: Path, size: Size) -> dict[str, Any]:
     follows do not count.
     """
     watch = _Watch(str(folder / "root"))
-    _run(folder, size, _BATCHES * size.rows, watch.note)
+    run_large_state(folder, size, _BATCHES * size.rows, watch.note)
     made = [s for s in operations.list_all(str(folder / "root")) if s.name.startswith("beside-")]
     assert len(made) == len(_ASK_AT), "a request was not served"
     intervals = [b - a for a, b in zip(watch.times, watch.times[1:], strict=False)]
@@ -160,19 +128,8 @@ def _delays(folder: Path, size: Size) -> dict[str, Any]:
     }
 
 
-def _best(work: Callable[[int], T]) -> tuple[T, float]:
-    done = [_timed(lambda n=n: work(n)) for n in range(_REPEATS)]  # type: ignore[misc]
-    return min(done, key=lambda d: d[1])
-
-
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    began = time.monotonic()
-    result = work()
-    return result, time.monotonic() - began
-
-
 def _cp(source: Path, target: Path) -> float:
     """Seconds that ``cp -r`` takes; the pages of `source` are in memory, as they are for us."""
-    _, took = _timed(lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True))
+    _, took = timed(lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True))
     shutil.rmtree(target)
     return took

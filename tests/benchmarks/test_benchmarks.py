@@ -26,6 +26,7 @@ from benchmarks import (
 from benchmarks.cells import CELLS, GOAL, Cell, selected
 from benchmarks.competitors import COMPETITORS
 from benchmarks.data import UNIFORM, ZIPF, Events, write_events
+from benchmarks.large_state import Size
 from benchmarks.peers.final import Final, check_final
 from benchmarks.processes import ProgramFailed, Usage, run_program
 from benchmarks.soak_leg import Sample
@@ -44,7 +45,7 @@ def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
-    path = savepoints.run(tmp_path, savepoints.Size(keys=400, slice=200, rows=5))
+    path = savepoints.run(tmp_path, Size(keys=400, slice=200, rows=5), flink=False)
     assert json.loads(path.read_text())["keys"] == 400
 
 
