@@ -108,7 +108,7 @@ def _submit(configuration: Configuration, order: dict[str, Any]) -> TableResult:
     length = f"'fields.v.length' = '{order['value_bytes']}'"
     env.execute_sql(f"""
         CREATE TABLE every_key ({columns}) WITH ('connector' = 'datagen', {length}, 'fields.k.kind' = 'sequence',
-        'fields.k.start' = '1', 'fields.k.end' = '{order["keys"]}')""")
+        'rows-per-second' = '1000000000', 'fields.k.start' = '1', 'fields.k.end' = '{order["keys"]}')""")
     # It never ends, so that the job still runs when each key has state.
     env.execute_sql(f"""
         CREATE TABLE few (k BIGINT, v STRING) WITH ('connector' = 'datagen', {length}, 'rows-per-second' = '1',
