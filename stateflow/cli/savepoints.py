@@ -276,8 +276,8 @@ def rekey(
     the copy. Both also rekey while they import a savepoint with another max parallelism.
     """
     _require_root_for_name(job_root, name)
-    path = operations.find(job_root, name).uri
-    made = operations.rekey_savepoint(RekeyRequest(path, max_parallelism, into, new_name, os_user(by), reason))
+    request = RekeyRequest(name, max_parallelism, into, new_name, os_user(by), reason)
+    made = operations.rekey_savepoint(request, job_root)
     if as_json:
         print_json(made)
     else:

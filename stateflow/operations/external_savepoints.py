@@ -32,6 +32,7 @@ from stateflow.operations.savepoints import (
     SavepointReport,
     SavepointRequest,
     describe_savepoint,
+    find,
     published_checkpoint,
     request_client,
     with_defaults,
@@ -55,7 +56,7 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
         into: path or URI of a folder outside of the job root.
     """
     root = open_root(job_root)
-    request, into = with_defaults(root, request), _folder_outside(root, into)
+    request, into = with_defaults(root, request), _folder_outside(root.storage.uri, into)
     check_savepoint_name(request.name)
     order = SavepointSpec(
         name=request.name,
@@ -98,10 +99,15 @@ def initial_savepoint(job_root: str, savepoint: str) -> SavepointReport | None:
     return describe_savepoint(savepoint_at(savepoint, storage.uri))
 
 
-def _folder_outside(root: JobRoot, into: str) -> str:
-    """Returns the URI of a folder for savepoints. Raises ConfigError for a folder in the job root."""
-    uri, own = open_location(into, root.storage.uri).uri.rstrip("/"), root.storage.uri.rstrip("/")
-    if f"{uri}/".startswith(f"{own}/"):
+def _folder_outside(job_root: str, into: str) -> str:
+    """Returns the URI of a folder for savepoints. Raises ConfigError for a folder in the job root.
+
+    Args:
+        job_root: URI of the job root; empty for none.
+        into: path or URI of the folder.
+    """
+    uri, own = open_location(into, job_root).uri.rstrip("/"), job_root.rstrip("/")
+    if own and f"{uri}/".startswith(f"{own}/"):
         raise ConfigError(
             "the folder is in the job root",
             hint="omit --into for a savepoint in the job root; otherwise choose another folder",
@@ -196,9 +202,9 @@ class RekeyRequest:
     """A copy of a savepoint with another max parallelism.
 
     Attributes:
-        savepoint: the path or URI of its folder.
+        savepoint: its name in the job root, or the path or URI of its folder.
         max_parallelism: the number of key groups of the copy.
-        into: path or URI of the folder for the copy.
+        into: path or URI of a folder for the copy's folder, outside of the job root.
         name: name of the copy; by default, that of the savepoint.
         by: who requested it.
         reason: why, for display.
@@ -212,10 +218,14 @@ class RekeyRequest:
     reason: str = ""
 
 
-def rekey_savepoint(request: RekeyRequest) -> SavepointReport:
-    """Copies a savepoint, with another max parallelism and in the canonical format; needs neither job nor job root.
+def rekey_savepoint(request: RekeyRequest, job_root: str = "") -> SavepointReport:
+    """Copies a savepoint, with another max parallelism and in the canonical format.
 
     A repeated call continues where an earlier one was killed, and returns the same savepoint.
+
+    Args:
+        request: the copy.
+        job_root: path or URI of the savepoint's job root; empty for a savepoint that is given by its path.
 
     Raises:
         ConfigError: the savepoint does not exist, a location is not allowed, or the number is out of range.
@@ -223,7 +233,8 @@ def rekey_savepoint(request: RekeyRequest) -> SavepointReport:
         IncompatibleState: an operator has raw keyed state.
     """
     check_max_parallelism(request.max_parallelism)
-    stored, storage = savepoint_at(request.savepoint), open_location(request.into)
+    own = open_storage(job_root).uri if job_root else ""
+    stored, storage = find(own, request.savepoint), open_storage(_folder_outside(own, request.into))
     document = stored.document
     name = request.name or document.name
     check_savepoint_name(name)

@@ -8,6 +8,7 @@ import pytest
 from airflow.sdk import DAG
 
 from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
+from stateflow_airflow.operators.rekey import StateflowRekeyOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
@@ -30,6 +31,7 @@ TEXT = "{{ value }}"
             {"job", "job_root", "target", "drop", "from_other_job", "maps", "sources", "claim_mode"},
             {},
         ),
+        (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
