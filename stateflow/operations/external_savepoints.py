@@ -126,15 +126,16 @@ def _made_before(root: JobRoot, order: SavepointSpec) -> StoredSavepoint | None:
 
 
 def _remove_incomplete(root: JobRoot, order: SavepointSpec) -> None:
-    """Drops the pins of earlier attempts that were killed, and deletes their files.
+    """Deletes the files of earlier attempts that were killed, and drops their pins.
 
     An attempt that is only paused fails when it continues.
     """
     pins = pins_of(root, order.by, order.purpose)
-    for pin in pins:
-        root.admin.unpin(pin)
     if pins:
         sweep_external(order.destination(root)[0], frozenset(pins))
+    # Last: if this process is killed before, the next attempt finds the files by the pins.
+    for pin in pins:
+        root.admin.unpin(pin)
 
 
 def _create_from_run(root: JobRoot, request: SavepointRequest, order: SavepointSpec) -> StoredSavepoint | None:

@@ -89,6 +89,31 @@ def test_a_killed_savepoint_into_a_folder_is_completed_and_cleaned_up_by_the_sam
     idle_job.check_clean()
 
 
+@pytest.mark.parametrize("name", ["savepoint.started", "savepoint.share", "savepoint.copied"])
+def test_a_failed_savepoint_into_a_folder_leaves_no_file(idle_job: AccountsJob, tmp_path: Path, name: str) -> None:
+    """Its pin, by which a later attempt would find them, ends with the command."""
+    create = ("savepoint", "create", "--name", "mine", "--format", "canonical", "--into", str(tmp_path / "kept"))
+    failed = idle_job.command(*create, failpoint=f"{name}:1:error")
+    assert failed.error.code == "internal", str(failed)
+    assert (idle_job.head.doc["pinned"], _complete(tmp_path / "kept")) == ([], [])
+    assert {Path(path).name for path in root_files.files_below(tmp_path / "kept")} == {"_savepoint"}
+    idle_job.command(*create).check()
+
+
+@pytest.mark.parametrize("name", ["savepoint.given-up", "log.created"])
+def test_a_killed_cleanup_of_a_savepoint_into_a_folder_is_completed_by_the_same_command(
+    idle_job: AccountsJob, tmp_path: Path, name: str
+) -> None:
+    into = tmp_path / "kept"
+    create = ("savepoint", "create", "--name", "mine", "--into", str(into), "--request-id", "r1")
+    for failpoint in ("savepoint.copied", name):
+        assert idle_job.command(*create, failpoint=failpoint).code == KILLED
+    folder = _folder(_create(idle_job, into, "--request-id", "r1"))
+    others = [path for path in into.iterdir() if path != folder]
+    assert {name for path in others for name in root_files.files_below(path)} == {"_savepoint"}
+    assert idle_job.head.doc["pinned"] == []
+
+
 def test_a_savepoint_into_a_folder_during_a_run_is_taken_by_the_run(job: AccountsJob, tmp_path: Path) -> None:
     job.settings = {"checkpoints__interval_batches": 50}
     job.deliver(200)

@@ -179,11 +179,12 @@ def _abandon(storage: Storage, folder: str) -> bool:
 
 
 def sweep_external(storage: Storage, pins: Set[str]) -> None:
-    """Deletes unfinished savepoints outside of the job root, and `_started` of complete ones, of creators that died.
+    """Deletes unfinished savepoints outside of the job root, and `_started` of complete ones, of creators that died or
+    failed.
 
     Args:
         storage: the folder with savepoints. Other jobs may create savepoints there concurrently.
-        pins: ids of the dead creators' pins, which were removed before.
+        pins: ids of the creators' pins. They are removed afterwards: without them, no later attempt finds the files.
     """
     for folder, files in _sizes_by_folder(storage, "").items():
         prefix = savepoint_folder(folder, "")

@@ -38,7 +38,7 @@ from stateflow.checkpoint.savepoints.catalog import (
     record_savepoint,
     savepoints_named,
 )
-from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
+from stateflow.checkpoint.savepoints.cleanup import finish_savepoint, sweep_external
 from stateflow.checkpoint.savepoints.merging import merge_files
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.config.settings import SavepointSettings
@@ -143,7 +143,12 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers
         return found
     with root.admin.pinned(spec.checkpoint, spec.by or root.requester, spec.purpose, spec.generation) as pin:
         failpoints.hit("savepoint.pinned")
-        made = _make_pinned(root, spec, workers, pin.id)
+        try:
+            made = _make_pinned(root, spec, workers, pin.id)
+        except BaseException:
+            if spec.into:
+                _remove_external(root, spec, pin.id)
+            raise
     # A run's savepoint is recorded when the answer names it: until then it may still be deleted.
     if not spec.generation:
         record_savepoint(root, made, round((root.clock.monotonic() - began) * 1000, 1))
@@ -265,6 +270,14 @@ class _Copy:
         names = _names(files_of(manifest))
         copy_objects(self.root.storage, [(key, f"{self.folder}{name}") for key, name in names.items()], self.target)
         return replace_keys(manifest, names)
+
+
+def _remove_external(root: JobRoot, spec: SavepointSpec, pin: str) -> None:
+    """Deletes the files of a failed creation outside of the job root, which no collection finds without its pin."""
+    try:
+        sweep_external(spec.destination(root)[0], {pin})
+    except StateflowError as e:
+        log.warning("could not delete the files of savepoint %s in %s: %s", spec.name, spec.into, e)
 
 
 def _remove_started(storage: Storage, folder: str) -> None:
