@@ -238,11 +238,13 @@ def _command_line(launch: Launch) -> None:
         collector.DELETED_AT_ONCE = launch.collect_batch
     from stateflow.cli.main import main
     from tests.recovery.failing_disks import disk_from_environment
+    from tests.recovery.worker_processes import use_workers_from_environment
     from tests.recovery.wrong_clocks import skew_from_environment
     from tests.servers.short_timeouts import shorten_from_environment
 
     plant_from_environment()
     skew_from_environment()
     shorten_from_environment()
+    use_workers_from_environment()
     with disk_from_environment():
         main()

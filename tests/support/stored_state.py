@@ -19,16 +19,23 @@ from tests.support.root_files import Document, head, read_manifest
 
 
 def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
-    """All state of an operator at the head: (state name, key, map key or None) -> value.
+    """All state of an operator at the head of a job root; as `state_of` returns it."""
+    return state_of(root, read_manifest(root, head(root).doc["manifest"]), uid)
+
+
+def state_of(folder: Path, manifest: Document, uid: str) -> dict[tuple[Any, ...], Any]:
+    """All state of an operator: (state name, key, map key or None) -> value.
 
     Structs that are stored as arrays come back as lists.
+
+    Args:
+        folder: what the keys of the manifest's files begin at: a job root, or a savepoint's folder.
     """
-    manifest = read_manifest(root, head(root).doc["manifest"])
     (operator,) = [o for o in manifest["operators"] if o["uid"] == uid]
     names = {_state_id(s["name"]): s["name"] for s in operator["states"]}
     found: dict[tuple[Any, ...], Any] = {}
     for subtask in operator["subtasks"]:
-        for key, value in stored_entries(root, subtask):
+        for key, value in stored_entries(folder, subtask):
             (group,) = struct.unpack(">H", key[:2])
             assert subtask["first_group"] <= group <= subtask["last_group"]
             parsed = (names[key[2:6]], *_parse_key(key[6:]))
@@ -49,7 +56,7 @@ def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes
         yield from _entries((root / subtask["files"][0]["handle"]["key"]).read_bytes())
     elif subtask["backend"] == "canonical":
         for file in subtask["files"]:
-            stream = io.BytesIO(_content(root, file))
+            stream = io.BytesIO(content_of(root, file))
             canonical_reader.header(stream)
             for _, entries in canonical_reader.records(stream):
                 yield from entries
@@ -57,7 +64,8 @@ def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes
         yield from _in_rocksdb(root, subtask)
 
 
-def _content(root: Path, file: Document) -> bytes:
+def content_of(root: Path, file: Document) -> bytes:
+    """The bytes of a file of a subtask, which may be a part of a stored file."""
     data: bytes = (root / file["handle"]["key"]).read_bytes()
     return data[file["part"]["offset"] :][: file["part"]["size"]] if file["part"] else data
 
@@ -77,7 +85,7 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _in_rocksdb(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         for file in subtask["files"]:
-            (Path(folder) / file["local_name"]).write_bytes(_content(root, file))
+            (Path(folder) / file["local_name"]).write_bytes(content_of(root, file))
         (Path(folder) / "MANIFEST-000001").write_bytes(base64.b64decode(subtask["store_manifest"]))
         (Path(folder) / "CURRENT").write_text("MANIFEST-000001\n")
         store = Rdict(folder, Options(raw_mode=True), access_type=AccessType.read_only())

@@ -179,8 +179,9 @@ def _abandon(storage: Storage, folder: str) -> bool:
 
 
 def sweep_external(storage: Storage, pins: Set[str]) -> None:
-    """Deletes unfinished savepoints outside of the job root, and `_started` of complete ones, of creators that died or
-    failed.
+    """Deletes unfinished savepoints outside of the job root, and `_started` of complete ones.
+
+    Their creators died or failed.
 
     Args:
         storage: the folder with savepoints. Other jobs may create savepoints there concurrently.

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.mutants import collection, hostile, log, restores, savepoints, sinks, state, storage
+from tests.support.mutants import canonical, collection, hostile, log, restores, savepoints, sinks, state, storage
 from tests.support.mutants.registry import Mutant, Mutants
 
 __all__ = ["MUTANTS", "SIMULATED", "STATE", "VARIABLE", "Mutant", "plant_from_environment", "planted"]
 
 MUTANTS = Mutants()
-for _subject in (log, collection, sinks, savepoints, restores, state, storage, hostile):
+for _subject in (log, collection, sinks, savepoints, canonical, restores, state, storage, hostile):
     for _mutant in _subject.MUTANTS.values():
         MUTANTS.add(_mutant)
 STATE = state.MUTANTS
