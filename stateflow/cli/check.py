@@ -9,12 +9,24 @@ from pathlib import Path
 
 import click
 
-from stateflow.cli.common import JOB, JSON, NO_SPARK, SETTINGS_OPTIONS, print_json, settings_layers, with_options
+from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.cli.common import (
+    DROP,
+    JOB,
+    JSON,
+    NO_SPARK,
+    SETTINGS_OPTIONS,
+    graph_options,
+    print_json,
+    settings_layers,
+    with_options,
+)
 from stateflow.cli.formatting import print_text
 from stateflow.launch import prepare
 from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, problem_of
 from stateflow.runtime.planning.explain import to_lines
 from stateflow.runtime.preflight import Needs
+from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.state.schema.compatibility import Fit
 
 MIGRATES, INCOMPATIBLE = 10, 20
@@ -26,6 +38,9 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @click.option(
     "--against", required=True, metavar="URI", help="Job root, for its newest checkpoint, or the folder of a savepoint."
 )
+@with_options(graph_options())
+@DROP
+@click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint.")
 @with_options(SETTINGS_OPTIONS)
 @click.option("--exact", is_flag=True, help="End with exit code 10 when a state fits only after migration.")
 @NO_SPARK
@@ -33,6 +48,10 @@ MIGRATES, INCOMPATIBLE = 10, 20
 def check(
     job: Path,
     against: str,
+    maps: tuple[str, ...],
+    sources: tuple[str, ...],
+    drop: tuple[str, ...],
+    from_other_job: bool,
     config: Path | None,
     assignments: tuple[str, ...],
     exact: bool,
@@ -45,10 +64,14 @@ def check(
     checked as at the start of a run; for a job on Spark, the command starts Spark. It calls `initialize_state` and
     `open` of the functions. A broadcast state that these do not declare cannot be checked before the first row.
 
+    With --map, --source, --drop or --from-other-job, the report is about a restore to the newest checkpoint with these
+    options, or about run --from-savepoint.
+
     Exit codes: 0 the job fits; 10 it fits after migration, with --exact; 20 it does not fit, and a run or a restore
     would be refused; any other is an error, see docs/runbook.md.
     """
-    report = check_job(job, against, settings_layers(config, assignments), with_spark=not no_spark)
+    options = RestoreOptions(drop=frozenset(drop), from_other_job=from_other_job, changes=GraphChanges(maps, sources))
+    report = check_job(job, against, settings_layers(config, assignments), options, with_spark=not no_spark)
     if as_json:
         print_json(report)
     else:
@@ -119,7 +142,8 @@ def _print_report(report: CheckReport) -> None:
 
 
 def _print_state(state: StateCheck) -> None:
-    print_text(f"  {state.operator}, {state.kind} {state.state}: {state.fit}")
+    old = f" (was {state.old})" if state.old else ""
+    print_text(f"  {state.operator}, {state.kind} {state.state}{old}: {state.fit}")
     for change in () if state.conflicts else state.changes:
         print_text(f"    {change}")
     for conflict in state.conflicts:

@@ -85,6 +85,12 @@ OPTIONAL_ROOT = click.option(
     "--job-root", default="", metavar="URI", help="Job root, as for other commands; needed to find a savepoint by name."
 )
 CLAIM_MODE = click.Choice([m.value for m in ClaimMode])
+DROP = click.option(
+    "--drop",
+    multiple=True,
+    metavar="UID",
+    help="Drop the state of an operator that the job no longer has, or OPERATOR.STATE; repeatable.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")
 REQUESTER_OPTIONS = [

@@ -19,6 +19,7 @@ from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, de
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import (
     CLAIM_MODE,
+    DROP,
     JOB,
     JSON,
     REQUESTER_OPTIONS,
@@ -90,12 +91,7 @@ class _Invocation:
     type=click.Choice([m.value for m in SinkMode]),
     help="Restore the tables of the sinks as well (the default), or keep their content.",
 )
-@click.option(
-    "--drop",
-    multiple=True,
-    metavar="UID",
-    help="Drop the state of an operator that the job no longer has, or OPERATOR.STATE; repeatable.",
-)
+@DROP
 @click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint; tables keep their content.")
 @click.option(
     "--keep-table",

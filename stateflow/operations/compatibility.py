@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -12,12 +12,15 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, open_savepoint, savepoint_uri
 from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
-from stateflow.errors import ConfigError, IncompatibleState, StateflowError
+from stateflow.errors import ConfigError, IncompatibleState, SinkDiverged, SinkRefused, StateflowError
 from stateflow.launch import prepare
-from stateflow.runtime.planning.physical_plan import plan_job
+from stateflow.runtime.job.loader import open_job, source_descriptions
 from stateflow.runtime.planning.state_discovery import declared_states, source_columns
 from stateflow.runtime.preflight import Needs, StartContext
+from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, check_savepoint_fits
+from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
+from stateflow.runtime.restore.state_rewriting import StateLocation
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.operator_state import BROADCAST
 from stateflow.state.kinds.state_registry import check_state_ids
@@ -25,6 +28,11 @@ from stateflow.state.schema.compare import Conflict
 from stateflow.state.schema.compatibility import Declaration, Declarations, Fit, compare_schemas
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT, SAVEPOINT
+
+START = RestoreOptions()
+"""For the check of a start, which is given no options of a restore."""
+_Place = tuple[str, str, str]
+"""Uid of an operator, and kind and name of a state."""
 
 
 class Change(StrEnum):
@@ -49,6 +57,7 @@ class StateCheck:
         fit: a value of `Fit` or `Change`. A dropped state stays stored, and is not read.
         changes: what a migration does.
         conflicts: why the state is incompatible, and how to resolve it.
+        old: its stored name, ``OPERATOR.STATE``, if it is mapped from another one.
     """
 
     operator: str
@@ -57,6 +66,7 @@ class StateCheck:
     fit: str
     changes: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
+    old: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,15 +118,22 @@ class CheckReport:
 
 
 def check_job(
-    job_file: Path, against: str, layers: tuple[SettingsLayer, ...] = (), *, with_spark: bool = True
+    job_file: Path,
+    against: str,
+    layers: tuple[SettingsLayer, ...] = (),
+    options: RestoreOptions = START,
+    *,
+    with_spark: bool = True,
 ) -> CheckReport:
     """Compares a job file with the newest checkpoint of a job root, or with a savepoint, and runs all start checks.
 
+    With options, it checks what a restore to the newest checkpoint, or a new job root, would be refused for with them.
     Runs `build`, and each function's `open` on a copy; changes nothing.
 
     Args:
         against: URI of a job root, or of a savepoint's folder or its ``_savepoint``.
         layers: settings in addition to those of the job file.
+        options: `changes`, `drop` and `from_other_job` of a restore; by default, a start is checked.
         with_spark: whether to start Spark for the checks that need it, if the job runs on Spark.
 
     Raises:
@@ -125,32 +142,20 @@ def check_job(
         MissingFile, CorruptFile: the checkpoint or savepoint is damaged.
     """
     prepared = prepare(job_file, layers=layers)
-    settings, graph = prepared.start.settings, prepared.start.graph
     stored = _stored(open_location(savepoint_uri(against)))
-    plan = plan_job(graph, settings.parallelism)
-    declared = declared_states(plan, settings.max_parallelism or stored.max_parallelism)
-    states = list(_check_states(stored.manifest, declared))
-    columns = list(_check_columns(stored.manifest, source_columns(plan)))
-    problems = []
-    if stored.savepoint is not None:
-        refused = _savepoint_refusals(stored.savepoint, prepared.start, declared)
-        problems += [problem_of(e) for e in refused if not _is_shown(e, states)]
-    needs = [Needs.NOTHING]
     if stored.root is not None:
         prepared = replace(prepared, start=replace(prepared.start, storage=stored.root.storage))
-        needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES]
-    found = prepared.examine(needs, with_spark=with_spark)
-    problems += [problem_of(e) for e in found.refusals if not _is_shown(e, states)]
+    start = prepared.start
+    declared = declared_states(start.plan, start.settings.max_parallelism or stored.max_parallelism)
+    restored = _restored(stored, start, declared, options)
+    states = list(_check_states(restored))
+    columns = list(_check_columns(restored.manifest, source_columns(start.plan)))
+    found = prepared.examine(stored.needs(options), with_spark=with_spark)
+    refused = [*_refusals(stored, start, restored, options), *found.refusals]
+    problems = list(dict.fromkeys(problem_of(e) for e in refused if not _is_shown(e, states)))
+    fit = _overall(states, columns, problems)
     return CheckReport(
-        settings.name,
-        against,
-        stored.at,
-        _overall(states, columns, problems),
-        states,
-        columns,
-        list(dict.fromkeys(problems)),
-        found.unchecked,
-        found.warnings,
+        start.settings.name, against, stored.at, fit, states, columns, problems, found.unchecked, found.warnings
     )
 
 
@@ -161,7 +166,8 @@ def problem_of(error: StateflowError) -> Problem:
 
 def _is_shown(error: StateflowError, states: Sequence[StateCheck]) -> bool:
     """Returns whether the report's states show the error already, each with its conflicts."""
-    return isinstance(error, IncompatibleState) and any(s.fit == Fit.INCOMPATIBLE for s in states)
+    shown = {(state.operator, state.state) for state in states if state.fit == Fit.INCOMPATIBLE}
+    return isinstance(error, IncompatibleState) and (error.facts.get("operator"), error.facts.get("name")) in shown
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,35 @@ class _Stored:
     max_parallelism: int
     root: JobRoot | None = None
     savepoint: StoredSavepoint | None = None
+
+    @property
+    def location(self) -> StateLocation:
+        """Where its files are."""
+        if self.savepoint is not None:
+            return StateLocation.of(self.savepoint)
+        assert self.root is not None
+        return StateLocation(self.root.storage)
+
+    def needs(self, options: RestoreOptions) -> list[Needs]:
+        """Returns what the checks of a start may access; a restore makes its own checks of the checkpoint."""
+        is_start = self.root is not None and options == START
+        return [Needs.NOTHING, Needs.ROOT, Needs.FILES] if is_start else [Needs.NOTHING]
+
+
+@dataclass(frozen=True)
+class _Restored:
+    """The stored state under the names that it has in the job.
+
+    Attributes:
+        declared: the states that the job declares, by operator.
+        olds: the stored name of each state that has another one, by operator, kind and name.
+        dropped: states that are not restored.
+    """
+
+    manifest: Manifest | None
+    declared: Mapping[str, Declarations]
+    olds: Mapping[_Place, str] = field(default_factory=dict)
+    dropped: tuple[_Place, ...] = ()
 
 
 def _stored(storage: Storage) -> _Stored:
@@ -193,7 +228,40 @@ def _stored(storage: Storage) -> _Stored:
     )
 
 
-def _check_states(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> Iterator[StateCheck]:
+def _restored(
+    stored: _Stored, start: StartContext, declared: Mapping[str, Declarations], options: RestoreOptions
+) -> _Restored:
+    """Returns the state as the options name it; as it is stored if they are refused, which is a problem of its own."""
+    if stored.manifest is None or options == START:
+        return _Restored(stored.manifest, declared)
+    plan = start.plan
+    graph = DeclaredGraph(
+        plan,
+        source_descriptions(plan),
+        start.settings.max_parallelism or stored.max_parallelism,
+        declared,
+        frozenset(node.uid for node in start.graph.sinks),
+    )
+    request = GraphRequest(options.changes, options.drop, start.clock.now())
+    try:
+        changed = change_graph(stored.manifest, stored.location, graph, request)
+    except ConfigError:
+        return _Restored(stored.manifest, declared)
+    moves, dropped = changed.assignment.moves, changed.assignment.dropped
+    olds = {(m.new, str(m.kind), m.new_state): f"{m.old}.{m.old_state}" for m in moves if m.is_changed}
+    return _Restored(
+        changed.manifest, declared, olds, tuple((each.uid, str(each.kind), each.state) for each in dropped)
+    )
+
+
+def _check_states(restored: _Restored) -> Iterator[StateCheck]:
+    for found in _compared(restored.manifest, restored.declared):
+        yield replace(found, old=restored.olds.get((found.operator, found.kind, found.state), ""))
+    for place in restored.dropped:
+        yield StateCheck(*place, Change.DROPPED)
+
+
+def _compared(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> Iterator[StateCheck]:
     operators = {o.uid: o for o in manifest.operators} if manifest else {}
     for uid in sorted(operators.keys() | declared.keys()):
         stored, wanted = operators.get(uid), declared.get(uid, Declarations())
@@ -212,7 +280,7 @@ def _paired(
     return {name: (stored.get(name), wanted.get(name)) for name in stored.keys() | wanted.keys()}
 
 
-def _check_state(where: tuple[str, str, str], stored: StateSchema | None, declared: Declaration | None) -> StateCheck:
+def _check_state(where: _Place, stored: StateSchema | None, declared: Declaration | None) -> StateCheck:
     if stored is None:
         return StateCheck(*where, Change.NEW)
     if declared is None:
@@ -230,25 +298,38 @@ def _check_columns(manifest: Manifest | None, declared: Mapping[str, Mapping[str
                 yield ColumnCheck(source, name, change, before.get(name, ""), now.get(name, ""))
 
 
-def _savepoint_refusals(
-    stored: StoredSavepoint, start: StartContext, declared: Mapping[str, Declarations]
+def _refusals(
+    stored: _Stored, start: StartContext, restored: _Restored, options: RestoreOptions
 ) -> Iterator[StateflowError]:
-    """Yields the errors of a run that creates its job root from the savepoint; for a job root, start checks do that."""
-    new = NewJobRoot(stored.storage, start.clock, start.graph, start.settings, start.on_spark)
-    for check in (
-        lambda: check_savepoint_fits(new, stored, InitialSavepoint(stored.uri)),
-        lambda: _check_ids(stored.document.manifest, declared),
-    ):
+    """Yields the errors of a new job root or of a restore; those of a start in a job root are among the start checks.
+
+    Args:
+        options: what the restore is given.
+    """
+    checks: list[Callable[[], object]] = []
+    if stored.savepoint is not None:
+        savepoint = stored.savepoint
+        new = NewJobRoot(savepoint.storage, start.clock, start.graph, start.settings, start.on_spark)
+        initial = InitialSavepoint(
+            savepoint.uri, from_other_job=options.from_other_job, drop=options.drop, changes=options.changes
+        )
+        checks = [lambda: check_savepoint_fits(new, savepoint, initial), lambda: _check_ids(restored)]
+    elif stored.root is not None and options != START:
+        storage = stored.root.storage
+        checks = [
+            lambda: make_restore_plan(open_job(start.graph, start.settings, storage, start.clock), "latest", options)
+        ]
+    for check in checks:
         try:
             check()
-        except ConfigError as e:
+        except (ConfigError, SinkDiverged, SinkRefused) as e:
             yield e
 
 
-def _check_ids(manifest: Manifest, declared: Mapping[str, Declarations]) -> None:
-    for operator in manifest.operators:
+def _check_ids(restored: _Restored) -> None:
+    for operator in restored.manifest.operators if restored.manifest else ():
         names = [schema.name for schema in operator.states]
-        for declaration in declared.get(operator.uid, Declarations()).keyed:
+        for declaration in restored.declared.get(operator.uid, Declarations()).keyed:
             check_state_ids(declaration.schema.name, names, operator.uid)
 
 

@@ -13,6 +13,7 @@ from click.testing import Result
 from msgspec.structs import replace
 from syrupy.assertion import SnapshotAssertion
 
+from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.restore.plan_document import SinkLeft, cautions
 from stateflow.errors import ConfigError, IncompatibleState, UserCodeError
 from stateflow.operations.compatibility import Change
@@ -193,6 +194,90 @@ def test_what_a_run_from_a_savepoint_refuses_is_a_problem(stored: tuple[CliFixtu
     refused = invoke(*begun, "--set", "name=other")
     assert [problem["code"] for problem in json.loads(checked.output)["problems"]] == ["config"]
     assert (checked.exit_code, refused.exit_code) == (20, 2)
+
+
+# -- with the options of a restore ------------------------------------------------------------------------------------
+
+MAPPED = {
+    "operator": ("other-uid", ("--map", "sum=other")),
+    "state": ("other-name", ("--map", "sum.total=sum.sum")),
+    "dropped-state": ("other-uid", ("--map", "sum=other", "--drop", "sum.seen")),
+    "dropped-operator": ("other-uid", ("--drop", "sum")),
+    "unknown-name": ("other-uid", ("--map", "sums=other")),
+    "other-value": ("other-value", ("--map", "sum.seen=sum.seen")),
+}
+"""An edited job, and the options with which it is checked."""
+
+
+@pytest.mark.parametrize("against", ["root", "savepoint"])
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_mapped_graph_is_checked_as_a_restore_maps_it(
+    stored: tuple[CliFixture, str], name: str, against: str, golden: SnapshotAssertion
+) -> None:
+    (cli, savepoint), (case, options) = stored, MAPPED[name]
+    _edit(cli, CASES[case])
+    shown = _check(cli, *options, against=savepoint if against == "savepoint" else "")
+    assert normalized(shown.output, folder=cli.folder) == golden
+    changes = GraphChanges(maps=tuple(value for option, value in _pairs(options) if option == "--map"))
+    dropped = frozenset(value for option, value in _pairs(options) if option == "--drop")
+    code = JobCode(cli.job, (dict(cli.settings),))
+    try:
+        plan_restore(cli.root, code, "before", RestoreOptions(drop=dropped, changes=changes))
+    except ConfigError:
+        assert shown.exit_code == 20
+    else:
+        assert shown.exit_code == 0
+
+
+def _pairs(options: tuple[str, ...]) -> list[tuple[str, str]]:
+    return list(zip(options[::2], options[1::2], strict=True))
+
+
+RAW = """
+        raw = ctx.get_raw_keyed_state_output()
+        raw.start_new_key_group(0)
+        raw.write(b"x")
+
+    def process_element"""
+
+
+def test_raw_keyed_state_with_another_max_parallelism_is_refused_before_anything_changes(cli: CliFixture) -> None:
+    cli.settings["parallelism"] = "1"
+    cli.job.write_text(BOTH_KINDS.replace("\n\n    def process_element", RAW))
+    cli.run()
+    savepoint = create_savepoint(cli.root, SavepointRequest(name="raw", from_head=True)).path
+    for groups, code in (("128", 0), ("64", 20)):
+        cli.settings["max_parallelism"] = groups
+        checked = _check(cli, "--json", against=savepoint)
+        assert checked.exit_code == code
+        problems = json.loads(checked.output)["problems"]
+        assert [problem["code"] for problem in problems] == ["incompatible-state"] * (code == 20)
+    new = cli.folder / "new"
+    refused = invoke(
+        *("run", str(cli.job), "--job-root", str(new), "--from-savepoint", savepoint, "--set", "max_parallelism=64")
+    )
+    assert (refused.exit_code, reported_error(refused.stderr)) == (
+        2,
+        ReportedError("incompatible-state", {"operator": "sum"}),
+    )
+    assert not new.exists()
+
+
+def test_a_plan_refuses_raw_keyed_state_with_another_max_parallelism(cli: CliFixture, tmp_path: Path) -> None:
+    cli.settings["parallelism"] = "1"
+    cli.job.write_text(BOTH_KINDS.replace("\n\n    def process_element", RAW))
+    cli.run()
+    savepoint = create_savepoint(cli.root, SavepointRequest(name="raw", from_head=True)).path
+    cli.root, cli.settings["max_parallelism"] = str(tmp_path / "other"), "64"
+    (cli.folder / "ledger.json").unlink()
+    cli.run()
+    code, before = JobCode(cli.job, (dict(cli.settings),)), contents(Path(cli.root))
+    with raises(IncompatibleState, operator="sum"):
+        plan_restore(cli.root, code, savepoint, RestoreOptions(from_other_job=True))
+    assert contents(Path(cli.root)) == before
+
+
+# -- what cannot be compared ------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_compared_is_an_error_with_its_own_code(stored: tuple[CliFixture, str], tmp_path: Path) -> None:

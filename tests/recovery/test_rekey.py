@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,7 +12,7 @@ import pytest
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, AccountsJob
-from tests.support.restores import check_after, go_back
+from tests.support.restores import check_after, execute, go_back, plan, plan_file
 
 GROUPS = [1, 7, 128, 1000]
 """Key groups; the accounts have 128."""
@@ -66,6 +67,11 @@ def test_a_copy_of_a_savepoint_has_another_max_parallelism(roots: NewRoot, group
 def test_a_root_is_restored_to_a_copy_with_another_max_parallelism(roots: NewRoot, groups: int) -> None:
     copy = _copy(roots, groups)
     roots.old.run_to(90)
+    planned = plan(roots.old, str(copy))
+    assert (planned["graph"]["old_max_parallelism"], planned["graph"]["max_parallelism"]) == (groups, 128)
+    hidden = {**planned, "graph": {**planned["graph"], "old_max_parallelism": 0, "max_parallelism": 0}}
+    plan_file(roots.old).write_text(json.dumps(hidden))
+    execute(roots.old).check_error(4, "plan-outdated")
     go_back(roots.old, str(copy))
     check_after(roots.old)
 

@@ -38,6 +38,10 @@ class GraphPlan(Document, frozen=True, kw_only=True):
     """States that get another operator or name."""
     dropped: list[DroppedState] = []
     """States that are not restored, of operators that are restored otherwise."""
+    old_max_parallelism: int = 0
+    """Number of key groups of the target's keyed state; 0 if it is that of the job."""
+    max_parallelism: int = 0
+    """The number that the state gets; 0 if it is that of the target."""
 
 
 class SourceAction(StrEnum):
@@ -79,6 +83,16 @@ def renamed_caution(removed: Sequence[str], new: Sequence[str]) -> str | None:
     return (
         f"a new source, {', '.join(new)}, begins at its start: if it is {removed[0]} under another uid, its input is "
         f"processed a second time; to keep the position, plan with --map {removed[0]}={new[0]}"
+    )
+
+
+def key_groups_caution(graph: GraphPlan) -> str | None:
+    """Returns the caution about state that gets another number of key groups; None if it keeps that of the target."""
+    if graph.max_parallelism == graph.old_max_parallelism:
+        return None
+    return (
+        f"gets {graph.max_parallelism:,} key groups instead of {graph.old_max_parallelism:,}: the restore writes all "
+        "of it again, which takes longer than a copy, and local disk of its size"
     )
 
 

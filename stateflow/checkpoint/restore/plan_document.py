@@ -17,6 +17,7 @@ from stateflow.checkpoint.restore.graph_plan import (
     GraphPlan,
     SourceAction,
     describe_moves,
+    key_groups_caution,
     renamed_caution,
     source_caution,
 )
@@ -230,6 +231,9 @@ def cautions(plan: RestorePlan) -> list[Caution]:
         states = ", ".join(f"{state.uid}.{state.state}" for state in plan.graph.dropped)
         found.append(Caution(f"state {states}", "dropped; the target still has it"))
     found += _source_cautions(plan)
+    key_groups = key_groups_caution(plan.graph)
+    if key_groups:
+        found.append(Caution("keyed state", key_groups))
     if any(s.mode is SinkMode.KEEP for s in plan.sinks):
         found.append(Caution("", _KEPT))
     if plan.foreign:

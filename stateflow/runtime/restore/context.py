@@ -14,7 +14,7 @@ from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.restore.targets import Target
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
-from stateflow.runtime.restore.state_rewriting import StateLocation, check_key_groups
+from stateflow.runtime.restore.state_rewriting import StateLocation
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 
@@ -91,10 +91,9 @@ def check_target(job: Job, head: Head, target: Target, request: GraphRequest) ->
         MissingFile, CorruptFile: a file of operator state that is divided is missing or damaged.
     """
     wanted = _wanted(job, target)
-    declared = DeclaredGraph(job.plan, job.sources, wanted.states, frozenset(job.sinks))
-    location = location_of(job, target)
-    graph = change_graph(target.manifest, location, declared, request)
-    check_key_groups(graph.operators.rewrites, location, job.root.job.max_parallelism)
+    groups = job.root.job.max_parallelism
+    declared = DeclaredGraph(job.plan, job.sources, groups, wanted.states, frozenset(job.sinks))
+    graph = change_graph(target.manifest, location_of(job, target), declared, request)
     assign_state(target.checkpoint_id, graph.manifest, wanted)
     return RestoreContext(job, head, target, graph)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,7 +19,7 @@ from stateflow.checkpoint.restore.source_positions import SourceStarts, match_so
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.source_starts import ChosenStarts, check_kept, choose_starts
-from stateflow.runtime.restore.state_rewriting import StateLocation, has_raw_state
+from stateflow.runtime.restore.state_rewriting import StateLocation, check_key_groups, has_raw_state
 from stateflow.state.schema.compatibility import Declarations
 
 
@@ -44,12 +43,14 @@ class DeclaredGraph:
 
     Attributes:
         sources: (uid, description) of each source, ordered by uid.
+        max_parallelism: number of key groups.
         states: the declared states by uid of the operator, as far as known.
         sinks: uids of the sinks.
     """
 
     plan: JobPlan
     sources: tuple[tuple[str, str], ...]
+    max_parallelism: int
     states: Mapping[str, Declarations] = field(default_factory=dict)
     sinks: frozenset[str] = frozenset()
 
@@ -81,6 +82,7 @@ class ChangedGraph:
         chosen: the positions that the user has chosen.
         request: what the user has decided.
         manifest: the manifest that the job continues from; see `MappedOperators.outline`.
+        key_groups: the numbers of key groups of the target and of the job, if keyed state must change it.
     """
 
     target: Manifest
@@ -90,6 +92,7 @@ class ChangedGraph:
     chosen: ChosenStarts
     request: GraphRequest
     manifest: Manifest
+    key_groups: tuple[int, int] = (0, 0)
 
     @property
     def is_changed(self) -> bool:
@@ -119,6 +122,8 @@ class ChangedGraph:
             at=request.at.isoformat() if changes.sources else "",
             moves=[move for move in self.assignment.moves if move.is_changed],
             dropped=[state for state in self.assignment.dropped if state.uid in left],
+            old_max_parallelism=self.key_groups[0],
+            max_parallelism=self.key_groups[1],
         )
 
     @property
@@ -155,17 +160,18 @@ def change_graph(
 
     Args:
         target: manifest of the target.
-        location: where its files are; operator state is read if an operator is divided.
+        location: where its files are; operator state is read if an operator may be divided or joined.
         graph: the graph of the job.
         request: what the user has decided.
 
     Raises:
         ConfigError: a state or a source's position has no unambiguous place, or a name does not exist.
         WrongJobRoot: states with different key types would come to one operator.
+        IncompatibleState: raw keyed state would get another number of key groups.
         MissingFile, CorruptFile: a file of the operator state is missing or damaged.
     """
-    divided = [o for o in target.operators if o.parts and _may_be_divided(o.uid, request)]
-    stored = stored_graph(target, (o.uid for o in divided if has_raw_state(o, location)))
+    read = [o for o in target.operators if o.parts and _may_be_rewritten(o.uid, request)]
+    stored = stored_graph(target, (o.uid for o in read if has_raw_state(o, location)))
     given = parse_maps(request.changes.maps, stored, graph.names)
     assignment = assign_states(stored, graph.names, given, request.drop)
     operators = map_operators(target, stored, assignment)
@@ -176,14 +182,27 @@ def change_graph(
     manifest = with_sources(target, graph.sources, sources.starts)
     if operators.outline != sorted(target.operators, key=lambda operator: operator.uid):
         manifest = replace(manifest, operators=operators.outline)
-    return ChangedGraph(target, assignment, operators, sources, chosen, request, manifest)
+    key_groups = _key_groups(operators, location, graph)
+    return ChangedGraph(target, assignment, operators, sources, chosen, request, manifest, key_groups)
 
 
-def _may_be_divided(uid: str, request: GraphRequest) -> bool:
-    """Returns whether an operator may not be restored as a whole."""
-    olds = Counter(text.partition("=")[0].strip() for text in request.changes.maps)
-    named = [*olds, *request.drop]
-    return olds[uid] > 1 or any(name.startswith(f"{uid}.") for name in named)
+def _key_groups(operators: MappedOperators, location: StateLocation, graph: DeclaredGraph) -> tuple[int, int]:
+    new = graph.max_parallelism
+    old = new if location.max_parallelism is None else location.max_parallelism
+    if old != new:
+        check_key_groups(operators, location, new)
+    is_rekeyed = old != new and any(operator.subtasks for operator in operators.shared)
+    return (old, new) if is_rekeyed else (0, 0)
+
+
+def _may_be_rewritten(uid: str, request: GraphRequest) -> bool:
+    """Returns whether an operator's state may be written again, which loses raw state that is not known."""
+    if not request.changes.maps and not request.drop:
+        return False
+    olds = [text.partition("=")[0].strip() for text in request.changes.maps]
+    is_mapped = any(old == uid or old.startswith((f"{uid}.", f"{uid}:")) for old in olds)
+    # Dropping an operator is the remedy if a file of it is damaged.
+    return is_mapped or not {uid, f"{uid}:"} & request.drop
 
 
 def _declared_items(states: Declarations) -> Iterable[StateItem]:

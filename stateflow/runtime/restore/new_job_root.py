@@ -31,7 +31,6 @@ from stateflow.runtime.planning.state_discovery import declared_states_if_known
 from stateflow.runtime.restore.existing_tables import ExistingTables, check_table
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.state_import import StateLocation, import_state
-from stateflow.runtime.restore.state_rewriting import check_key_groups
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
 
@@ -169,18 +168,17 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
         )
     plan, settings = new.plan(), new.settings
     same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-    states, sources = declared_states_if_known(plan, _key_groups(new, document)), source_descriptions(plan)
-    declared = DeclaredGraph(plan, sources, states, frozenset(node.uid for node in new.graph.sinks))
+    key_groups = _key_groups(new, document)
+    states, sources = declared_states_if_known(plan, key_groups), source_descriptions(plan)
+    declared = DeclaredGraph(plan, sources, key_groups, states, frozenset(node.uid for node in new.graph.sinks))
     # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
     request = GraphRequest(initial.changes, initial.drop, new.clock.now())
-    location = StateLocation.of(stored)
-    graph = change_graph(document.manifest, location, declared, request)
-    check_key_groups(graph.operators.rewrites, location, _key_groups(new, document))
+    graph = change_graph(document.manifest, StateLocation.of(stored), declared, request)
     _check_removed_sources(graph, initial.drop)
     check_same_job(_format(new, stored, graph.manifest), same, stored.uri)
     # Of the larger number: the manifest still has the key groups of the savepoint.
-    groups = max(document.max_parallelism, _key_groups(new, document))
-    wanted = CurrentJob(plan.parallelism, groups, plan.key_types, sources, states)
+    largest = max(document.max_parallelism, key_groups)
+    wanted = CurrentJob(plan.parallelism, largest, plan.key_types, sources, states)
     assign_state(document.checkpoint_id, graph.manifest, wanted)
     check_reader(graph.manifest, new.reads_by_spark)
     return graph

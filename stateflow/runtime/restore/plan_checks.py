@@ -7,7 +7,7 @@ from datetime import datetime
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction, is_outdated
 from stateflow.checkpoint.restore.targets import Target, kept_checkpoint
 from stateflow.checkpoint.savepoints.catalog import open_savepoint, savepoint_uri
@@ -52,13 +52,17 @@ def check_planned_graph(found: ChangedGraph, plan: RestorePlan) -> None:
     """Raises PlanOutdated unless the same decisions have the result that the plan shows."""
     planned = [(change.uid, change.then, change.action, change.old) for change in plan.sources]
     now = [(change.uid, change.then, change.action, change.old) for change in found.source_changes]
-    if (found.plan.moves, found.plan.dropped) != (plan.graph.moves, plan.graph.dropped) or now != planned:
+    if _outcome(found.plan) != _outcome(plan.graph) or now != planned:
         raise PlanOutdated(
             "states or source positions are not those of the plan",
             hint="the job file, the plan, or the files of a source have changed: make a new plan",
             planned_sources=[each for each in planned if each not in now],
             sources=[each for each in now if each not in planned],
         )
+
+
+def _outcome(graph: GraphPlan) -> tuple[object, ...]:
+    return graph.moves, graph.dropped, graph.old_max_parallelism, graph.max_parallelism
 
 
 def _differences(job: Job, plan: RestorePlan) -> list[str]:

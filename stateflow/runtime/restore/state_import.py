@@ -15,7 +15,7 @@ from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
 from stateflow.checkpoint.savepoints.canonical.rekeyed_state import rekey
 from stateflow.checkpoint.savepoints.canonical.writer import Destination
 from stateflow.checkpoint.savepoints.create import copy_objects, replace_keys
-from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, rewrite_operator
+from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, check_no_raw_keyed, rewrite_operator
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
@@ -108,6 +108,7 @@ def _copied(target: ImportTarget, manifest: Manifest, location: StateLocation) -
 
 
 def _rekeyed(target: ImportTarget, manifest: Manifest, location: StateLocation) -> Manifest:
+    check_no_raw_keyed(manifest.operators, location)
     complete = replace_keys(manifest, {f.key: f"{location.folder}{f.key}" for f in files_of(manifest)})
     to = Destination(folder=target.folder, files=1, prefix=target.prefix)
     rekeyed = rekey(location.storage, complete, target.storage, to, target.max_parallelism)

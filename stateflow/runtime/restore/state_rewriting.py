@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.restore.graph_assignment import StateMove
 from stateflow.checkpoint.restore.graph_map import StateKind
-from stateflow.checkpoint.restore.mapped_state import Origin, Rewrite
+from stateflow.checkpoint.restore.mapped_state import MappedOperators, Origin, Rewrite
 from stateflow.checkpoint.restore.state_matching import bases_of
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.clock import Clock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
-from stateflow.errors import ConfigError, CorruptFile
+from stateflow.errors import ConfigError, CorruptFile, IncompatibleState
 from stateflow.private_files import open_private
 from stateflow.runtime.task.operator_content import StoredContent
 from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory, read_parts
@@ -107,15 +107,38 @@ def has_raw_state(operator: OperatorState, location: StateLocation) -> bool:
     return any(content.raw or content.raw_keyed for _, content in read_parts(location.storage, parts))
 
 
-def check_key_groups(rewrites: Sequence[Rewrite], location: StateLocation, max_parallelism: int) -> None:
-    """Raises ConfigError for state that is written again, and that has another number of key groups."""
-    if rewrites and location.max_parallelism not in (None, max_parallelism):
+def check_key_groups(operators: MappedOperators, location: StateLocation, max_parallelism: int) -> None:
+    """Checks that state with another number of key groups can get `max_parallelism`.
+
+    Raises:
+        ConfigError: it must be divided or renamed as well.
+        IncompatibleState: it has raw keyed state.
+        MissingFile, CorruptFile: a file of the operator state is missing or damaged.
+    """
+    if operators.rewrites:
         raise ConfigError(
             "state with another max parallelism cannot be divided or renamed while it is imported",
             hint="first copy the savepoint with stateflow savepoint rekey, then restore the copy",
             found=location.max_parallelism,
             wanted=max_parallelism,
         )
+    check_no_raw_keyed(operators.shared, location)
+
+
+def check_no_raw_keyed(operators: Iterable[OperatorState], location: StateLocation) -> None:
+    """Raises IncompatibleState for raw keyed state, which cannot get another number of key groups.
+
+    Also MissingFile or CorruptFile: it reads the operator state of all operators.
+    """
+    for operator in operators:
+        parts = read_parts(location.storage, location.operator(operator).parts)
+        if any(content.raw_keyed for _, content in parts):
+            raise IncompatibleState(
+                "raw keyed state cannot get another max parallelism",
+                hint="its bytes have keys that only the operator's function knows; keep max_parallelism, or drop the "
+                "operator's state",
+                operator=operator.uid,
+            )
 
 
 def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: RewriteTarget) -> OperatorState:

@@ -61,6 +61,7 @@ PLANS = {
     "checkpoint-with-a-savepoint": _plan(dropped_checkpoints=[9], saved=SAVED),
     "run-that-has-not-ended": _plan(run_open=True, generation=12),
     "dropped-states": _plan(graph=GraphPlan(dropped=[DroppedState(kind=StateKind.KEYED, uid="a", state="s")])),
+    "other-max-parallelism": _plan(graph=GraphPlan(old_max_parallelism=128, max_parallelism=1000)),
     "set-position": _plan(sources=[_changed(SourceAction.RESET)]),
     "replaced-source": _plan(sources=[_changed(SourceAction.REPLACED)]),
     "removed-source": _plan(sources=[_changed(SourceAction.REMOVED)]),

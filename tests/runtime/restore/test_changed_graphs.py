@@ -15,6 +15,7 @@ from stateflow import (
     CheckpointedFunction,
     Context,
     FunctionInitializationContext,
+    FunctionSnapshotContext,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -49,6 +50,7 @@ class Keep(KeyedProcessFunction[Row, Row], CheckpointedFunction):
         maps: names of map states with a TTL.
         lists: names of operator lists.
         timers: whether each row sets a timer an hour later.
+        raw: whether it keeps raw operator state.
         value: type of the sums.
     """
 
@@ -58,14 +60,22 @@ class Keep(KeyedProcessFunction[Row, Row], CheckpointedFunction):
         maps: Sequence[str] = (),
         lists: Sequence[str] = (),
         timers: bool = False,
+        raw: bool = False,
         value: type[Any] = int,
     ) -> None:
         self.names, self.map_names, self.list_names = sums, maps, lists
-        self.timers, self.value = timers, value
+        self.timers, self.has_raw, self.value = timers, raw, value
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
         store = ctx.get_operator_state_store()
         self.lists = {n: store.get_list_state(ListStateDescriptor(n, int)) for n in self.list_names}
+        self.raw = [int(piece.read()) for piece in ctx.get_raw_operator_state_inputs()] if self.has_raw else []
+
+    def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
+        for number in self.raw:
+            out = ctx.get_raw_operator_state_output()
+            out.start_new_partition()
+            out.write(str(number).encode())
 
     def open(self, ctx: RuntimeContext) -> None:
         ttl = StateTtlConfig.new_builder(HOUR).build()
@@ -82,6 +92,9 @@ class Keep(KeyedProcessFunction[Row, Row], CheckpointedFunction):
         for name, elements in self.lists.items():
             elements.add(row.number)
             yield Row(f"{name}:all", sum(elements.get()))
+        if self.has_raw:
+            self.raw.append(row.number)
+            yield Row("raw:all", sum(self.raw))
         if self.timers:
             now = ctx.current_processing_time()
             ctx.timer_service().register_processing_time_timer(int((now + HOUR).timestamp() * 1000))
@@ -153,6 +166,29 @@ def test_a_renamed_operator_continues_with_all_its_state_and_its_sink_with_its_t
     _wait(jobs, HOUR)
     jobs.run(new)
     assert [row[0] for row in jobs.rows() if row[0].startswith("timer")] == ["timer:k"]
+
+
+def test_raw_state_comes_along_when_operators_are_joined(jobs: LocalJobs) -> None:
+    """Only the files of an operator show whether it has raw state; nothing in the options names it."""
+    jobs.run(_job(jobs, {"x": ("a", Keep("s", raw=True)), "y": ("b", Keep("t"))}, 1, 2))
+    joined = _job(jobs, {"x": ("a", Keep("s", "t", raw=True))}, 1, 2, 4)
+    plan = _restore(jobs, joined, "b.t=a")
+    assert _moves(plan) == {("b.t", "a.t")}
+    assert {row[0] for row in jobs.rows("x") if row[1] == 7} == {"s:k", "t:k", "raw:all"}
+
+
+@pytest.mark.parametrize("split", [("a=b", "a=c"), ("a:=b", "a:=c"), ("a:s=b:s", "a=c")])
+def test_raw_state_of_an_operator_that_is_divided_is_mapped_or_refused(jobs: LocalJobs, split: tuple[str, ...]) -> None:
+    jobs.run(_job(jobs, {"x": ("a", Keep("s", "t", raw=True))}, 1, 2))
+    new = _job(jobs, {"x": ("b", Keep("s")), "y": ("c", Keep("t", raw=True))}, 1, 2, 4)
+    if split[-1] == "a=c" and "a=b" not in split:
+        plan = _restore(jobs, new, *split)
+    else:
+        with raises(ConfigError):
+            _plan(jobs, new, *split)
+        plan = _restore(jobs, new, *split, "a:@raw=c")
+    assert ("a.@raw", "c.@raw") in _moves(plan)
+    assert [row[1] for row in jobs.rows("y") if row[0] == "raw:all"][-1] == 7
 
 
 def test_two_operators_swap_their_uids(jobs: LocalJobs) -> None:

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
@@ -16,17 +15,14 @@ from stateflow.checkpoint.savepoints.canonical.worker_tasks import DivideShare, 
 from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, in_files
 from stateflow.config.settings import SavepointSettings
-from stateflow.errors import IncompatibleState
 from stateflow.state.handles import CANONICAL, StateFile
 from stateflow.storage import Storage
-from stateflow.types.bounded_json import MEMORY_LIMIT
-from stateflow.types.decoders import msgpack_decoder
-
-_NO_PIECES = b"\x90"
 
 
 def rekey(source: Storage, manifest: Manifest, target: Storage, to: Destination, max_parallelism: int) -> Manifest:
     """Writes the keyed state of a manifest with another max parallelism, in the canonical format.
+
+    Operator state stays as it is; the caller has checked that no raw keyed state is in it.
 
     Args:
         source: the storage with the files of the manifest.
@@ -40,9 +36,7 @@ def rekey(source: Storage, manifest: Manifest, target: Storage, to: Destination,
 
     Raises:
         MissingFile, CorruptFile: a file is missing or damaged.
-        IncompatibleState: an operator has raw keyed state, whose keys only its function knows.
     """
-    _check_no_raw_keyed(source, manifest)
     workers = LocalWorkers()
     shards = shards_of(manifest, max_parallelism, SavepointSettings())
     subtasks = new_subtasks(manifest, max_parallelism)
@@ -73,22 +67,3 @@ def _with_files(manifest: Manifest, subtasks: Sequence[NewSubtask], files: Seque
         ]
         operators.append(replace(operator, subtasks=states))
     return replace(manifest, operators=operators)
-
-
-class _RawKeyed(msgspec.Struct):
-    """The raw keyed state of an `OperatorContent`, not decoded."""
-
-    raw_keyed: msgspec.Raw = msgspec.Raw(_NO_PIECES)
-
-
-def _check_no_raw_keyed(source: Storage, manifest: Manifest) -> None:
-    for operator in manifest.operators:
-        for part in operator.parts:
-            data = source.get(part.handle.key, MEMORY_LIMIT) if part.handle else part.content
-            if data and bytes(msgpack_decoder(_RawKeyed).decode(data).raw_keyed) != _NO_PIECES:
-                raise IncompatibleState(
-                    "raw keyed state cannot get another max parallelism",
-                    hint="its bytes have keys that only the operator's function knows; keep max_parallelism, or drop "
-                    "the operator's state",
-                    operator=operator.uid,
-                )
