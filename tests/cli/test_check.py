@@ -211,7 +211,7 @@ MAPPED = {
 
 @pytest.mark.parametrize("against", ["root", "savepoint"])
 @pytest.mark.parametrize("name", MAPPED)
-def test_a_mapped_graph_is_checked_as_a_restore_maps_it(
+def test_a_check_maps_a_graph_as_a_restore_does(
     stored: tuple[CliFixture, str], name: str, against: str, golden: SnapshotAssertion
 ) -> None:
     (cli, savepoint), (case, options) = stored, MAPPED[name]

@@ -20,6 +20,7 @@ from stateflow.runtime.job.job import BatchResult
 from stateflow.runtime.job.loader import create_or_open_job
 from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.restore.new_job_root import NewJobRoot
 from stateflow.runtime.task import store_cache
 from stateflow.storage import Storage, open_storage
 from stateflow.testing.sinks import FolderSink
@@ -65,6 +66,12 @@ class LocalJobs:
         env, resolved = declare(build, "job", (given,))
         job = create_or_open_job(env.graph, resolved, self.storage, self.clock)
         return JobRun(replace(job, recorder=self.recorder), executor or LocalExecutor())
+
+    def new_root(self, build: Build) -> NewJobRoot:
+        """Returns a job root that is to begin with a savepoint."""
+        given = {name.replace("__", "."): str(value) for name, value in self.settings.items()}
+        env, resolved = declare(build, "job", (given,))
+        return NewJobRoot(self.storage, self.clock, env.graph, resolved, reads_by_spark=False)
 
     def execute(self, run: JobRun) -> str:
         """Starts a run and reads its sources until it ends; returns why it ended."""
