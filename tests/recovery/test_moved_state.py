@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import SavepointFormat
@@ -27,7 +29,9 @@ from tests.support.local_jobs import LocalJobs
 BACKENDS = ["rocksdb", "filesystem", "memory"]
 ACTIONS = ["update", "clear", "add", "put", "remove", "tag", "collect", "rate", "timer", "no timer", "event timer"]
 PLACES: list[Key] = [("", 0), ("a", -1), ("a\0", 2), ("é", 2**40), ("a", 7), ("b" * 300, 1)]
-MINUTES = st.sampled_from([0, 0, 20, 40, 60]).map(lambda minutes: timedelta(minutes=minutes))
+NAMES = ["", "x", "x\0", "é"]
+GROUPS = [1, 2, 7, 16, 64, 300]
+MINUTES = [0, 20, 40, 60]
 
 
 @dataclass(frozen=True)
@@ -77,47 +81,36 @@ class Move:
         return self.before.groups if is_same else 0
 
 
-def _setups(groups: st.SearchStrategy[int]) -> st.SearchStrategy[Setup]:
-    return groups.flatmap(
-        lambda number: st.builds(
-            Setup,
-            st.sampled_from(BACKENDS),
-            st.just(number),
-            st.integers(1, min(5, number)),
-            st.sampled_from([1, 4096]),
-        )
-    )
+def _setup(dice: random.Random, groups: int) -> Setup:
+    return Setup(dice.choice(BACKENDS), groups, dice.randint(1, min(5, groups)), dice.choice([1, 4096]))
 
 
-GROUPS = st.sampled_from([1, 2, 7, 16, 64, 300])
-COMMANDS = st.lists(
-    st.tuples(
-        st.sampled_from(PLACES), st.sampled_from(ACTIONS), st.sampled_from(["", "x", "x\0", "é"]), st.integers(-3, 300)
-    ),
-    min_size=1,
-    max_size=25,
-)
+def _commands(dice: random.Random) -> list[Any]:
+    count = dice.randint(1, 40)
+    return [
+        (dice.choice(PLACES), dice.choice(ACTIONS), dice.choice(NAMES), dice.randint(-3, 300)) for _ in range(count)
+    ]
 
 
-@st.composite
-def moves(draw: st.DrawFn) -> Move:
-    """Moves of state; a job that is restored in place keeps its max parallelism."""
-    before, in_place = draw(_setups(GROUPS)), draw(st.booleans())
-    groups = st.just(before.groups) if in_place else st.just(before.groups) | GROUPS
+def _move(seed: int) -> Move:
+    """A job that is restored in place keeps its max parallelism."""
+    dice = random.Random(seed)
+    in_place, groups = dice.random() < 0.5, dice.choice(GROUPS)
+    after = groups if in_place or dice.random() < 0.3 else dice.choice(GROUPS)
     return Move(
-        before,
-        draw(_setups(groups)),
-        draw(st.sampled_from(SavepointFormat)),
-        SavepointSettings(
-            worker_bytes=draw(st.sampled_from([1, 100, 1 << 30])),
-            max_workers=draw(st.integers(1, 6)),
-            files_per_worker=draw(st.integers(1, 3)),
-            native_files=draw(st.integers(0, 3)),
+        before=_setup(dice, groups),
+        after=_setup(dice, after),
+        format=dice.choice(list(SavepointFormat)),
+        writing=SavepointSettings(
+            worker_bytes=dice.choice([1, 100, 1 << 30]),
+            max_workers=dice.randint(1, 6),
+            files_per_worker=dice.randint(1, 3),
+            native_files=dice.randint(0, 3),
         ),
-        draw(st.none() | GROUPS),
-        in_place,
-        draw(st.tuples(COMMANDS, COMMANDS, COMMANDS)),
-        draw(st.tuples(MINUTES, MINUTES)),
+        rekeyed=dice.choice([None, None, *GROUPS]),
+        in_place=in_place,
+        rows=(_commands(dice), _commands(dice), _commands(dice)),
+        waits=(timedelta(minutes=dice.choice(MINUTES)), timedelta(minutes=dice.choice(MINUTES))),
     )
 
 
@@ -223,13 +216,26 @@ def _check_move(move: Move, folder: Path) -> None:
 
 @pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_moved_state_equals_plain_dictionaries(share: int) -> None:
-    """A part of the usual examples, because each runs two jobs several times; shrinking one would take minutes."""
-    phases = (Phase.explicit, Phase.reuse, Phase.generate)
+    """A part of the usual examples, because each runs two jobs several times."""
 
-    @settings(max_examples=max(1, settings().max_examples // share), phases=phases)
-    @given(move=moves())
-    def check(move: Move) -> None:
+    @settings(max_examples=max(1, settings().max_examples // share))
+    @given(seed=st.integers(0, 1 << 32))
+    def check(seed: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            _check_move(move, Path(folder))
+            _check_move(_move(seed), Path(folder))
 
     check()
+
+
+def test_random_moves_are_of_every_kind() -> None:
+    """A test of the examples: without this, moves to the same place would pass."""
+    found = [_move(seed) for seed in range(300)]
+    assert {(m.before.backend, m.after.backend, m.in_place) for m in found} == set(
+        product(BACKENDS, BACKENDS, [False, True])
+    )
+    assert {(m.format, m.rekeyed is None, m.before.groups == m.after.groups) for m in found} == set(
+        product(SavepointFormat, [False, True], [False, True])
+    )
+    assert any(m.before.parallelism > m.after.parallelism for m in found)
+    assert any(m.before.parallelism < m.after.parallelism for m in found)
+    assert sum(m.raw_groups > 0 and m.before.parallelism != m.after.parallelism for m in found) > 30

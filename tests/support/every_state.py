@@ -144,7 +144,7 @@ class EveryState(KeyedProcessFunction[Row, Seen], CheckpointedFunction):
             case "no timer":
                 timers.delete_processing_time_timer(timer_time(row.value))
             case "event timer":
-                timers.register_event_time_timer(row.value)
+                timers.register_event_time_timer(event_time(row.value))
 
     def _all(self) -> dict[str, Any]:
         return {
@@ -204,6 +204,11 @@ def build_every_state(jobs: LocalJobs, rows: Sequence[Row], raw_groups: int) -> 
 def timer_time(value: int) -> int:
     """A processing time after those of all batches of a test: its manual clock begins in 2026."""
     return 1_900_000_000_000 + value
+
+
+def event_time(value: int) -> int:
+    """An event time after the watermark, which stays below 0."""
+    return 1000 + value
 
 
 def group_of(key: Key, groups: int) -> int:
@@ -270,7 +275,7 @@ class Expected:
                 case "no timer":
                     self.timers.discard((row.place, f"processing {timer_time(row.value)}"))
                 case "event timer":
-                    self.timers.add((row.place, f"event {row.value}"))
+                    self.timers.add((row.place, f"event {event_time(row.value)}"))
                 case "collect":
                     self.collected.append(row)
                 case "rate":

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stateflow import FileSource, StreamExecutionEnvironment
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 
 
@@ -15,15 +16,19 @@ class Row(msgspec.Struct):
     number: int
 
 
-def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
+def streams(env: StreamExecutionEnvironment) -> DataStream:
+    """Returns the rows of all sources."""
     home = Path(env.parameter("home"))
-    streams = []
+    found = []
     for source in env.parameter("sources").split(","):
         uid, folder = source.split(":")
         if folder == "listed":
-            streams.append(env.from_collection([Row("listed", 1), Row("listed", 2)], Row, uid=uid))
+            found.append(env.from_collection([Row("listed", 1), Row("listed", 2)], Row, uid=uid))
         else:
-            streams.append(env.from_source(FileSource(home / folder, schema=Row, format="json"), uid=uid))
-    rows = streams[0].union(*streams[1:]) if len(streams) > 1 else streams[0]
-    rows.sink_to(FolderSink(home / "out"), uid="out")
+            found.append(env.from_source(FileSource(home / folder, schema=Row, format="json"), uid=uid))
+    return found[0].union(*found[1:]) if len(found) > 1 else found[0]
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    streams(env).sink_to(FolderSink(Path(env.parameter("home")) / "out"), uid="out")
