@@ -40,6 +40,7 @@ from stateflow.storage.hdfs.storage import HdfsStorage
 from stateflow.storage.paths import claim_slot
 from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
+from tests.fuzz.operator_target import operator_state
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
 from tests.servers.hostile import answer, hostile_server
@@ -327,6 +328,7 @@ TARGETS = {
     "manifest": store_manifest,
     "table-file": table_file,
     "canonical-file": canonical_file,
+    "operator-state": operator_state,
     "delta-log": delta_log,
     "savepoint": savepoint,
     "savepoint-claim": savepoint_claim,

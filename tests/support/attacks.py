@@ -51,7 +51,14 @@ from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
 from tests.support.colliding_keys import decimals, pairs, uuids, whole_numbers
-from tests.support.forged_operator_state import check_manifest, map_of_names, operator_content, write_manifest
+from tests.support.forged_operator_state import (
+    check_manifest,
+    map_of_names,
+    operator_content,
+    rekey,
+    write_manifest,
+    write_savepoint,
+)
 from tests.support.memory import MemoryPeak
 from tests.support.stored_values import most, read_as, read_untyped, repeated, stored, stored_dict, verify, write_stored
 from tests.support.table_files import ForgedTable, bomb
@@ -201,6 +208,31 @@ OPERATOR_STATE = {
     "operator parts": _parts(lambda: [operator_content("raw", _SMALL, 1 << 20)] * 10),
     "operator part inline": _parts(lambda: [operator_content("raw", _SMALL, 28 << 20)], inline=True),
     "operator parts inline": _parts(lambda: [map_of_names()] * 60, inline=True),
+}
+
+
+def _rekeyed(make: Callable[[], list[bytes]], code: str = "corrupt-file") -> Attack:
+    return Attack(lambda folder: write_savepoint(folder, make()), rekey, code)
+
+
+_PIECE = b"\x92\x00\xc4\x00"
+REKEYED = {
+    "raw keyed pieces, rekeyed": _rekeyed(lambda: [operator_content("raw_keyed", _PIECE, 28 << 20)]),
+    "raw keyed state of 64 MiB, rekeyed": _rekeyed(lambda: [operator_content("raw_keyed", b"\0", 64 << 20)]),
+    "raw keyed lists, rekeyed": _rekeyed(lambda: [operator_content("raw_keyed", b"\x91" * 100 + b"\x90", 28 << 20)]),
+    "raw keyed state of a hostile length, rekeyed": _rekeyed(
+        lambda: [b"\x81\xa9raw_keyed\xdd\xff\xff\xff\xff" + _PIECE]
+    ),
+    "raw keyed state in another field, rekeyed": _rekeyed(lambda: [b"\x81\xa9raw_keyed\xa1a"]),
+    "raw operator state, rekeyed": _rekeyed(lambda: [operator_content("raw", _SMALL, 28 << 20)]),
+    "cut raw keyed state, rekeyed": _rekeyed(lambda: [msgspec.msgpack.encode({"raw_keyed": [(0, b"abc")]})[:-1]]),
+    "raw keyed state of many subtasks, rekeyed": _rekeyed(lambda: [operator_content("raw", _SMALL, 1 << 20)] * 20),
+    "one raw keyed piece, rekeyed": _rekeyed(
+        lambda: [msgspec.msgpack.encode({"raw_keyed": [(0, b"abc")]})], "incompatible-state"
+    ),
+    "raw operator state of one piece, rekeyed": _rekeyed(
+        lambda: [msgspec.msgpack.encode({"raw": [b"abc"]})], "accepted"
+    ),
 }
 
 
@@ -403,7 +435,7 @@ FIFOS = {
 _FIFO_SECONDS, _WALL_SECONDS = 10, 60
 """After how long a process is ended that waits: a FIFO takes no CPU time, and others may take 2 s on a busy machine."""
 
-ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **TEXTS, **FILES, **VALUES, **KEYS, **LEGITIMATE, **FIFOS}
+ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **REKEYED, **TEXTS, **FILES, **VALUES, **KEYS, **LEGITIMATE, **FIFOS}
 
 
 def _cpu_seconds() -> float:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, Savepoint
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.runtime.task.operator_state import check_parts
 from stateflow.state.handles import OperatorPart
 from stateflow.storage import PosixStorage
@@ -45,6 +46,37 @@ def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None
     operator = OperatorState(uid="u", parallelism=len(parts), key_types=[], states=[], subtasks=[], parts=parts)
     manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
     (folder / "manifest").write_bytes(seal(manifest)[0])
+
+
+def write_savepoint(folder: Path, contents: list[bytes]) -> None:
+    """Writes a savepoint with one key group, whose operator has these parts."""
+    storage = PosixStorage(folder / "sp")
+    parts = [
+        OperatorPart(subtask=n, handle=write_bytes(storage, f"files/{n}", content))
+        for n, content in enumerate(contents)
+    ]
+    operator = OperatorState(uid="u", parallelism=len(parts), key_types=[], states=[], subtasks=[], parts=parts)
+    manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
+    document = Savepoint(
+        version=1,
+        id="0" * 32,
+        name="n",
+        origin=Origin.MANUAL,
+        made_at="2026-01-01T00:00:00+00:00",
+        by="b",
+        job="j",
+        job_uuid="0" * 32,
+        max_parallelism=1,
+        checkpoint_id=1,
+        manifest=manifest,
+        sinks={},
+    )
+    (folder / "sp" / "_savepoint").write_bytes(seal(document)[0])
+
+
+def rekey(folder: Path) -> None:
+    """Copies the savepoint with another number of key groups, for which raw keyed state is looked for."""
+    rekey_savepoint(RekeyRequest(str(folder / "sp"), 8, str(folder / "copies")))
 
 
 def check_manifest(folder: Path) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
+from stateflow.errors import CorruptFile
 from stateflow.state.handles import OperatorContent
 from stateflow.types.key_groups import range_of
 
@@ -62,8 +63,12 @@ def assign(written: WrittenState, subtask: int, parallelism: int, max_parallelis
         subtask: index of the subtask.
         parallelism: number of subtasks that restore.
         max_parallelism: number of key groups.
+
+    Raises:
+        CorruptFile: raw keyed state has a key group that does not exist.
     """
     contents = [written.contents[at] for at in sorted(written.contents)]
+    _check_key_groups(contents, max_parallelism)
     if parallelism == written.parallelism:
         own = written.contents.get(subtask, OperatorContent())
     else:
@@ -103,6 +108,18 @@ class _EvenSplit:
         """Returns the subtask's share of each list, in the order of `lists`, without empty shares."""
         found = {name: self.share(elements) for name, elements in lists.items()}
         return {name: elements for name, elements in found.items() if elements}
+
+
+def _check_key_groups(contents: Sequence[OperatorContent], max_parallelism: int) -> None:
+    # No subtask owns such a group, so a rescaled operator would lose its bytes without an error.
+    last = max((piece[0] for content in contents for piece in content.raw_keyed), default=0)
+    if last >= max_parallelism:
+        raise CorruptFile(
+            "raw keyed state has a key group that does not exist",
+            hint="restore an older checkpoint",
+            key_group=last,
+            max_parallelism=max_parallelism,
+        )
 
 
 def _share(

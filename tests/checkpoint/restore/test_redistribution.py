@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.restore.redistribution import AssignedState, WrittenState, assign, even_split
+from stateflow.errors import CorruptFile
 from stateflow.state.handles import OperatorContent
 from stateflow.types.key_groups import subtask_of
+from tests.support.errors import raises
 
 M = 13
 ELEMENTS = st.lists(st.binary(max_size=2), max_size=7)
@@ -86,6 +88,13 @@ def test_raw_keyed_pieces_go_with_their_key_groups(before: WrittenState, paralle
     for subtask, each in enumerate(_all(before, parallelism)):
         own = [(g, bytes([g])) for g in groups if subtask_of(g, parallelism, M) == subtask]
         assert each.own.raw_keyed == own
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_raw_keyed_state_of_no_subtask_is_refused(parallelism: int) -> None:
+    before = WrittenState({1: OperatorContent(raw_keyed=[(0, b"a"), (M, b"b")])}, 2)
+    with raises(CorruptFile, key_group=M, max_parallelism=M):
+        assign(before, 0, parallelism, M)
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, M))
