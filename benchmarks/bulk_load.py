@@ -26,6 +26,7 @@ from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_stream import blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, SubtaskState
@@ -167,7 +168,7 @@ def _build_subtask(folder: Path, size: Size, subtask: int) -> SubtaskState:
 
     path = folder / f"canonical-{subtask}"
     with path.open("wb") as file:
-        file.writelines(canonical_file.encode(header, entries()))
+        file.writelines(canonical_file.encode(header, blocks_of(entries())))
     cache = HostCache.direct(folder / "build", PosixStorage(folder / "root"), SystemClock())
     files = cache.store([path], f"savepoint/{subtask}-")
     shutil.rmtree(folder / "build")

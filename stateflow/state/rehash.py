@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
+from stateflow.state.backends.entry_stream import GROUP_BYTES
+from stateflow.state.columnar.key_hashes import PADDING, Bytes, Numbers, hash_keys
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
 from stateflow.types.key_encoding import decode_key_parts
 from stateflow.types.key_groups import key_group
 
+Groups = NDArray[np.uint16]
+
 _TIME_BYTES = 8
-_GROUP = struct.Struct(">H")
 
 
 class Rehash:
@@ -32,15 +39,39 @@ class Rehash:
         at_times = [*TIMER_IDS.values(), *(i for name in names for i in expiry_ids(name))]
         self._offsets = {state_id(name): KEY_OFFSET for name in names}
         self._offsets |= dict.fromkeys(at_times, KEY_OFFSET + _TIME_BYTES)
-        self._last: tuple[bytes, bytes] | None = None
+        ids = sorted(self._offsets)
+        self._ids = np.frombuffer(b"".join(ids), ">u4")
+        self._offset_of_id = np.array([self._offsets[i] for i in ids])
+        self._last: tuple[bytes, int] | None = None
 
-    def __call__(self, stored: bytes) -> bytes:
-        """Returns a stored key with its new key group.
+    def __call__(self, stored: Sequence[bytes]) -> tuple[list[bytes], Groups]:
+        """Returns stored keys with their new key groups, and these groups.
 
         Raises:
-            CorruptFile: the key is of no state of the operator, or does not decode.
+            CorruptFile: a key is of no state of the operator, or does not decode.
         """
-        offset = self._offsets.get(stored[_GROUP.size : KEY_OFFSET])
+        data = np.frombuffer(bytearray(b"").join((*stored, PADDING)), np.uint8)
+        offsets = np.fromiter(accumulate(map(len, stored), initial=0), np.int64, len(stored) + 1)
+        starts, ends = offsets[:-1], offsets[1:]
+        keys = np.minimum(starts + self._key_offsets(data, starts), ends)
+        hashes, valid = hash_keys(data, keys, ends, self._types)
+        groups = (hashes % self._max_parallelism).astype(np.uint16)
+        for row in np.flatnonzero(~valid).tolist():
+            groups[row] = self._group(stored[row])
+        data[starts], data[starts + 1] = groups >> 8, groups & 0xFF
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.large_binary(), len(stored), buffers).to_pylist(), groups
+
+    def _key_offsets(self, data: Bytes, starts: Numbers) -> Numbers:
+        """Returns the offset of the key in each stored key; any offset after the end if it is of no state."""
+        ids = np.ndarray(len(data) - 3, ">u4", data, strides=(1,))[starts + GROUP_BYTES]
+        found = np.searchsorted(self._ids, ids)
+        found[found == len(self._ids)] = 0
+        # Such a key has no valid hash.
+        return np.where(self._ids[found] == ids, self._offset_of_id[found], len(data))
+
+    def _group(self, stored: bytes) -> int:
+        offset = self._offsets.get(stored[GROUP_BYTES:KEY_OFFSET])
         if offset is None:
             raise CorruptFile(
                 "an entry belongs to no state of its operator",
@@ -49,8 +80,8 @@ class Rehash:
             )
         # Entries of one key follow each other, in a map and in a list. No key is a prefix of another one.
         if self._last is not None and stored.startswith(self._last[0], offset):
-            return self._last[1] + stored[_GROUP.size :]
+            return self._last[1]
         values, end = decode_key_parts(stored, offset, len(self._types))
-        group = _GROUP.pack(key_group(values, self._types, self._max_parallelism))
+        group = key_group(values, self._types, self._max_parallelism)
         self._last = stored[offset:end], group
-        return group + stored[_GROUP.size :]
+        return group

@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode
-from stateflow.state.backends.entry_stream import entries_of
+from stateflow.state.backends.entry_stream import blocks_of, entries_of
 from stateflow.state.handles import StateSchema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.fuzz.mutations import changed_bytes, changed_json
@@ -55,7 +55,7 @@ def _written() -> bytes:
         uid="op", key_types=["string"], max_parallelism=128, first_group=0, last_group=_LAST, states=states
     )
     keys = sorted(struct.pack(">H", number % (_LAST + 1)) + number.to_bytes(3) for number in range(0, 900, 7))
-    return b"".join(encode(header, [(key, bytes(int.from_bytes(key) % 97)) for key in keys]))
+    return b"".join(encode(header, blocks_of((key, bytes(int.from_bytes(key) % 97)) for key in keys)))
 
 
 def _taken_apart(data: bytes) -> tuple[bytes, list[Record], bytes]:

@@ -34,7 +34,7 @@ from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory, re
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_stream import Entry
+from stateflow.state.backends.entry_stream import Entry, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import (
@@ -205,7 +205,7 @@ class _KeyedStateWriter:
         with tempfile.TemporaryDirectory(prefix="stateflow-restore-") as scratch, ExitStack() as stack:
             stores = self._opened(subtask, Path(scratch), stack)
             entries = _Counted(_entries(owned, stores))
-            handle = self._stored(canonical_file.encode(header, entries), Path(scratch) / "entries", entries)
+            handle = self._stored(canonical_file.encode(header, blocks_of(entries)), Path(scratch) / "entries", entries)
         if handle is None:
             return None
         earliest = self._earliest(subtask)

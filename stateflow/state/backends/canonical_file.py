@@ -22,6 +22,8 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from typing import Annotated, BinaryIO
 
 import msgspec
@@ -29,15 +31,7 @@ import pyarrow as pa
 import xxhash
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.state.backends.entry_stream import (
-    GROUP_BYTES,
-    Entry,
-    EntryBlock,
-    block_of,
-    first_key,
-    read_exactly,
-    unreadable,
-)
+from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryBlock, block_of, first_key, read_exactly, unreadable
 from stateflow.state.handles import Document, StateSchema
 from stateflow.types.bounded_json import decode_json
 from stateflow.types.key_groups import KeyGroupRange
@@ -72,35 +66,63 @@ class CanonicalHeader(Document, frozen=True, kw_only=True):
     """The states, whose ids are in the keys."""
 
 
-def encode(header: CanonicalHeader, entries: Iterable[Entry]) -> Iterator[bytes]:
-    """Yields the file in chunks.
+def encode(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
+    """Yields the file in chunks, which do not depend on how the entries are divided into blocks.
 
     Args:
         header: its header.
-        entries: (key, value) pairs in order of keys, of the header's key groups.
+        blocks: entries in order of keys, of the header's key groups.
     """
     text = msgspec.json.encode(header)
     yield _MAGIC + _HEAD.pack(len(text), xxhash.xxh64_intdigest(text)) + text
-    count, size, group = 0, 0, b""
-    items: list[bytes] = []
-    for key, value in entries:
-        if key[:GROUP_BYTES] != group:
-            if items:
-                yield _block(items)
-            if group:
-                yield _END_OF_GROUP + group
-            items, size, group = [], 0, key[:GROUP_BYTES]
-        items += (key, value)
-        size += len(key) + len(value)
-        count += 1
-        if size >= _BLOCK_BYTES:
-            yield _block(items)
-            items, size = [], 0
-    if items:
-        yield _block(items)
-    if group:
-        yield _END_OF_GROUP + group
+    count, last = 0, -1
+    pending = _PendingBlock()
+    for block in blocks:
+        count += len(block.keys)
+        for group, entries in block.by_group():
+            if group != last:
+                yield from _end(pending, last)
+                last = group
+            yield from pending.add(entries)
+    yield from _end(pending, last)
     yield _END + _COUNT.pack(count)
+
+
+def _end(pending: _PendingBlock, group: int) -> Iterator[bytes]:
+    """Yields what ends a key group; nothing before the first one."""
+    yield from pending.flush()
+    if group >= 0:
+        yield _END_OF_GROUP + first_key(group)
+
+
+class _PendingBlock:
+    """Entries of one key group that are not written yet: less than a block has."""
+
+    def __init__(self) -> None:
+        self._items: list[bytes] = []
+        self._size = 0
+
+    def add(self, entries: EntryBlock) -> Iterator[bytes]:
+        """Adds entries; yields the blocks that they complete."""
+        ends = list(accumulate(map(add, map(len, entries.keys), map(len, entries.values))))
+        first = written = 0
+        while (last := bisect_left(ends, written + _BLOCK_BYTES - self._size, first)) < len(ends):
+            self._append(entries, first, last + 1)
+            yield from self.flush()
+            first, written = last + 1, ends[last]
+        self._append(entries, first, len(ends))
+        self._size += ends[-1] - written
+
+    def _append(self, entries: EntryBlock, first: int, end: int) -> None:
+        items = [b""] * (2 * (end - first))
+        items[::2], items[1::2] = entries.keys[first:end], entries.values[first:end]
+        self._items += items
+
+    def flush(self) -> Iterator[bytes]:
+        """Yields a block with what is in memory, if there is something."""
+        if self._items:
+            yield _block(self._items)
+        self._items, self._size = [], 0
 
 
 def _block(items: list[bytes]) -> bytes:

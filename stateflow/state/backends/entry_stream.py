@@ -14,6 +14,7 @@ from stateflow.types.key_groups import KeyGroupRange
 Entry = tuple[bytes, bytes]
 """A key, which begins with its key group, and its value."""
 GROUP_BYTES = 2
+_BLOCK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,37 @@ class EntryBlock:
         end = bisect_left(self.keys, first_key(groups.last + 1))
         return EntryBlock(self.keys[first:end], self.values[first:end]) if first < end else None
 
+    def by_group(self) -> Iterator[tuple[int, EntryBlock]]:
+        """Yields each key group, with its entries."""
+        first = 0
+        while first < len(self.keys):
+            group = int.from_bytes(self.keys[first][:GROUP_BYTES])
+            end = bisect_left(self.keys, first_key(group + 1), first)
+            yield group, EntryBlock(self.keys[first:end], self.values[first:end])
+            first = end
+
 
 def entries_of(blocks: Iterable[EntryBlock]) -> Iterator[Entry]:
     """Yields the entries of blocks."""
     for block in blocks:
         yield from zip(block.keys, block.values, strict=True)
         del block  # Before the next one is read, since each may be large.
+
+
+def blocks_of(entries: Iterable[Entry]) -> Iterator[EntryBlock]:
+    """Yields entries, which are in order of keys, in blocks of about 256 KiB."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    size = 0
+    for key, value in entries:
+        keys.append(key)
+        values.append(value)
+        size += len(key) + len(value)
+        if size >= _BLOCK_BYTES:
+            yield EntryBlock(keys, values)
+            keys, values, size = [], [], 0
+    if keys:
+        yield EntryBlock(keys, values)
 
 
 def select_key_groups(blocks: Iterable[EntryBlock], groups: KeyGroupRange) -> Iterator[EntryBlock]:

@@ -15,7 +15,7 @@ from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
-from stateflow.state.backends.entry_stream import Entry, EntryBlock, entries_of, select_key_groups
+from stateflow.state.backends.entry_stream import Entry, EntryBlock, blocks_of, entries_of, select_key_groups
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
@@ -65,6 +65,18 @@ def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, 
     check_backends_known(base.parts)
     for run in _foreign_runs(base):
         yield from entries_of(_read_blocks(location, run))
+    yield from _native_entries(location, base)
+
+
+def read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, None, None]:
+    """Yields what `read_entries` yields, in blocks: faster unless RocksDB wrote the parts."""
+    check_backends_known(base.parts)
+    for run in _foreign_runs(base):
+        yield from _read_blocks(location, run)
+    yield from blocks_of(_native_entries(location, base))
+
+
+def _native_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, None]:
     native = _native_parts(base)
     if native.parts:
         store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb)

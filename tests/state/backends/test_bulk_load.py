@@ -22,7 +22,7 @@ from stateflow.errors import CorruptFile, StorageError
 from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.entry_stream import EntryBlock, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.backends.rocksdb.bounds import LONGEST_BOUND
@@ -113,7 +113,7 @@ def canonical(entries: Entries, groups: range = ALL) -> bytes:
     header = CanonicalHeader(
         uid="op", key_types=[], max_parallelism=GROUPS, first_group=groups[0], last_group=groups[-1], states=[]
     )
-    return b"".join(canonical_file.encode(header, sorted(entries.items())))
+    return b"".join(canonical_file.encode(header, blocks_of(sorted(entries.items()))))
 
 
 def _subtasks(parts: Parts, compaction: str = "universal") -> OperatorSubtasks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from contextlib import suppress
+from itertools import groupby, pairwise
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
 from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, read_header
-from stateflow.state.backends.entry_stream import entries_of
+from stateflow.state.backends.entry_stream import EntryBlock, blocks_of, entries_of
 from stateflow.state.handles import StateSchema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support import canonical_reader
@@ -35,7 +36,7 @@ entries = st.dictionaries(
 
 
 def _file(found: Entries, header: CanonicalHeader = HEADER) -> bytes:
-    return b"".join(encode(header, sorted(found.items())))
+    return b"".join(encode(header, blocks_of(sorted(found.items()))))
 
 
 def _read(data: bytes, first: int = 0, last: int = 127) -> list[tuple[bytes, bytes]]:
@@ -66,6 +67,24 @@ def test_a_reader_that_knows_the_description_alone_reads_them(found: Entries) ->
     assert sorted(groups) == sorted({int.from_bytes(key[:2]) for key in found})
     for group, inside in groups.items():
         assert inside == sorted((k, v) for k, v in found.items() if int.from_bytes(k[:2]) == group)
+
+
+@given(entries, st.lists(st.integers(0, 60), max_size=10))
+def test_the_blocks_of_a_file_do_not_depend_on_those_of_its_entries(found: Entries, cuts: list[int]) -> None:
+    """A block ends with its key group, and with the entry that makes it 256 KiB."""
+    stored = sorted(found.items())
+    records: list[bytes] = []
+    for group, inside in groupby(stored, lambda entry: int.from_bytes(entry[0][:2])):
+        items: list[bytes] = []
+        for entry in inside:
+            items += entry
+            if sum(map(len, items)) >= 256 << 10:
+                records.append(_block(items))
+                items = []
+        records += [_block(items), _end(group)] if items else [_end(group)]
+    parts = [stored[first:end] for first, end in pairwise(sorted({0, *cuts, len(stored)})) if stored[first:end]]
+    blocks = [EntryBlock([key for key, _ in part], [value for _, value in part]) for part in parts]
+    assert b"".join(encode(HEADER, blocks)) == _made(*records, count=len(stored))
 
 
 def test_the_header_describes_keys_and_states() -> None:

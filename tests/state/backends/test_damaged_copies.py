@@ -17,6 +17,7 @@ from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode
+from stateflow.state.backends.entry_stream import blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
 from stateflow.state.backends.rocksdb.errors import to_stateflow_error
 from stateflow.state.files import host_cache
@@ -152,7 +153,7 @@ def _canonical(host: Host) -> Base:
     """State in a canonical file, which is stored and in the cache of the host."""
     header = CanonicalHeader(uid="op", key_types=[], max_parallelism=128, first_group=0, last_group=127, states=[])
     path = host.folder / "canonical"
-    path.write_bytes(b"".join(encode(header, sorted(CONTENT.items()))))
+    path.write_bytes(b"".join(encode(header, blocks_of(sorted(CONTENT.items())))))
     files = host.location().cache.store([path], "data/x/")
     return _base(Snapshot(tuple(files)), CANONICAL)
 

@@ -2,57 +2,78 @@
 
 from __future__ import annotations
 
-import heapq
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.private_files import make_folders, open_private
 from stateflow.state.backends import hashmap_snapshot
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, entries_of, read_exactly
+from stateflow.state.backends.entry_stream import EntryBlock, entries_of, read_exactly
+from stateflow.state.rehash import Rehash
 
 _LENGTH = struct.Struct(">I")
 _BUFFER_BYTES = 32 << 20
-_PIECE_BYTES = 1 << 20
-_pieces = msgspec.msgpack.Decoder(list[bytes])
+_PIECE_BYTES = 2 << 20
+_Unsorted = tuple[list[bytes], list[bytes]]
+"""Keys, in no order, and their values."""
+_pieces = msgspec.msgpack.Decoder(_Unsorted)
 
 
 class BucketWriter:
-    """Appends entries to the files of their buckets, which are not kept open: there may be many.
+    """Gives entries new key groups, and appends them to the files of their buckets.
+
+    The files are not kept open: there may be many.
 
     Args:
         folder: the folder for the files, which must not be used by another writer.
-        bucket_of: the bucket of each key group.
-        buffer_bytes: size of the entries in memory after which they are written.
+        rehash: gives keys their new key groups.
+        starts: the first key group of each bucket; the first one is 0.
+        buffer_bytes: size of the divided entries in memory after which they are written.
     """
 
-    def __init__(self, folder: Path, bucket_of: Sequence[int], buffer_bytes: int = _BUFFER_BYTES) -> None:
+    def __init__(self, folder: Path, rehash: Rehash, starts: Sequence[int], buffer_bytes: int = _BUFFER_BYTES) -> None:
         make_folders(folder)
         self._folder = folder
-        self._bucket_of = bucket_of
+        self._rehash = rehash
+        self._starts = starts
         self._buffer_bytes = buffer_bytes
-        self._buffers: dict[int, list[bytes]] = {}
+        self._divided: dict[int, list[bytes]] = {}
         self._size = 0
 
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Adds entries."""
-        for key, value in entries:
-            self._buffers.setdefault(self._bucket_of[int.from_bytes(key[:GROUP_BYTES])], []).extend((key, value))
-            self._size += len(key) + len(value)
+    def add(self, blocks: Iterable[EntryBlock]) -> None:
+        """Adds entries; raises as `Rehash` does."""
+        for keys, values in _gathered(((block.keys, block.values) for block in blocks), _PIECE_BYTES):
+            self._divide(keys, values)
             if self._size >= self._buffer_bytes:
                 self.flush()
 
+    def _divide(self, keys: list[bytes], values: list[bytes]) -> None:
+        keys, groups = self._rehash(keys)
+        order = np.argsort(groups, kind="stable")
+        bounds = [*np.searchsorted(groups, self._starts, sorter=order).tolist(), len(keys)]
+        rows = order.tolist()
+        for bucket, (first, end) in zip(self._starts, pairwise(bounds), strict=True):
+            if first < end:
+                chosen = rows[first:end]
+                # As bytes at once: the processor's cache has the entries now.
+                piece = msgspec.msgpack.encode(([keys[row] for row in chosen], [values[row] for row in chosen]))
+                self._divided.setdefault(bucket, []).extend((_LENGTH.pack(len(piece)), piece))
+                self._size += len(piece)
+
     def flush(self) -> None:
         """Writes what is in memory."""
-        for bucket, items in self._buffers.items():
+        for bucket, pieces in self._divided.items():
             with bucket_file(self._folder, bucket).open("ab") as file:
-                for piece in _divided(items):
-                    data = msgspec.msgpack.encode(piece)
-                    file.write(_LENGTH.pack(len(data)) + data)
-        self._buffers, self._size = {}, 0
+                file.writelines(pieces)
+        self._divided, self._size = {}, 0
 
 
 def bucket_file(folder: Path, bucket: int) -> Path:
@@ -60,63 +81,58 @@ def bucket_file(folder: Path, bucket: int) -> Path:
     return folder / str(bucket)
 
 
-def _divided(items: list[bytes]) -> Iterator[list[bytes]]:
-    """Yields keys and values in pieces of about a mebibyte."""
-    piece: list[bytes] = []
-    size = 0
-    for item in items:
-        piece.append(item)
-        size += len(item)
-        if size >= _PIECE_BYTES and len(piece) % 2 == 0:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
-
-
-def read_sorted(files: Iterable[Path], scratch: Path, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[Entry]:
-    """Yields the entries of files in order of keys.
+def read_sorted(files: Iterable[Path], scratch: Path, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[EntryBlock]:
+    """Yields the entries of files in order of keys, in blocks.
 
     Args:
         files: files of one bucket, by all writers; missing ones have no entries.
         scratch: a folder for sorted runs, if the entries are larger than the buffer; must not be in use.
         buffer_bytes: size of the entries that are sorted at a time.
     """
-    runs: list[Path] = []
-    last: list[Entry] = []
-    for entries in _in_parts(files, buffer_bytes):
-        if last:
-            runs.append(_store_run(last, scratch, len(runs)))
-        entries.sort()
-        last = entries
-    if not runs:
-        yield from last
+    parts = _gathered(_stored_pieces(files), buffer_bytes)
+    last = next(parts, None)
+    if last is None:
         return
-    opened = [path.open("rb") for path in runs]
+    runs: list[Path] = []
+    for part in parts:
+        runs.append(_store_run(_sorted(*last), scratch, len(runs)))
+        last = part
+    if not runs:
+        yield _sorted(*last)
+        return
+    runs.append(_store_run(_sorted(*last), scratch, len(runs)))
+    del last
     try:
-        stored = [_read_run(file, path) for file, path in zip(opened, runs, strict=True)]
-        yield from heapq.merge(*stored, last)
+        with ExitStack() as stack:
+            opened = [stack.enter_context(path.open("rb")) for path in runs]
+            yield from _merged(
+                [
+                    hashmap_snapshot.decode_blocks(file, path.stat().st_size, str(path))
+                    for file, path in zip(opened, runs, strict=True)
+                ]
+            )
     finally:
-        for file, path in zip(opened, runs, strict=True):
-            file.close()
+        for path in runs:
             path.unlink()
 
 
-def _in_parts(files: Iterable[Path], buffer_bytes: int) -> Iterator[list[Entry]]:
-    """Yields the entries of files in lists of about this size."""
-    entries: list[Entry] = []
-    size = 0
-    for items in _stored_pieces(files):
-        entries += zip(items[::2], items[1::2], strict=True)
-        size += sum(map(len, items))
-        if size >= buffer_bytes:
-            yield entries
-            entries, size = [], 0
-    if entries:
-        yield entries
+def _gathered(pieces: Iterable[_Unsorted], size: int) -> Iterator[_Unsorted]:
+    """Yields the entries of pieces in larger ones, of at least this size except the last one."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    found = 0
+    for more_keys, more_values in pieces:
+        keys += more_keys
+        values += more_values
+        found += sum(map(len, more_keys)) + sum(map(len, more_values))
+        if found >= size:
+            yield keys, values
+            keys, values, found = [], [], 0
+    if keys:
+        yield keys, values
 
 
-def _stored_pieces(files: Iterable[Path]) -> Iterator[list[bytes]]:
+def _stored_pieces(files: Iterable[Path]) -> Iterator[_Unsorted]:
     for path in files:
         if not path.exists():
             continue
@@ -126,12 +142,36 @@ def _stored_pieces(files: Iterable[Path]) -> Iterator[list[bytes]]:
                 yield _pieces.decode(read_exactly(file, length, str(path)))
 
 
-def _store_run(entries: list[Entry], scratch: Path, number: int) -> Path:
+def _sorted(keys: list[bytes], values: list[bytes]) -> EntryBlock:
+    # Lists of pairs take Python seven times as long to sort. `pa.array` and `to_numpy` would import pandas.
+    offsets = np.fromiter(accumulate(map(len, keys), initial=0), np.int64, len(keys) + 1)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(keys))]
+    order = pc.sort_indices(pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)).to_pylist()
+    return EntryBlock([keys[row] for row in order], [values[row] for row in order])
+
+
+def _merged(runs: Iterable[Iterator[EntryBlock]]) -> Iterator[EntryBlock]:
+    """Yields the entries of sorted runs in order of keys, in blocks; holds one block of each run."""
+    heads = [(block, run) for run in runs if (block := next(run, None))]
+    while heads:
+        # All entries up to this key have been read.
+        bound = min(block.keys[-1] for block, _ in heads)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        left: list[tuple[EntryBlock, Iterator[EntryBlock]]] = []
+        for block, run in heads:
+            end = bisect_right(block.keys, bound)
+            keys += block.keys[:end]
+            values += block.values[:end]
+            rest = EntryBlock(block.keys[end:], block.values[end:]) if end < len(block.keys) else next(run, None)
+            if rest:
+                left.append((rest, run))
+        yield _sorted(keys, values)
+        heads = left
+
+
+def _store_run(entries: EntryBlock, scratch: Path, number: int) -> Path:
     path = scratch / f"run-{number}"
     with open_private(path, must_create=True) as file:
-        file.writelines(hashmap_snapshot.encode(entries))
+        file.writelines(hashmap_snapshot.encode(entries_of([entries])))
     return path
-
-
-def _read_run(file: BinaryIO, path: Path) -> Iterator[Entry]:
-    return entries_of(hashmap_snapshot.decode_blocks(file, path.stat().st_size, str(path)))

@@ -15,15 +15,15 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.savepoints.canonical.buckets import BucketWriter, bucket_file, read_sorted
 from stateflow.checkpoint.savepoints.canonical.shares import Shard, divide_key_groups
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_stream import Entry
+from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.state.rehash import Rehash
 from stateflow.types.key_groups import range_of
 
-_BUCKET_BYTES = 24 << 20
+_BUCKET_BYTES = 8 << 20
 _MOST_BUCKETS = 256
 
-ShardReader = Callable[[Shard], Iterable[Entry]]
+ShardReader = Callable[[Shard], Iterable[EntryBlock]]
 
 
 class NewSubtask(Document, frozen=True, kw_only=True):
@@ -94,20 +94,14 @@ def divide(shards: Sequence[Shard], subtasks: Sequence[NewSubtask], read: ShardR
         headers = [s.header for s in subtasks if s.operator == operator]
         starts = [first for s in subtasks if s.operator == operator for first in s.buckets]
         rehash = Rehash(headers[0].key_types, [s.name for s in headers[0].states], headers[0].max_parallelism)
-        writer = BucketWriter(folder / str(operator), _bucket_of(starts, headers[0].max_parallelism))
+        writer = BucketWriter(folder / str(operator), rehash, starts)
         for shard in same:
-            writer.add((rehash(key), value) for key, value in read(shard))
+            writer.add(read(shard))
         writer.flush()
 
 
-def _bucket_of(starts: Sequence[int], max_parallelism: int) -> list[int]:
-    """Returns the first key group of the bucket of each key group."""
-    ends = [*starts[1:], max_parallelism]
-    return [start for start, end in zip(starts, ends, strict=True) for _ in range(start, end)]
-
-
-def sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[Entry]:
-    """Yields the entries of a new subtask in order of keys.
+def sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryBlock]:
+    """Yields the entries of a new subtask in order of keys, in blocks.
 
     Args:
         subtask: the subtask.

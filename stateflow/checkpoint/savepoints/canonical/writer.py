@@ -16,8 +16,8 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
 from stateflow.state.backends import canonical_file
-from stateflow.state.backends.entry_stream import Entry
-from stateflow.state.backends.factory import StoreLocation, read_entries
+from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.factory import StoreLocation, read_blocks
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, Document, FileHandle, FilePart, StateFile, SubtaskState
 from stateflow.storage import Storage
@@ -69,8 +69,8 @@ def _write_file(
         return store_files(encoded, target, to, Path(scratch))
 
 
-def shard_entries(shard: Shard, source: Storage, scratch: Path, clock: Clock) -> Iterator[Entry]:
-    """Yields the entries of a shard in order of keys; raises MissingFile and CorruptFile.
+def shard_entries(shard: Shard, source: Storage, scratch: Path, clock: Clock) -> Iterator[EntryBlock]:
+    """Yields the entries of a shard in order of keys, in blocks; raises MissingFile and CorruptFile.
 
     Args:
         shard: the shard.
@@ -82,7 +82,7 @@ def shard_entries(shard: Shard, source: Storage, scratch: Path, clock: Clock) ->
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         cache = HostCache.direct(Path(folder) / "cache", source, clock)
         location = StoreLocation(Path(folder) / "work", cache, RocksDBSettings())
-        yield from read_entries(location, Base(shard.state.subtask, shard.groups, (shard.state,)))
+        yield from read_blocks(location, Base(shard.state.subtask, shard.groups, (shard.state,)))
 
 
 def store_files(files: Sequence[Iterable[bytes]], target: Storage, to: Destination, scratch: Path) -> list[StateFile]:
