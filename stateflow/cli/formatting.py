@@ -56,7 +56,12 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def offset_text(offset: str) -> str:
-    """Returns a source's position without JSON punctuation: ``{"row": 120}`` becomes ``row:120``."""
+    """Returns a source's position without JSON punctuation: ``{"row": 120}`` becomes ``row:120``.
+
+    A position in words keeps its words; a line feed in it becomes a blank, so that it forges no line.
+    """
+    if not offset.lstrip().startswith(("{", "[")):
+        return re.sub(r"\s+", " ", offset).strip() or "-"
     return re.sub(r'[{}"\s]', "", offset) or "-"
 
 

@@ -172,8 +172,11 @@ def list_(job_root: str, folder: str, as_json: bool) -> None:
 
 
 def _print_savepoints(savepoints: list[SavepointReport]) -> None:
-    rows = [("name", "checkpoint", "made (UTC)", "origin", "size")]
-    rows += [(s.name, str(s.checkpoint_id), to_seconds(s.made_at), s.origin, human_bytes(s.bytes)) for s in savepoints]
+    rows = [("name", "checkpoint", "made (UTC)", "origin", "format", "size")]
+    rows += [
+        (s.name, str(s.checkpoint_id), to_seconds(s.made_at), s.origin, s.format, human_bytes(s.bytes))
+        for s in savepoints
+    ]
     title, *lines = align_columns(rows)
     print_text(title)
     for s, line in zip(savepoints, lines, strict=True):

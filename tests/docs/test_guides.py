@@ -186,6 +186,9 @@ def test_the_commands_fill_the_forms_with_what_the_sentences_ask_for(dags: dict[
     form = airflow_cli_check.check_form(dags["flights_savepoint"], json.loads(stop))
     wanted = {"name": "before-v2", "origin": "upgrade", "stop": True, "drain": False, "reason": None}
     assert form == wanted | {"format": "default"}
+    (move,) = re.findall(r"trigger flights_savepoint --conf '(.*)'", read("move-state"))
+    form = airflow_cli_check.check_form(dags["flights_savepoint"], json.loads(move))
+    assert (form["name"], form["format"], form["stop"]) == ("move", "canonical", False)
     (back,) = re.findall(r"trigger flights_recovery --conf '(.*)'", read("recover-at-3-am"))
     form = airflow_cli_check.check_form(dags["flights_recovery"], json.loads(back))
     assert (form["target"], form["sinks"], form["run"]) == ("before:2026-01-31T03:00", "restore", False)
@@ -198,7 +201,7 @@ _AIRFLOWS_OWN = {
 """Names in italics that are Airflow's."""
 
 
-@pytest.mark.parametrize("guide", ["upgrade-with-a-savepoint", "recover-at-3-am"])
+@pytest.mark.parametrize("guide", ["upgrade-with-a-savepoint", "recover-at-3-am", "move-state"])
 def test_dags_and_fields_that_a_guide_names_exist(dags: dict[str, Any], guide: str) -> None:
     text = " ".join(read(guide).split())
     named = set(re.findall(r"`(flights_[a-z]+)`", text))

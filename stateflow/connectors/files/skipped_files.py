@@ -51,7 +51,8 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
     lines = [msgspec.json.encode({"path": file_uri(file), "timestamp": time, "batchId": 0}) for file, time in skipped]
     log = b"\n".join([b"v1", *lines])
     digest = hashlib.sha256(log).hexdigest()[:16]
-    text = f"{len(skipped)} files modified before {until.isoformat(timespec='milliseconds')} are skipped ({digest})"
+    files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
+    text = f"{files} modified before {until.isoformat(timespec='milliseconds')} skipped ({digest})"
     return InitialPosition('{"logOffset":0}', {"0": log}, text)
 
 

@@ -36,7 +36,8 @@ from stateflow.state.handles import Document, StateSchema
 from stateflow.types.bounded_json import decode_json
 from stateflow.types.key_groups import KeyGroupRange
 
-_MAGIC = b"SFCS\x01"
+_NAME, _VERSION = b"SFCS", 1
+_MAGIC = _NAME + bytes([_VERSION])
 _HEAD, _BLOCK, _GROUP, _COUNT = struct.Struct(">IQ"), struct.Struct(">IIQ"), struct.Struct(">H"), struct.Struct(">Q")
 _END, _IS_BLOCK, _END_OF_GROUP = b"\x00", b"\x01", b"\x02"
 _BLOCK_BYTES = 256 << 10
@@ -141,8 +142,8 @@ def read_header(stream: BinaryIO, name: str) -> CanonicalHeader:
     Raises:
         CorruptFile: it is not a file of this version.
     """
-    if stream.read(len(_MAGIC)) != _MAGIC:
-        raise unreadable(name, "it does not start with the header of this version")
+    if (magic := stream.read(len(_MAGIC))) != _MAGIC:
+        raise unreadable(name, _unknown_form(magic))
     length, checksum = _HEAD.unpack(read_exactly(stream, _HEAD.size, name))
     if length > _LARGEST_HEADER:
         raise unreadable(name, "its header is too large")
@@ -156,6 +157,12 @@ def read_header(stream: BinaryIO, name: str) -> CanonicalHeader:
     if not 0 <= header.first_group <= header.last_group < header.max_parallelism:
         raise unreadable(name, "its key groups are not a range")
     return header
+
+
+def _unknown_form(magic: bytes) -> str:
+    if magic[:-1] != _NAME:
+        return "it is not a canonical file"
+    return f"it has version {magic[-1]} of the canonical format, and this version of stateflow reads {_VERSION}"
 
 
 @dataclass(frozen=True)

@@ -192,3 +192,9 @@ def test_no_flipped_bit_hides_an_entry_of_the_selected_key_groups(first: int, la
         data[bit // 8] ^= 1 << bit % 8
         with suppress(CorruptFile):
             assert _read(bytes(data), first, last) == _of_groups(SEVERAL, first, last), bit
+
+
+def test_the_error_for_a_newer_version_of_the_format_names_the_version() -> None:
+    with pytest.raises(CorruptFile) as caught:
+        read_header(io.BytesIO(BAD["another version"]), "a file")
+    assert "version 2" in str(caught.value.facts["reason"])
