@@ -76,8 +76,9 @@ class Walk:
         """Types a command that must fail; returns the code of its error."""
         done = invoke(*self._words(command)[1:])
         assert done.exit_code != 0, done.output
-        (found,) = re.findall(r"^error \[([\w-]+)\]", done.stderr, re.MULTILINE)
-        return found
+        found = re.search(r"^error \[([\w-]+)\]", done.stderr, re.MULTILINE)
+        assert found is not None, done.stderr
+        return found[1]
 
     def screen(self, printed: str) -> str:
         """What a command has printed as the guide shows it, without what differs from one job to the other."""
@@ -141,7 +142,7 @@ def _stored(root: str, walk: Walk) -> dict[str, Any]:
     return {operator["uid"]: operator for operator in operators}
 
 
-def test_the_guide_works_as_written_and_prints_what_it_shows(walk: Walk) -> None:
+def test_the_commands_of_the_guide_move_state_work_and_print_its_screens(walk: Walk) -> None:
     first, create, path, airflow, backend, groups, rekey, other, claim, claimed, *graph = blocks(GUIDE)
     assert airflow.startswith("airflow ")
     walk.export(first)
@@ -247,7 +248,7 @@ def _write_newer_files(savepoint: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_demo_s_job_moves_to_another_max_parallelism_on_spark(tmp_path: Path) -> None:
+def test_the_demo_s_job_moves_to_another_max_parallelism_and_to_other_paths_on_spark(tmp_path: Path) -> None:
     first, create, path, _, _, groups, *_ = blocks(GUIDE)
     walk = Walk(tmp_path, on_spark=True)
     walk.export(first)
@@ -260,3 +261,11 @@ def test_the_demo_s_job_moves_to_another_max_parallelism_on_spark(tmp_path: Path
     walk.check_tables("data/tables-256", 2, skip=1)
     subtasks = [s for o in _stored("data/jobs/flights-256", walk).values() for s in o["subtasks"]]
     assert {s["last_group"] for s in subtasks} == {85, 170, 255}
+    walk.type(
+        'stateflow fork "$SAVEPOINT" --job-root "$ROOT" --into "$ROOT-fork" --shadow',
+        "cp -rp /data/flights /data/moved",
+        'stateflow source relocate --job-root "$ROOT-fork" --source flights --from /data/flights --to /data/moved',
+    )
+    fork = tmp_path / "data/jobs/flights-fork"
+    (source,) = root_files.read_manifest(fork, root_files.head(fork).doc["manifest"])["sources"]
+    assert str(tmp_path / "data/moved") in source["description"]

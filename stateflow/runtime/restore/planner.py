@@ -68,11 +68,16 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
         MissingFile, CorruptFile: the target is damaged.
         SinkDiverged: a table cannot be restored to the target.
     """
-    root = job.root
-    head = root.head()
+    head = job.root.head()
     target = _resolve(job, head, target_name, options)
-    context = check_target(job, head, target, GraphRequest(options.changes, options.drop, root.clock.now()))
+    context = check_target(job, head, target, GraphRequest(options.changes, options.drop, job.root.clock.now()))
     context.check_file_sizes()
+    return _describe(context, target_name, options)
+
+
+def _describe(context: RestoreContext, target_name: str, options: RestoreOptions) -> RestorePlan:
+    job, head, target = context.job, context.head, context.target
+    root = job.root
     mode = SinkMode.KEEP if context.from_other_job else options.sinks
     left = tables_without_sink(context, mode, options.keep_tables)
     newest, dropped = _newest_manifest(root, head), _dropped_checkpoints(context)
