@@ -49,7 +49,6 @@ def get_provider_info() -> dict[str, object]:
                 "python-modules": [
                     "stateflow_airflow.operators.run",
                     "stateflow_airflow.operators.savepoint",
-                    "stateflow_airflow.operators.rekey",
                     "stateflow_airflow.operators.approval",
                     "stateflow_airflow.operators.command_approval",
                     "stateflow_airflow.operators.claim_approval",

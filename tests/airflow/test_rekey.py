@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.rekey import StateflowRekeyOperator
+from stateflow_airflow.operators.savepoint import StateflowRekeyOperator
 from tests.airflow.fakes import fails
 from tests.airflow.jobs import new_run
 from tests.support import root_files

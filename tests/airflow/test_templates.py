@@ -8,10 +8,9 @@ import pytest
 from airflow.sdk import DAG
 
 from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
-from stateflow_airflow.operators.rekey import StateflowRekeyOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
-from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
+from stateflow_airflow.operators.savepoint import StateflowRekeyOperator, StateflowSavepointOperator
 from stateflow_airflow.spark import SparkSubmit
 
 TEXT = "{{ value }}"

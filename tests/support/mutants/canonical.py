@@ -29,7 +29,7 @@ from stateflow.runtime.restore import state_import
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation
 from stateflow.state.backends import canonical_file, factory
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock
+from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock, blocks_of, entries_of
 from stateflow.state.backends.factory import StoreLocation
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, StateFile
@@ -46,17 +46,19 @@ _encode = canonical_file.encode
 
 
 @MUTANTS.plant("lost-last-group", (canonical_file, "encode"))
-def _encode_without_last_group(header: CanonicalHeader, entries: Iterable[Entry]) -> Iterator[bytes]:
+def _encode_without_last_group(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
     """A worker does not write its last key group."""
-    groups = [list(same) for _, same in groupby(entries, lambda entry: entry[0][:GROUP_BYTES])]
-    yield from _encode(header, (entry for group in groups[:-1] for entry in group))
+    yield from _encode(header, blocks_of(entry for group in _groups(blocks)[:-1] for entry in group))
 
 
 @MUTANTS.plant("unsorted-groups", (canonical_file, "encode"))
-def _encode_unsorted(header: CanonicalHeader, entries: Iterable[Entry]) -> Iterator[bytes]:
+def _encode_unsorted(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
     """A worker writes the entries of a key group in another order than that of their keys."""
-    groups = [list(same) for _, same in groupby(entries, lambda entry: entry[0][:GROUP_BYTES])]
-    yield from _encode(header, (entry for group in groups for entry in reversed(group)))
+    yield from _encode(header, blocks_of(entry for group in _groups(blocks) for entry in reversed(group)))
+
+
+def _groups(blocks: Iterable[EntryBlock]) -> list[list[Entry]]:
+    return [list(same) for _, same in groupby(entries_of(blocks), lambda entry: entry[0][:GROUP_BYTES])]
 
 
 _put_file, _record_savepoint = PosixStorage.put_file, catalog.record_savepoint
@@ -146,8 +148,8 @@ def _rekey_without_last_bucket(
         return rekey(source, manifest, target, to, max_parallelism)
 
 
-def _encode_without_last_subtask(header: CanonicalHeader, entries: Iterable[Entry]) -> Iterator[bytes]:
-    found = list(entries)
+def _encode_without_last_subtask(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
+    found = list(blocks)
     yield from _encode(header, found if header.last_group < header.max_parallelism - 1 else ())
 
 
