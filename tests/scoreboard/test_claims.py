@@ -267,7 +267,7 @@ def _delete_meanwhile(round_: Round) -> int:
         savepoint = _savepoint_of(job, round_)
         job.run_to(_AT + _SINCE)
         plan(job, str(savepoint.folder), *_CLAIM)
-        is_first = round_.rng.random() < 0.5
+        is_first = round_.seed // len(_WAYS) % 2 == 1
         step = "savepoint.claimed" if is_first else "restore.claimed"
         claiming = begin(job, failpoint=f"{step}:1:stop").wait_stopped()
         dispose = ("savepoint", "dispose", str(savepoint.folder))
