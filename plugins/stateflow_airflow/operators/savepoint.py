@@ -310,10 +310,18 @@ class StateflowRekeyOperator(JobRootOperator):
     template_fields: Sequence[str] = ("job_root", "savepoint", "max_parallelism", "into", "name", "reason")
     ui_color = "#dff2e1"
 
-    def __init__(
-        self, *, savepoint: str, max_parallelism: int | str, into: str, name: str = "", reason: str = "", **kwargs: Any
+    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+        self,
+        *,
+        job_root: str,
+        savepoint: str,
+        max_parallelism: int | str,
+        into: str,
+        name: str = "",
+        reason: str = "",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(job_root=job_root, **kwargs)
         self.savepoint = savepoint
         self.max_parallelism = max_parallelism
         self.into = into
