@@ -47,9 +47,8 @@ def measure(folder: Path, size: Size, flink: bool = True) -> dict[str, Any]:
     subtask to that with one. The peak is that of a worker, for all state and for a tenth of it.
     """
     root = folder / "root"
-    small_peak = _small_peak(folder, size)
+    peak, small_peak = _worker_peak(root), _small_peak(folder, size)
     made, canonical = best(lambda n: _create(root, f"canonical-{n}"))
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     half = made.bytes // 2
     one = SavepointSettings(worker_bytes=half, max_workers=1)
     one_s, four_s = (
@@ -81,11 +80,27 @@ def _create(root: Path, name: str, settings: SavepointSettings | None = None) ->
 
 
 def _small_peak(folder: Path, size: Size) -> int:
-    """Peak memory of a worker for a tenth of the state, in KiB; the system keeps the largest of all child processes."""
+    """Peak memory of a worker for a tenth of the state, in KiB."""
     small = folder / "small"
     run_large_state(small, replace(size, keys=size.keys // 10))
-    _create(small / "root", "small")
-    shutil.rmtree(small)
+    try:
+        return _worker_peak(small / "root")
+    finally:
+        shutil.rmtree(small)
+
+
+def _worker_peak(root: Path) -> int:
+    """Peak memory of the largest worker of a savepoint, in KiB.
+
+    The system keeps the maximum of all children of a process, and that of a child begins with the memory of the process
+    that starts it. So a small process makes the savepoint, which has no other children.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_create_alone, root).result()
+
+
+def _create_alone(root: Path) -> int:
+    _create(root, "peak")
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 

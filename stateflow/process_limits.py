@@ -1,19 +1,27 @@
-"""Runs a program in a child process with limits for memory and CPU time, for input that could crash or block a process.
+"""Limits of memory and CPU time of processes that read input which could crash or block them.
 
-The child imports nothing from stateflow unless its program does: it gets the text of its program, after the text of
-this module's function `limit`, which the program calls as soon as it has imported what it needs.
+`failure_of` runs a program in a child process for this. The child imports nothing from stateflow unless its program
+does: it gets the text of its program, after the text of `limit_memory` and `limit`, and calls `limit` as soon as it has
+imported what it needs. A process that exists only for such input, and whose end is harmless, calls `isolate` instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
+import math
+import os
+import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _WALL_SECONDS_PER_CPU_SECOND = 30
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -24,16 +32,66 @@ class ChildLimits:
     cpu_seconds: int
 
 
-def limit(memory: int, cpu_seconds: int) -> None:
-    """Sets the limits of this process: bytes in addition to its present memory, and seconds."""
+def limit_memory(memory: int) -> None:
+    """Limits the memory of this process, in bytes in addition to its present memory; it writes no core file."""
     import resource
 
     with open("/proc/self/statm", "rb") as file:
         data_pages = int(file.read().split()[5])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     memory += data_pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+
+def limit(memory: int, cpu_seconds: int) -> None:
+    """Sets the limits of this process: bytes in addition to its present memory, and seconds."""
+    import resource
+
+    limit_memory(memory)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+
+
+_isolated = False
+
+
+def isolate(memory: int) -> None:
+    """Marks this process as one that may crash without harm, and limits its memory as `limit_memory` does."""
+    global _isolated
+    limit_memory(memory)
+    _isolated = True
+
+
+def is_isolated() -> bool:
+    """Returns whether this process may crash without harm, so that its input needs no other process."""
+    return _isolated
+
+
+def end_with_parent(parent: int) -> None:
+    """Lets the system end this process when the thread that has started it ends.
+
+    A thread of this process cannot do that in all cases: a library may wait for ever, and keep Python's lock.
+
+    Args:
+        parent: the id of the parent process; if it has ended already, this process does, too.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def time_limits(cpu_seconds: int, wall_seconds: int) -> Iterator[None]:
+    """Limits the time for the `with` block; the system ends the process with SIGXCPU or SIGALRM after that."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    until = math.ceil(time.process_time()) + cpu_seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (until if most == resource.RLIM_INFINITY else min(until, most), most))
+    signal.alarm(wall_seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def failure_of(program: str, arguments: Sequence[object], limits: ChildLimits, data: bytes = b"") -> str:
@@ -47,7 +105,7 @@ def failure_of(program: str, arguments: Sequence[object], limits: ChildLimits, d
         data: its standard input.
     """
     timeout = limits.cpu_seconds * _WALL_SECONDS_PER_CPU_SECOND
-    text = f"{inspect.getsource(limit)}\n\n{program}"
+    text = f"{inspect.getsource(limit_memory)}\n\n{inspect.getsource(limit)}\n\n{program}"
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", text, *map(str, (limits.memory, limits.cpu_seconds, *arguments))],
         stdin=subprocess.PIPE,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +11,7 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.savepoints.canonical.shares import shards_of
-from stateflow.checkpoint.savepoints.canonical.worker_tasks import WorkerTask, WriteShare
-from stateflow.checkpoint.savepoints.canonical.workers import WORKER_PROGRAM, LocalWorkers, SavepointWorkers, encoded
-from stateflow.checkpoint.savepoints.canonical.writer import Destination
+from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
@@ -26,6 +19,7 @@ from stateflow.errors import CorruptFile, InternalError
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.storage import PosixStorage
 from tests.support import root_files, stored_state
+from tests.support.errors import raises
 from tests.support.job_fixture import AccountsJob
 from tests.support.restores import check_after, go_back
 
@@ -129,37 +123,12 @@ def test_a_damaged_file_is_an_error_of_the_worker(job: AccountsJob) -> None:
 def test_a_killed_worker_fails_the_savepoint(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run_to(60)
     monkeypatch.setenv("STATEFLOW_FAILPOINT", "savepoint.share:1:kill")
-    with pytest.raises(InternalError) as raised:
+    with raises(InternalError, exit_code=-signal.SIGKILL):
         _make(job, SMALL)
-    assert raised.value.facts["exit_code"] == -signal.SIGKILL
     assert not list((job.root / "savepoints").glob("*/_savepoint"))
     monkeypatch.delenv("STATEFLOW_FAILPOINT")
     job.command("gc").check()
     assert not list((job.root / "savepoints").glob("*/files/*"))
-
-
-def test_a_worker_ends_with_its_parent(job: AccountsJob) -> None:
-    """The system closes the pipe to its standard input when the parent dies."""
-    job.run_to(60)
-    root = JobRoot.open(PosixStorage(job.root), SystemClock(), "a test")
-    manifest = root.checkpoints.manifest_at(root.head())
-    assert manifest is not None
-    shards = shards_of(manifest, root.job.max_parallelism, SMALL)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        # A server that never answers.
-        source = f"webhdfs://127.0.0.1:{server.getsockname()[1]}/job"
-        work = WriteShare(share=shards, to=Destination(folder="x/", files=1))
-        task = WorkerTask(source=source, target=source, work=work)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        with subprocess.Popen(WORKER_PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
-            assert child.stdin is not None
-            child.stdin.write(encoded(task))
-            child.stdin.flush()
-            connection, _ = server.accept()
-            with connection:
-                assert connection.recv(1) and child.poll() is None
-                child.stdin.close()
-                assert child.wait(30) == 1
 
 
 @pytest.mark.spark
@@ -173,3 +142,17 @@ def test_workers_run_in_spark_tasks(job: AccountsJob, spark_session: SparkSessio
     assert _entries(folder, _document(folder)["manifest"]) == before
     assert spark_session.sparkContext.statusTracker().getJobIdsForGroup("stateflow-savepoint")
     root_files.check_savepoint(folder)
+
+
+@pytest.mark.spark
+def test_a_killed_worker_of_a_spark_task_fails_the_savepoint(
+    job: AccountsJob, spark_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.run_to(60)
+    on_spark = SparkWorkers()
+    on_spark.worth_a_worker = 0
+    on_spark.context = spark_session.sparkContext
+    monkeypatch.setitem(spark_session.sparkContext.environment, "STATEFLOW_FAILPOINT", "savepoint.share:2:kill")
+    with raises(InternalError, exit_code=str(-signal.SIGKILL)):
+        _make(job, SavepointSettings(worker_bytes=1, max_workers=2), on_spark)
+    assert not list((job.root / "savepoints").glob("*/_savepoint"))

@@ -81,7 +81,7 @@ def _native_entries(location: StoreLocation, base: Base) -> Generator[Entry, Non
     if native.parts:
         store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb)
         try:
-            yield from store.scan(b"")
+            yield from store.read_all()
         finally:
             store.close()
 

@@ -231,11 +231,11 @@ class HostCache:
         return files
 
     def is_checked(self, fingerprint: str) -> bool:
-        """Returns whether a store with this fingerprint was written or checked by this host."""
+        """Returns whether this host has written or checked the store, or the file, with this fingerprint."""
         return any((folder / _checked(fingerprint)).exists() for folder in (self.folder, *self._siblings))
 
     def remember_checked(self, fingerprint: str) -> None:
-        """Remembers that a store with this fingerprint is safe to open."""
+        """Remembers that the store with this fingerprint is safe to open, or that the file has a valid structure."""
         (self.folder / _checked(fingerprint)).touch(mode=0o600)
 
     def keep_only(self, files: Iterable[StateFile], checked: str = "") -> None:

@@ -17,8 +17,9 @@ from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode
-from stateflow.state.backends.entry_stream import blocks_of
+from stateflow.state.backends.entry_stream import Entry, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.backends.rocksdb.errors import to_stateflow_error
 from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache
@@ -219,8 +220,14 @@ def test_damage_of_the_stored_object_is_an_error_that_names_the_object(
     assert (refused.value.facts["file"], refused.value.retryable) == (key, False)
 
 
+def _read_all(store: KeyedStateBackend) -> Iterator[Entry]:
+    assert isinstance(store, RocksDBBackend)
+    return store.read_all()
+
+
 READS: dict[str, Callable[[KeyedStateBackend], object]] = {
     "scan": lambda store: dict(store.scan(b"")),
+    "all": lambda store: dict(_read_all(store)),
     "get": lambda store: {key: store.get(key) for key in CONTENT},
     "multi_get": lambda store: dict(zip(CONTENT, store.multi_get(list(CONTENT)), strict=True)),
 }
@@ -244,13 +251,16 @@ def test_damage_under_an_open_store_never_changes_a_result(
     assert host.content("rocksdb", base) == CONTENT
 
 
-def test_a_scan_of_a_damaged_file_does_not_end_as_if_there_were_nothing_more(host: Host) -> None:
+@pytest.mark.parametrize("read", [lambda store: store.scan(b""), _read_all], ids=["scan", "all"])
+def test_a_scan_of_a_damaged_file_does_not_end_as_if_there_were_nothing_more(
+    host: Host, read: Callable[[KeyedStateBackend], Iterator[Entry]]
+) -> None:
     _, base = _filled(host, "rocksdb")
     store = host.open("rocksdb", base)
     host.damage(DAMAGES["a bit in the middle"], in_place=True)
     found: list[tuple[bytes, bytes]] = []
     with pytest.raises(DamagedCopy):
-        found.extend(store.scan(b""))
+        found.extend(read(store))
     assert found == sorted(CONTENT.items())[: len(found)]
     assert len(found) < len(CONTENT)
 

@@ -53,6 +53,16 @@ def _snapshot(stores: RocksStoreFixture, *values: bytes) -> Snapshot:
     return taken
 
 
+@pytest.mark.parametrize("keys", [[], [b""], [b"", b"\0", b"a", b"a\0", b"\xff" * 3]], ids=["none", "empty", "several"])
+def test_all_entries_are_read_in_order_of_keys(stores: RocksStoreFixture, keys: list[bytes]) -> None:
+    store = stores.new()
+    store.write({key: b"value of " + key for key in keys})
+    store.write({b"b": b"deleted"})
+    store.write({b"b": None})
+    assert list(store.read_all()) == [(key, b"value of " + key) for key in keys]
+    store.close()
+
+
 def test_a_snapshot_uploads_only_what_is_new(stores: RocksStoreFixture) -> None:
     store = stores.new()
     assert store.snapshot("data/x/empty-").files == ()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.checkpoint.savepoints.canonical.rekey import NewSubtask, divide, sorted_entries
 from stateflow.checkpoint.savepoints.canonical.shares import Shard
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, shard_entries, store_files, write_share
-from stateflow.clock import SystemClock
+from stateflow.checkpoint.savepoints.canonical.writer import (
+    SCRATCH,
+    Destination,
+    LocalCopies,
+    Storages,
+    store_files,
+    write_share,
+)
 from stateflow.errors import StateflowError
 from stateflow.state.backends import canonical_file
 from stateflow.state.handles import Document, StateFile
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import open_storage
 
 
 class WriteShare(Document, frozen=True, kw_only=True, tag=True):
@@ -22,9 +29,17 @@ class WriteShare(Document, frozen=True, kw_only=True, tag=True):
     share: list[Shard]
     to: Destination
 
-    def run(self, source: Storage, target: Storage) -> list[StateFile]:
+    def run(self, storages: Storages) -> list[StateFile]:
         """See `write_share`."""
-        return write_share(self.share, source, target, self.to)
+        return write_share(self.share, storages, self.to)
+
+    def size(self) -> int:
+        """Returns the size of the stored state that it reads."""
+        return _size(self.share)
+
+    def stored_files(self) -> list[str]:
+        """Returns the keys of the stored files that it reads."""
+        return _stored_files(self.share)
 
 
 class DivideShare(Document, frozen=True, kw_only=True, tag=True):
@@ -36,17 +51,18 @@ class DivideShare(Document, frozen=True, kw_only=True, tag=True):
     folder: str
     """Local folder of this worker."""
 
-    def run(self, source: Storage, _: Storage) -> list[StateFile]:
+    def run(self, storages: Storages) -> list[StateFile]:
         """See `divide`; returns nothing."""
-        clock = SystemClock()
-        with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
-            divide(
-                self.share,
-                self.subtasks,
-                lambda shard: shard_entries(shard, source, Path(scratch), clock),
-                Path(self.folder),
-            )
+        divide(self.share, self.subtasks, storages.entries, Path(self.folder))
         return []
+
+    def size(self) -> int:
+        """See `WriteShare.size`."""
+        return _size(self.share)
+
+    def stored_files(self) -> list[str]:
+        """See `WriteShare.stored_files`."""
+        return _stored_files(self.share)
 
 
 class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
@@ -57,15 +73,35 @@ class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
     """Local folders of the workers that have divided entries."""
     to: Destination
 
-    def run(self, _: Storage, target: Storage) -> list[StateFile]:
+    def run(self, storages: Storages) -> list[StateFile]:
         """Returns the file of each subtask."""
         folders = [Path(folder) for folder in self.folders]
-        with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch:
             encoded = [
                 canonical_file.encode(subtask.header, sorted_entries(subtask, folders, Path(scratch)))
                 for subtask in self.subtasks
             ]
-            return store_files(encoded, target, self.to, Path(scratch))
+            return store_files(encoded, storages.target, self.to, Path(scratch))
+
+    def size(self) -> int:
+        """Returns the size of the buckets."""
+        files = (path for folder in self.folders for path in Path(folder).rglob("*"))
+        return sum(path.stat().st_size for path in files if path.is_file())
+
+    def stored_files(self) -> list[str]:
+        """Returns nothing: workers have written the buckets."""
+        return []
+
+
+Work = WriteShare | DivideShare | SortBuckets
+
+
+def _size(share: Sequence[Shard]) -> int:
+    return sum(file.size for shard in share for file in shard.state.files)
+
+
+def _stored_files(share: Sequence[Shard]) -> list[str]:
+    return sorted({file.handle.key for shard in share for file in shard.state.files})
 
 
 class WorkerTask(Document, frozen=True, kw_only=True):
@@ -75,12 +111,13 @@ class WorkerTask(Document, frozen=True, kw_only=True):
     """URI of the storage with the checkpoint's files."""
     target: str
     """URI of the storage of the savepoint."""
-    work: WriteShare | DivideShare | SortBuckets
+    work: Work
 
-    def run(self) -> WorkerResult:
-        """Does the work, and returns its files or its error."""
+    def run(self, copies: LocalCopies) -> WorkerResult:
+        """Does the work, and returns its files or its error; `copies` are those of the process."""
         try:
-            return WorkerResult(files=self.work.run(open_storage(self.source), open_storage(self.target)))
+            storages = Storages(open_storage(self.source), copies, open_storage(self.target))
+            return WorkerResult(files=self.work.run(storages))
         except StateflowError as e:
             return WorkerResult(failure=Failure.of(e))
 
@@ -90,3 +127,9 @@ class WorkerResult(Document, frozen=True, kw_only=True):
 
     files: list[StateFile] = []
     failure: Failure | None = None
+
+    def stored(self) -> list[StateFile]:
+        """Returns the files; raises the error of a task that failed."""
+        if self.failure:
+            raise self.failure.to_error()
+        return self.files

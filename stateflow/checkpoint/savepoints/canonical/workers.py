@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import os
-import subprocess
-import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Lock
 
-import msgspec
-
-from stateflow.checkpoint.savepoints.canonical.shares import WORTH_A_WORKER, Shard, shares_of
-from stateflow.checkpoint.savepoints.canonical.worker_tasks import (
-    DivideShare,
-    SortBuckets,
-    WorkerResult,
-    WorkerTask,
-    WriteShare,
-)
-from stateflow.checkpoint.savepoints.canonical.writer import Destination
-from stateflow.errors import InternalError
+from stateflow.checkpoint.savepoints.canonical.running_worker import RunningWorker
+from stateflow.checkpoint.savepoints.canonical.shares import WORTH_A_WORKER, Shard, divided, shares_of
+from stateflow.checkpoint.savepoints.canonical.worker_tasks import Work, WorkerTask, WriteShare
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies, Storages
 from stateflow.state.handles import StateFile
 from stateflow.storage import Storage
-from stateflow.types.decoders import msgpack_decoder
-
-WORKER_PROGRAM = (sys.executable, "-m", "stateflow.checkpoint.savepoints.canonical.worker_process")
-
-
-Work = WriteShare | DivideShare | SortBuckets
 
 
 @dataclass(frozen=True)
@@ -73,29 +58,28 @@ class SavepointWorkers(ABC):
         """Does all work, and returns the files in its order.
 
         Raises:
-            StateflowError: the first error of the work.
-            InternalError: a process ended without a result.
+            StateflowError: an error of the work, or the end of a process; see `RunningWorker.run`.
         """
         if volume.bytes <= self.worth_a_worker or volume.is_in_memory:
-            return [file for work in works for file in work.run(volume.source, volume.target)]
+            with LocalCopies() as copies:
+                storages = Storages(volume.source, copies, volume.target)
+                return [file for work in works for file in work.run(storages)]
         tasks = [WorkerTask(source=volume.source.uri, target=volume.target.uri, work=work) for work in works]
-        results = self.run(tasks)
-        for result in results:
-            if result.failure:
-                raise result.failure.to_error()
-        return [file for result in results for file in result.files]
+        return [file for files in self.run(tasks) for file in files]
 
     @abstractmethod
-    def run(self, tasks: Sequence[WorkerTask]) -> list[WorkerResult]:
-        """Runs tasks in other processes; returns their results in the same order.
+    def run(self, tasks: Sequence[WorkerTask]) -> list[list[StateFile]]:
+        """Does tasks in other processes, and returns the files of each.
+
+        All processes have ended when this returns or raises.
 
         Raises:
-            InternalError: a process ended without a result.
+            StateflowError: the error of a task; others may not be done.
         """
 
 
 class LocalWorkers(SavepointWorkers):
-    """Workers in child processes.
+    """Workers in child processes, of which each gets the next task as soon as it has done one.
 
     Attributes:
         count: how many run at a time: the number of processors for this process.
@@ -104,41 +88,61 @@ class LocalWorkers(SavepointWorkers):
     def __init__(self) -> None:
         self.count = len(os.sched_getaffinity(0))
 
-    def run(self, tasks: Sequence[WorkerTask]) -> list[WorkerResult]:
+    def run(self, tasks: Sequence[WorkerTask]) -> list[list[StateFile]]:
         """See `SavepointWorkers.run`."""
-        with ThreadPoolExecutor(min(len(tasks), self.count), thread_name_prefix="stateflow-savepoint-worker") as pool:
-            futures = [pool.submit(run_in_process, task) for task in tasks]
+        if not tasks:
+            return []
+        waiting = WaitingTasks(tasks, self.count)
+        numbers = range(waiting.workers)
+        with ThreadPoolExecutor(len(numbers), "stateflow-savepoint-worker") as pool, ExitStack() as processes:
+            # After an error the processes end first, so that no thread waits for a task.
+            running = [processes.enter_context(RunningWorker()) for _ in numbers]
             try:
-                return [future.result() for future in futures]
+                futures = [pool.submit(waiting.do, number, running[number]) for number in numbers]
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                    future.result()
             finally:
-                pool.shutdown(cancel_futures=True)
+                waiting.clear()
+        return [waiting.done[number] for number in range(len(tasks))]
 
 
-def run_in_process(task: WorkerTask) -> WorkerResult:
-    """Runs a task in a child process of low priority, so that batches and other work of this host go first.
+class WaitingTasks:
+    """Tasks that several workers do.
 
-    The child ends when this process ends, however that happens: its standard input ends then.
+    Neighbours often read the same files, of which a worker keeps copies. So each worker begins with a contiguous part,
+    and takes a task from the end of another part when its own is done.
 
-    Raises:
-        InternalError: the child ended without a result.
+    Args:
+        tasks: at least one.
+        workers: the maximum number of workers.
+
+    Attributes:
+        workers: the number of workers.
+        done: the files of each task, by its number.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen(WORKER_PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
-        assert child.stdin is not None and child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(encoded(task))
-            child.stdin.flush()
-        # Not `communicate`, which would end the child's standard input.
-        answer = child.stdout.read()
-    if child.returncode != 0:
-        raise InternalError(
-            "a process that writes a savepoint ended without a result",
-            hint="create the savepoint again; after a signal, check the memory of the host",
-            exit_code=child.returncode,
-        )
-    return msgpack_decoder(WorkerResult).decode(answer)
 
+    def __init__(self, tasks: Sequence[WorkerTask], workers: int) -> None:
+        self._parts = [deque(part) for part in divided(list(enumerate(tasks)), workers)]
+        self._lock = Lock()
+        self.workers = len(self._parts)
+        self.done: dict[int, list[StateFile]] = {}
 
-def encoded(task: WorkerTask) -> bytes:
-    """Returns a task as a line that the program of workers reads."""
-    return base64.b64encode(msgspec.msgpack.encode(task)) + b"\n"
+    def do(self, number: int, worker: RunningWorker) -> None:
+        """Lets a worker do tasks until none waits; raises the error of a task."""
+        while (taken := self.take(number)) is not None:
+            index, task = taken
+            self.done[index] = worker.run(task).stored()
+
+    def take(self, number: int) -> tuple[int, WorkerTask] | None:
+        """Returns the next task of a worker, with the task's number; None if there is none."""
+        with self._lock:
+            if self._parts[number]:
+                return self._parts[number].popleft()
+            longest = max(self._parts, key=len)
+            return longest.pop() if longest else None
+
+    def clear(self) -> None:
+        """Removes all tasks that wait."""
+        with self._lock:
+            for part in self._parts:
+                part.clear()

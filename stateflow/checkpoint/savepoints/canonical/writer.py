@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided
-from stateflow.clock import Clock, SystemClock
+from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
 from stateflow.state.backends import canonical_file
@@ -22,6 +24,9 @@ from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, Document, FileHandle, FilePart, StateFile, SubtaskState
 from stateflow.storage import Storage
 from stateflow.storage.paths import SAVEPOINT_FILES
+
+SCRATCH = "stateflow-savepoint-"
+"""Prefix of the names of local folders."""
 
 
 class Destination(Document, frozen=True, kw_only=True):
@@ -35,16 +40,79 @@ class Destination(Document, frozen=True, kw_only=True):
     """Prefix of the files' keys in the savepoint."""
 
 
-def write_share(share: Sequence[Shard], source: Storage, target: Storage, to: Destination) -> list[StateFile]:
+class LocalCopies:
+    """The local files of the subtask whose state was read last: its next shard may need the same ones.
+
+    Local disk has the files of one subtask, without those that only other key groups need: those of all subtasks would
+    need as much as the whole state.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._content: tuple[str, SubtaskState] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def entries(self, shard: Shard, source: Storage) -> Iterator[EntryBlock]:
+        """Yields the entries of a shard in order of keys, in blocks; raises MissingFile and CorruptFile.
+
+        Args:
+            shard: the shard.
+            source: the storage with its files.
+        """
+        folder = self._folder_for(shard, source)
+        cache = HostCache.direct(folder / "cache", source, self._clock)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            location = StoreLocation(Path(work) / "store", cache, RocksDBSettings())
+            yield from read_blocks(location, Base(shard.state.subtask, shard.groups, (shard.state,)))
+
+    def _folder_for(self, shard: Shard, source: Storage) -> Path:
+        wanted = (source.uri, shard.state)
+        if self._folder is None or wanted != self._content:
+            self._remove()
+            self._folder = tempfile.TemporaryDirectory(prefix=SCRATCH)
+            self._content = wanted
+        return Path(self._folder.name)
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+@dataclass(frozen=True)
+class Storages:
+    """Where work reads and writes.
+
+    Attributes:
+        source: the storage with the checkpoint's files.
+        copies: the local files of the source.
+        target: the storage of the savepoint.
+    """
+
+    source: Storage
+    copies: LocalCopies
+    target: Storage
+
+    def entries(self, shard: Shard) -> Iterator[EntryBlock]:
+        """See `LocalCopies.entries`."""
+        return self.copies.entries(shard, self.source)
+
+
+def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
     """Writes the shards of one worker.
 
     The checkpoint must be pinned. Memory is that of one block and one open store, whatever the size of the state; local
-    disk has the state of one shard, and one file of the savepoint.
+    disk has the copies, and one file of the savepoint.
 
     Args:
         share: the shards.
-        source: the storage with the checkpoint's files.
-        target: the storage of the savepoint.
+        storages: the checkpoint and the savepoint.
         to: the folder, and the number of files.
 
     Returns:
@@ -54,35 +122,14 @@ def write_share(share: Sequence[Shard], source: Storage, target: Storage, to: De
     Raises:
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
-    clock = SystemClock()
-    return [file for group in divided(share, to.files) for file in _write_file(group, source, target, to, clock)]
+    return [file for group in divided(share, to.files) for file in _write_file(group, storages, to)]
 
 
-def _write_file(
-    shards: Sequence[Shard], source: Storage, target: Storage, to: Destination, clock: Clock
-) -> list[StateFile]:
+def _write_file(shards: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
     """Writes shards one after the other into one object of the savepoint."""
-    with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
-        encoded = [
-            canonical_file.encode(shard.header, shard_entries(shard, source, Path(scratch), clock)) for shard in shards
-        ]
-        return store_files(encoded, target, to, Path(scratch))
-
-
-def shard_entries(shard: Shard, source: Storage, scratch: Path, clock: Clock) -> Iterator[EntryBlock]:
-    """Yields the entries of a shard in order of keys, in blocks; raises MissingFile and CorruptFile.
-
-    Args:
-        shard: the shard.
-        source: the storage with its files.
-        scratch: a local folder.
-        clock: the clock for temporary names.
-    """
-    # Removed after each shard: the files of all shards would need as much local disk as the whole state.
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        cache = HostCache.direct(Path(folder) / "cache", source, clock)
-        location = StoreLocation(Path(folder) / "work", cache, RocksDBSettings())
-        yield from read_blocks(location, Base(shard.state.subtask, shard.groups, (shard.state,)))
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch:
+        encoded = [canonical_file.encode(shard.header, storages.entries(shard)) for shard in shards]
+        return store_files(encoded, storages.target, to, Path(scratch))
 
 
 def store_files(files: Sequence[Iterable[bytes]], target: Storage, to: Destination, scratch: Path) -> list[StateFile]:

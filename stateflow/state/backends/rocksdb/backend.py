@@ -128,6 +128,23 @@ class RocksDBBackend(KeyedStateBackend):
             self.fail(e)
         del options
 
+    def read_all(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yields all entries in order of keys, in less time than `scan`; nothing may be written meanwhile."""
+        key = b""
+        try:
+            while True:
+                # One call for each entry, not four; but these iterators end at a damaged block as after the last entry.
+                entries = cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=key))
+                for key, value in entries:
+                    yield key, value
+                check = self._db.iter(ReadOptions())
+                check.seek(key := key + b"\0")
+                if not check.valid():
+                    check.status()
+                    return
+        except Exception as e:
+            self.fail(e)
+
     @_translated
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         if not changes:
