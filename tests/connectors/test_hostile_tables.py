@@ -17,7 +17,7 @@ from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile
 from tests.support.delta_tables import context, pairs, put
 from tests.support.errors import raises
-from tests.support.memory import LIMIT, MemoryPeak
+from tests.support.memory import CPU_SECONDS, LIMIT, MemoryPeak
 
 _ABOUT = context()
 _NAME = "stateflow-job-uid-g1-o1-s1-attempt-1.zstd.parquet"
@@ -77,14 +77,14 @@ def test_a_log_file_of_400_megabytes_is_refused_soon_and_takes_no_memory(table: 
         started = time.process_time()
         with raises(CorruptFile, file=str(path)):
             act()
-        assert time.process_time() - started < 2
+        assert time.process_time() - started < CPU_SECONDS
     assert peak.bytes() <= LIMIT
 
 
 def test_names_are_found_in_linear_time() -> None:
     started = time.process_time()
     assert list(own_names(b"stateflow-" * 1_600_000)) == []
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < CPU_SECONDS
     text = b'{"add":{"path":"a=1/' + _NAME.encode() + b'"}} x' + _NAME.encode()
     assert list(own_names(text)) == [_NAME.encode()]
 

@@ -18,10 +18,9 @@ from stateflow.state.handles import ClassSchema, OperatorContent, StateSchema, S
 from stateflow.types.bounded_json import largest_size
 from tests.servers.hostile import hostile_server
 from tests.support.attacks import ATTACKS, LISTING, listing
-from tests.support.memory import LIMIT
+from tests.support.memory import CPU_SECONDS, LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
-_CPU_SECONDS = 2
 
 
 def _check(name: str, folder: Path) -> None:
@@ -30,7 +29,7 @@ def _check(name: str, folder: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = json.loads(ended.stdout)
     assert found["code"] == ATTACKS[name].code
-    assert found["memory"] <= LIMIT and found["cpu"] <= _CPU_SECONDS, found
+    assert found["memory"] <= LIMIT and found["cpu"] <= CPU_SECONDS, found
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != LISTING])

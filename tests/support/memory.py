@@ -7,6 +7,8 @@ from pathlib import Path
 
 LIMIT = 100 << 20
 """The largest part of hostile input in memory that stateflow promises."""
+CPU_SECONDS = 4
+"""Most CPU time for hostile input. Alone on a processor none takes 2 s; with other work on the same core it doubles."""
 
 
 class MemoryPeak:
