@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from stateflow import operations
+from stateflow.checkpoint.log.documents import SavepointFormat
+from stateflow.testing.sinks import FolderSink
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
+from tests.support.cli_fixture import BUILD, JOB, CliFixture
+from tests.support.commands import invoke
 from tests.support.job_fixture import KILLED, AccountsJob
 from tests.support.restores import check_after, go_back
 
@@ -19,6 +24,21 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 CANONICAL = ("--format", "canonical")
 DATA = Path(__file__).parents[1] / "data"
+SUMS = f"""{JOB}
+
+class Sum(KeyedProcessFunction):
+    def open(self, ctx):
+        fields = [(name, *given) if isinstance(given, tuple) else (name, given) for name, given in FIELDS.items()]
+        self.figures = msgspec.defstruct("Figures", fields)
+        self.sum = ctx.get_state(ValueStateDescriptor("sum", self.figures))
+
+    def process_element(self, row, ctx):
+        last = self.sum.value()
+        total = row.number + (last.total if last else 0)
+        self.sum.update(self.figures(total))
+        yield Total(row.key, int(total))
+
+"""
 
 
 def _document(job: AccountsJob, name: str) -> tuple[Path, dict[str, Any]]:
@@ -67,6 +87,25 @@ def test_a_canonical_savepoint_is_restored_into_another_backend_and_parallelism(
     go_back(job, "early")
     check_after(job)
     assert _backends(job.manifest) == {backend}
+
+
+@pytest.mark.parametrize("groups", [128, 5])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_canonical_savepoint_is_restored_into_another_type(tmp_path: Path, backend: str, groups: int) -> None:
+    """A sum of integers becomes one of floats, with another field, in a new root."""
+    cli = CliFixture(tmp_path)
+    cli.write(BUILD + "FIELDS = {'total': int}\nROWS = ROWS[:6]\n", SUMS)
+    cli.run()
+    request = operations.SavepointRequest(name="mine", format=SavepointFormat.CANONICAL)
+    made = operations.create_savepoint(cli.root, request)
+    cli.write(BUILD + "FIELDS = {'total': float, 'note': (str, 'none')}\n", SUMS.replace('"table"', '"other table"'))
+    cli.root = str(tmp_path / "new")
+    changed = {**BACKENDS[backend], "max_parallelism": groups, "parallelism": 3}
+    cli.settings |= {name.replace("__", "."): str(value) for name, value in changed.items()}
+    shown = invoke(*cli.command("--from-savepoint", made.path))
+    assert shown.exit_code == 0, shown.output
+    rows = {(row["key"], row["total"]) for row in FolderSink(tmp_path / "other table").rows()}
+    assert rows == {("abc"[n % 3], sum(range(n % 3, n + 1, 3))) for n in range(6, 12)}
 
 
 @pytest.mark.parametrize("failpoint", ["task.restored:2", "task.snapshot:1"])
