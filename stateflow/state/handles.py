@@ -17,6 +17,7 @@ CANONICAL = "canonical"
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """A number in a document that tasks receive: JSON has larger ones, which msgpack cannot encode."""
+KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM_LIMIT)]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,8 +177,8 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     """The state of one subtask of an operator at a barrier."""
 
     subtask: Int64
-    first_group: Int64
-    last_group: Int64
+    first_group: KeyGroup
+    last_group: KeyGroup
     snapshot: str
     """Unique name of the local snapshot. An open store with exactly this content may be reused without restoring."""
     files: list[StateFile] = []
@@ -208,7 +209,6 @@ class SubtaskState(Document, frozen=True, kw_only=True):
         return EarliestTimers(self.event_timer, self.processing_timer)
 
 
-KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM_LIMIT)]
 RawKeyed = Annotated[list[tuple[KeyGroup, bytes]], msgspec.Meta(max_length=MAX_PARALLELISM_LIMIT)]
 """Raw keyed state as (key group, bytes) pairs."""
 
