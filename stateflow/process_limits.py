@@ -34,6 +34,7 @@ class ChildLimits:
 
 def limit_memory(memory: int) -> None:
     """Limits the memory of this process, in bytes in addition to its present memory; it writes no core file."""
+    # Here as well, because a child's program begins with the text of this function.
     import resource
 
     with open("/proc/self/statm", "rb") as file:
@@ -67,9 +68,9 @@ def is_isolated() -> bool:
 
 
 def end_with_parent(parent: int) -> None:
-    """Lets the system end this process when the thread that has started it ends.
+    """Asks the kernel to kill this process when the thread that started it ends.
 
-    A thread of this process cannot do that in all cases: a library may wait for ever, and keep Python's lock.
+    A thread of this process could not always do that: a library may block while it holds the interpreter lock.
 
     Args:
         parent: the id of the parent process; if it has ended already, this process does, too.

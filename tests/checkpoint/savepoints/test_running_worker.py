@@ -293,33 +293,20 @@ def test_a_task_that_takes_too_long_ends_a_worker(root: _Root) -> None:
 # -- the end of its parent ---------------------------------------------------------------------------------------------
 
 
-def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root) -> None:
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root, tasks: int) -> None:
+    """Also if the next task is in its standard input already."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         # A server that never answers.
         source = f"webhdfs://127.0.0.1:{server.getsockname()[1]}/job"
         task = replace(root.task(1), source=source, target=source)
         with _started() as child:
             assert child.stdin is not None
-            child.stdin.write(encoded(task))
+            child.stdin.write(encoded(task) * tasks)
             child.stdin.flush()
             connection, _ = server.accept()
             with connection:
                 assert connection.recv(1) and child.poll() is None
-                child.stdin.close()
-                assert child.wait(30) == 1
-
-
-def test_a_task_that_waits_in_standard_input_does_not_keep_a_worker(root: _Root) -> None:
-    """The end of standard input is noticed before what is in front of it is read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        source = f"webhdfs://127.0.0.1:{server.getsockname()[1]}/job"
-        task = replace(root.task(1), source=source, target=source)
-        with _started() as child:
-            assert child.stdin is not None
-            child.stdin.write(encoded(task) * 2)
-            child.stdin.flush()
-            connection, _ = server.accept()
-            with connection:
                 child.stdin.close()
                 assert child.wait(30) == 1
 

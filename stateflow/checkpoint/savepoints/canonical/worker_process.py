@@ -22,9 +22,9 @@ from stateflow.types.decoders import msgpack_decoder
 _LOW_PRIORITY = 10
 _MEMORY_BYTES = 2 << 30
 _CPU_SECONDS, _CPU_SECONDS_PER_MIB = 60, 10
-"""A thousand times as much as writing takes: only a forged file that keeps RocksDB busy without end needs more."""
+"""A thousand times what writing takes: only a forged file that makes RocksDB loop exceeds it."""
 _SECONDS, _SECONDS_PER_MIB = 3600, 60
-"""RocksDB may wait for ever where it gets no memory."""
+"""RocksDB can block without end when an allocation fails."""
 
 
 def main(parent: int) -> None:
@@ -49,9 +49,9 @@ def main(parent: int) -> None:
 
 
 def _exit_with_input() -> None:
-    """Ends a task whose result no process waits for: one that closes the pipe may live on."""
+    """Ends this process when its standard input ends, also during a task: a parent that closes it needs no result."""
     ended = select.poll()
-    # No event is asked for: only the end of standard input is reported, also while a task waits there to be read.
+    # Without an event, `poll` returns only when standard input ends, also if it still contains a task.
     ended.register(0, 0)
     ended.poll()
     os._exit(1)

@@ -34,11 +34,11 @@ class WriteShare(Document, frozen=True, kw_only=True, tag=True):
         return write_share(self.share, storages, self.to)
 
     def size(self) -> int:
-        """Returns the size of the stored state that it reads."""
+        """Returns how much stored state it reads, in bytes; its time limits follow from that."""
         return _size(self.share)
 
     def stored_files(self) -> list[str]:
-        """Returns the keys of the stored files that it reads."""
+        """Returns the keys of the stored files that it reads, for errors."""
         return _stored_files(self.share)
 
 
@@ -84,12 +84,12 @@ class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
             return store_files(encoded, storages.target, self.to, Path(scratch))
 
     def size(self) -> int:
-        """Returns the size of the buckets."""
+        """Returns the size of all buckets, in bytes, of which it reads a part."""
         files = (path for folder in self.folders for path in Path(folder).rglob("*"))
         return sum(path.stat().st_size for path in files if path.is_file())
 
     def stored_files(self) -> list[str]:
-        """Returns nothing: workers have written the buckets."""
+        """Returns nothing: it reads only buckets, which workers wrote on this host."""
         return []
 
 
