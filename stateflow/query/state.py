@@ -5,10 +5,8 @@ The reader pins the checkpoint in the job's log, copies its files to a scratch f
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
@@ -17,6 +15,7 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.requesters import by_process
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.files.host_cache import HostCache
@@ -122,9 +121,9 @@ def stored_entries(
     Raises:
         MissingFile, CorruptFile: a file is missing or damaged.
     """
-    with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
+    with ScratchFolder() as scratch:
         for subtask in operator.subtasks:
-            folder = Path(scratch) / str(subtask.subtask)
+            folder = scratch.path / str(subtask.subtask)
             cache = HostCache.direct(folder / "cache", storage, clock)
             yield subtask, read_entries(StoreLocation(folder / "work", cache, RocksDBSettings()), Base.of(subtask))
 

@@ -23,8 +23,8 @@ from stateflow.operations import RekeyRequest, SavepointRequest, create_savepoin
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, create_job_root
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
-from tests.support.every_state import Expected, Key, Row, build_every_state, check_operator_state
 from tests.support.local_jobs import LocalJobs
+from tests.support.moved_state import Expected, Key, Row, build_job, check_operator_state
 
 BACKENDS = ["rocksdb", "filesystem", "memory"]
 ACTIONS = ["update", "clear", "add", "put", "remove", "tag", "collect", "rate", "timer", "no timer", "event timer"]
@@ -128,7 +128,7 @@ class Story:
         return LocalJobs(self.folder / name, self.clock, **setup.settings)
 
     def run(self, jobs: LocalJobs, rows: list[Row], **more: Any) -> None:
-        jobs.run(build_every_state(jobs, rows, self.move.raw_groups), **more)
+        jobs.run(build_job(jobs, rows, self.move.raw_groups), **more)
 
     def add(self, commands: list[Any]) -> list[Row]:
         """Appends rows; returns them."""
@@ -152,7 +152,7 @@ class Story:
         self.run(jobs, self.rows)
         found = {(key, shop): json.loads(text) for key, shop, text in _seen(jobs)[known:]}
         assert found == {place: self.expected.seen(place, self.elapsed) for place in PLACES}
-        root = jobs.prepare(build_every_state(jobs, self.rows, self.move.raw_groups)).job.root
+        root = jobs.prepare(build_job(jobs, self.rows, self.move.raw_groups)).job.root
         manifest = root.checkpoints.manifest_at(root.head())
         assert manifest is not None
         check_operator_state(manifest, root.storage, self.expected, self.move.raw_groups)
@@ -181,9 +181,7 @@ def _savepoint(move: Move, jobs: LocalJobs, into: Path) -> str:
 def _begin(story: Story, savepoint: str) -> LocalJobs:
     """Returns the jobs of a new root that begins with the savepoint."""
     jobs = story.jobs(story.move.after, "new")
-    create_job_root(
-        jobs.new_root(build_every_state(jobs, story.rows, story.move.raw_groups)), InitialSavepoint(savepoint)
-    )
+    create_job_root(jobs.new_root(build_job(jobs, story.rows, story.move.raw_groups)), InitialSavepoint(savepoint))
     return jobs
 
 
@@ -193,7 +191,7 @@ def _go_back(story: Story, savepoint: str) -> LocalJobs:
     noise = [Row(len(story.rows) + n, *place, "add", "", 1) for n, place in enumerate(PLACES)]
     story.run(old, [*story.rows, *noise])
     jobs = story.jobs(story.move.after, "old")
-    build = build_every_state(jobs, story.rows, story.move.raw_groups)
+    build = build_job(jobs, story.rows, story.move.raw_groups)
     plan = make_restore_plan(jobs.prepare(build).job, savepoint, RestoreOptions())
     execute_plan(jobs.prepare(build).job, plan, RestoreRequest("back"))
     return jobs

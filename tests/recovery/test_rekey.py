@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from stateflow.scratch_folder import PREFIX
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, AccountsJob
@@ -76,10 +77,15 @@ def test_a_root_is_restored_to_a_copy_with_another_max_parallelism(roots: NewRoo
 
 
 @pytest.mark.parametrize("step", ["share", "rekeyed"])
-def test_a_killed_copy_is_completed_by_the_same_command(roots: NewRoot, step: str) -> None:
+def test_a_killed_copy_is_completed_by_the_same_command(roots: NewRoot, step: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    roots.old.variables = {"TMPDIR": str(temporary)}
     assert _rekey(roots, 7, f"savepoint.{step}").code == KILLED
+    assert bool(list(temporary.glob(f"{PREFIX}*"))) == (step == "share")
     assert not list(roots.tables.parent.glob("copy-*/_savepoint"))
     copy = _copy(roots, 7)
+    assert list(temporary.glob(f"{PREFIX}*")) == []
     assert copy == _copy(roots, 7)
     assert list(roots.tables.parent.glob("copy-*")) == [copy]
     root_files.check_savepoint(copy)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.errors import CorruptFile
 from stateflow.private_files import open_private
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.files.host_cache import check_content
 from stateflow.state.handles import FileHandle, FilePart, StateFile, SubtaskState
 from stateflow.storage import Storage
@@ -76,8 +75,8 @@ def _merge(source: Storage, objects: Iterable[FileHandle], target: Storage, fold
     """Copies objects into one; returns the place of each by its key in `source`."""
     offsets: dict[str, int] = {}
     whole, size = hashlib.sha256(), 0
-    with tempfile.TemporaryDirectory(prefix="stateflow-savepoint-") as scratch:
-        path = Path(scratch) / "files"
+    with ScratchFolder() as scratch:
+        path = scratch.path / "files"
         with open_private(path, must_create=True) as file:
             for handle in objects:
                 offsets[handle.key] = size

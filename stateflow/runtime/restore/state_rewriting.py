@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from stateflow.errors import ConfigError, CorruptFile, IncompatibleState
 from stateflow.private_files import open_private
 from stateflow.runtime.task.operator_content import StoredContent
 from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory, read_parts
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader
@@ -202,10 +202,10 @@ class _KeyedStateWriter:
             last_group=owned.last,
             states=result.states,
         )
-        with tempfile.TemporaryDirectory(prefix="stateflow-restore-") as scratch, ExitStack() as stack:
-            stores = self._opened(subtask, Path(scratch), stack)
+        with ScratchFolder() as scratch, ExitStack() as stack:
+            stores = self._opened(subtask, scratch.path, stack)
             entries = _Counted(_entries(owned, stores))
-            handle = self._stored(canonical_file.encode(header, blocks_of(entries)), Path(scratch) / "entries", entries)
+            handle = self._stored(canonical_file.encode(header, blocks_of(entries)), scratch.path / "entries", entries)
         if handle is None:
             return None
         earliest = self._earliest(subtask)

@@ -27,6 +27,7 @@ from stateflow.checkpoint.savepoints.canonical.worker_tasks import SortBuckets, 
 from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume, WaitingTasks
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies
 from stateflow.errors import CorruptFile, InternalError, MissingFile
+from stateflow.scratch_folder import PREFIX
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import entries_of
@@ -166,7 +167,7 @@ def test_a_worker_and_its_temporary_files_are_gone_after_the_with_statement(
         worker.run(root.task(1))
         raise KeyboardInterrupt
     assert not psutil.pid_exists(worker.pid)
-    assert not list(tmp_path.glob("stateflow-savepoint-*"))
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -219,9 +220,9 @@ def test_shards_of_a_subtask_share_local_copies_which_the_next_subtask_replaces(
             for groups in (KeyGroupRange(0, 63), KeyGroupRange(64, 127)):
                 read = {key for key, _ in entries_of(copies.entries(_shard(states[number], groups), storage))}
                 assert read == {key for key in entries(number) if groups.first <= key[1] <= groups.last}
-            assert len(list(tmp_path.glob("stateflow-savepoint-*"))) == 1
+            assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 1
     assert storage.fetched == [keys[0], keys[1], keys[0]]
-    assert not list(tmp_path.glob("stateflow-savepoint-*"))
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
 # -- the end of a worker -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from stateflow.checkpoint.savepoints.canonical.worker_tasks import DivideShare, 
 from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, in_files
 from stateflow.config.settings import SavepointSettings
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.handles import CANONICAL, StateFile
 from stateflow.storage import Storage
 
@@ -41,8 +41,8 @@ def rekey(source: Storage, manifest: Manifest, target: Storage, to: Destination,
     shards = shards_of(manifest, max_parallelism, SavepointSettings())
     subtasks = new_subtasks(manifest, max_parallelism)
     volume = Volume(source, target, sum(shard.bytes for shard in shards))
-    with tempfile.TemporaryDirectory(prefix="stateflow-rekey-") as scratch:
-        divisions = _divisions(divided(shards, workers.count), subtasks, Path(scratch))
+    with ScratchFolder() as scratch:
+        divisions = _divisions(divided(shards, workers.count), subtasks, scratch.path)
         workers.do(divisions, volume)
         folders = [division.folder for division in divisions]
         shares = divided(subtasks, workers.count)

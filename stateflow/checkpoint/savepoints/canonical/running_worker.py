@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from types import TracebackType
 from typing import BinaryIO, Self, cast
@@ -17,8 +16,8 @@ from typing import BinaryIO, Self, cast
 import msgspec
 
 from stateflow.checkpoint.savepoints.canonical.worker_tasks import WorkerResult, WorkerTask
-from stateflow.checkpoint.savepoints.canonical.writer import SCRATCH
 from stateflow.errors import CorruptFile, InternalError, StateflowError
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.types.decoders import msgpack_decoder
 
 WORKER_PROGRAM = (sys.executable, "-m", "stateflow.checkpoint.savepoints.canonical.worker_process")
@@ -42,9 +41,9 @@ class RunningWorker:
     """
 
     def __init__(self, program: Sequence[str] = WORKER_PROGRAM) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix=SCRATCH)
+        self._scratch = ScratchFolder()
         path = os.pathsep.join(path for path in sys.path if path)
-        environment = {**os.environ, **_ALLOCATOR, "PYTHONPATH": path, "TMPDIR": self._scratch.name}
+        environment = {**os.environ, **_ALLOCATOR, "PYTHONPATH": path, "TMPDIR": str(self._scratch.path)}
         self._process = subprocess.Popen(
             (*program, str(os.getpid())), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
@@ -59,7 +58,7 @@ class RunningWorker:
         with contextlib.suppress(BrokenPipeError):
             # Waits for the process, too.
             self._process.__exit__(kind, error, trace)
-        self._scratch.cleanup()
+        self._scratch.remove()
 
     @property
     def pid(self) -> int:

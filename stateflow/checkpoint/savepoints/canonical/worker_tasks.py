@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.checkpoint.savepoints.canonical.rekey import NewSubtask, divide, sorted_entries
 from stateflow.checkpoint.savepoints.canonical.shares import Shard
 from stateflow.checkpoint.savepoints.canonical.writer import (
-    SCRATCH,
     Destination,
     LocalCopies,
     Storages,
@@ -18,6 +16,7 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
     write_share,
 )
 from stateflow.errors import StateflowError
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends import canonical_file
 from stateflow.state.handles import Document, StateFile
 from stateflow.storage import open_storage
@@ -76,12 +75,12 @@ class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
     def run(self, storages: Storages) -> list[StateFile]:
         """Returns the file of each subtask."""
         folders = [Path(folder) for folder in self.folders]
-        with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch:
+        with ScratchFolder() as scratch:
             encoded = [
-                canonical_file.encode(subtask.header, sorted_entries(subtask, folders, Path(scratch)))
+                canonical_file.encode(subtask.header, sorted_entries(subtask, folders, scratch.path))
                 for subtask in self.subtasks
             ]
-            return store_files(encoded, storages.target, self.to, Path(scratch))
+            return store_files(encoded, storages.target, self.to, scratch.path)
 
     def size(self) -> int:
         """Returns the size of all buckets, in bytes, of which it reads a part."""

@@ -17,6 +17,7 @@ from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
+from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import StoreLocation, read_blocks
@@ -24,9 +25,6 @@ from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, Document, FileHandle, FilePart, StateFile, SubtaskState
 from stateflow.storage import Storage
 from stateflow.storage.paths import SAVEPOINT_FILES
-
-SCRATCH = "stateflow-savepoint-"
-"""Prefix of the names of local folders."""
 
 
 class Destination(Document, frozen=True, kw_only=True):
@@ -49,7 +47,7 @@ class LocalCopies:
 
     def __init__(self) -> None:
         self._clock = SystemClock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ScratchFolder | None = None
         self._content: tuple[str, SubtaskState] | None = None
 
     def __enter__(self) -> Self:
@@ -75,13 +73,13 @@ class LocalCopies:
         wanted = (source.uri, shard.state)
         if self._folder is None or wanted != self._content:
             self._remove()
-            self._folder = tempfile.TemporaryDirectory(prefix=SCRATCH)
+            self._folder = ScratchFolder()
             self._content = wanted
-        return Path(self._folder.name)
+        return self._folder.path
 
     def _remove(self) -> None:
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
             self._folder = None
 
 
@@ -127,9 +125,9 @@ def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> 
 
 def _write_file(shards: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
     """Writes shards one after the other into one object of the savepoint."""
-    with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch:
+    with ScratchFolder() as scratch:
         encoded = [canonical_file.encode(shard.header, storages.entries(shard)) for shard in shards]
-        return store_files(encoded, storages.target, to, Path(scratch))
+        return store_files(encoded, storages.target, to, scratch.path)
 
 
 def store_files(files: Sequence[Iterable[bytes]], target: Storage, to: Destination, scratch: Path) -> list[StateFile]:

@@ -1,4 +1,4 @@
-"""A job with state of every kind, driven by the rows of its source, and the plain dictionaries that it must equal."""
+"""A job with state of every kind, which its rows change, and the plain dictionaries that the state must equal."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Rates(KeyedBroadcastProcessFunction[Row, Row, Seen]):
     def process_element(self, row: Row, ctx: Context) -> None: ...
 
 
-def build_every_state(jobs: LocalJobs, rows: Sequence[Row], raw_groups: int) -> Build:
+def build_job(jobs: LocalJobs, rows: Sequence[Row], raw_groups: int) -> Build:
     """Returns the job over `rows`; its raw keyed state has `raw_groups` key groups, or does not exist."""
 
     def build(env: StreamExecutionEnvironment) -> None:
