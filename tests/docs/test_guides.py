@@ -95,7 +95,7 @@ def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Termi
     job = terminal.job
     names = {"JOB": terminal.write_job("v1"), "NEW": terminal.write_job("v2", 3)}
     job.deliver(50)
-    check, pause, stop, fork, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
+    check, pause, stop, fork, renamed, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
     # With --exact, the check would fail with 10 if stored values had to be migrated.
     terminal.type(RUN, check, f"{check.strip()} --exact", pause, stop, **names)
     assert len(savepoints(job)) == 1
@@ -104,6 +104,8 @@ def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Termi
     terminal.type(fork, **names)
     assert len(folder_tables.rows(job.folder / "tables" / "movements_shadow")) == 30
     assert movements(job) == right
+    _check_renamed(terminal, fork.splitlines()[1], renamed)
+    assert movements(job) == right
     terminal.type(deploy, **names)
     assert len(folder_tables.rows(job.table("movements"))) == len(expected(job.delivered).movements)
     assert movements(job) != multiset(expected(job.delivered).movements)
@@ -111,6 +113,14 @@ def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Termi
     assert movements(job) == multiset(expected(job.delivered).movements)
     terminal.type(dispose, **names)
     assert savepoints(job) == []
+
+
+def _check_renamed(terminal: Terminal, run: str, restore: str) -> None:
+    """A version with another uid is refused on the fork until a restore with a map."""
+    job = terminal.write_job("v3", 3)
+    job.write_text(job.read_text().replace('"turnovers")\n', '"new")\n'))
+    terminal.type(f"! {run}", NEW=job)
+    terminal.type(restore.replace("old=new", "turnovers=new"), run, NEW=job)
 
 
 @pytest.mark.slow
