@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import types
 import typing
 from dataclasses import dataclass
@@ -15,28 +14,36 @@ import pyarrow as pa
 
 from stateflow.errors import JobDefinitionError
 from stateflow.similar_names import closest_first
+from stateflow.types.columns.conversion import with_nullable_parts
+from stateflow.types.columns.shapes import Record, Shape, UnsupportedType, parts_of, shape_of
 
-_ARROW: dict[object, tuple[str, pa.DataType]] = {
-    int: ("bigint", pa.int64()),
-    float: ("double", pa.float64()),
-    str: ("string", pa.string()),
-    bool: ("boolean", pa.bool_()),
-    bytes: ("binary", pa.binary()),
-    datetime.date: ("date", pa.date32()),
-    datetime.datetime: ("timestamp_ntz", pa.timestamp("us")),
-}
-_ZONED = ("timestamp", pa.timestamp("us", tz="UTC"))
-_SUPPORTED = "int, float, str, bool, bytes, date, datetime, and each of these | None"
+_SUPPORTED = (
+    "int, float, str, bool, bytes, date, time, datetime, timedelta, UUID, Annotated[Decimal, precision(12, scale=2)], "
+    "an Enum of texts or of integers, another such class, lists and dicts of these, and each of these | None"
+)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a row class: its name, Spark type name, Arrow type, and whether it may be null."""
+    """A column of a row class: its name, and the shape of its values."""
 
     name: str
-    spark_type: str
-    arrow_type: pa.DataType
-    nullable: bool
+    shape: Shape
+
+    @property
+    def nullable(self) -> bool:
+        """Whether it may be null."""
+        return self.shape.nullable
+
+    @property
+    def spark_type(self) -> str:
+        """Spark's name of its type, with quoted names of the fields of nested types."""
+        return self.shape.spark
+
+    @cached_property
+    def arrow_type(self) -> pa.DataType:
+        """Its Arrow type. All parts of a nested type are nullable, as in the rows that Spark reads."""
+        return with_nullable_parts(self.shape.arrow)
 
 
 @dataclass(frozen=True)
@@ -120,27 +127,48 @@ def _check_names(row_class: type[object], names: list[str]) -> None:
 
 
 def _column(row_class: type[object], name: str, hint: object) -> Column:
-    bare, nullable = _without_none(hint)
-    zoned = False
-    if typing.get_origin(bare) is Annotated:
-        bare, *extras = typing.get_args(bare)
-        zoned = any(isinstance(e, msgspec.Meta) and e.tz for e in extras)
-        bare, inner = _without_none(bare)
-        nullable = nullable or inner
-    found = _ZONED if zoned and bare is datetime.datetime else _ARROW.get(bare)
-    if found is None:
+    try:
+        shape = shape_of(_none_outside(hint))
+    except TypeError as e:
+        own = e.hint if isinstance(e, UnsupportedType) else ""
         raise JobDefinitionError(
             "a field's type is not supported",
-            hint=f"use {_SUPPORTED}; for a JSON array or "
-            "object, use str and decode it in the function with msgspec; for money, use int (cents) or str",
+            hint=own or f"use {_SUPPORTED}",
             field=f"{row_class.__name__}.{name}",
             type=str(hint),
-        )
-    return Column(name, *found, nullable)
+            reason=str(e)[:200],
+        ) from e
+    _check_filled(row_class, name, shape)
+    return Column(name, shape)
 
 
-def _without_none(hint: object) -> tuple[object, bool]:
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return hint, False
-    args = [a for a in typing.get_args(hint) if a is not type(None)]
-    return (args[0] if len(args) == 1 else hint), len(args) < len(typing.get_args(hint))
+def _check_filled(row_class: type[object], name: str, shape: Shape) -> None:
+    """Raises JobDefinitionError for a class without fields, for which files have no column."""
+    if isinstance(shape, Record):
+        try:
+            _check_names(shape.row_class, list(shape.names))
+        except JobDefinitionError as e:
+            e.add_facts(field=f"{row_class.__name__}.{name}")
+            raise
+        if not shape.names:
+            raise JobDefinitionError(
+                "a class without fields cannot be a column",
+                hint="declare a field",
+                field=f"{row_class.__name__}.{name}",
+                type=shape.row_class.__name__,
+            )
+    for part in parts_of(shape):
+        _check_filled(row_class, name, part)
+
+
+def _none_outside(hint: object) -> object:
+    """Returns ``Annotated[T, …] | None`` for ``Annotated[T | None, …]``, which msgspec does not support."""
+    if typing.get_origin(hint) is not Annotated:
+        return hint
+    bare, *extras = typing.get_args(hint)
+    if typing.get_origin(bare) not in (typing.Union, types.UnionType):
+        return hint
+    others = tuple(a for a in typing.get_args(bare) if a is not type(None))
+    if len(others) != 1:
+        return hint
+    return Annotated[(others[0], *extras)] | None

@@ -7,6 +7,7 @@ FoundationDB's tuple layer, https://github.com/apple/foundationdb/blob/main/desi
 from __future__ import annotations
 
 import datetime
+import decimal
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,15 +15,21 @@ from typing import Any
 from stateflow.errors import CorruptFile, StateError
 
 _NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (0, 1, 2, 0x15, 0x21, 0x26, 0x27, 0x30, 0x31)
+_DECIMAL, _TIME, _TIMEDELTA = (0x32, 0x33, 0x34)
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
+_MOST_DIGITS = 38
+_DECIMAL_BYTES = 16
+_DECIMAL_ZERO = 1 << 127
+_EXACT = decimal.Context(prec=100)
 
 
 def encode_key(parts: Sequence[object]) -> bytes:
     """Returns the encoded key: unique for the tuple of parts, with the same sort order.
 
-    None < bytes < str < int < float < bool < date < datetime; 1, 1.0 and True are different keys.
+    None < bytes < str < int < float < bool < date < datetime < Decimal < time < timedelta. 1, 1.0 and True are different
+    keys, as are Decimals of different scale.
 
     Raises:
         StateError: a part is of another type, an integer exceeds 64 bits, or a str has lone surrogates.
@@ -62,7 +69,7 @@ def decode_key_parts(data: bytes, start: int, count: int) -> tuple[list[object],
 
 def encode_key_part(part: object) -> bytes:
     """Returns one encoded part of a key; raises as `encode_key`, but UnicodeEncodeError for lone surrogates."""
-    encode = PART_ENCODERS.get(type(part))
+    encode = _ENCODERS.get(type(part))
     if encode is None:
         raise StateError(
             "a value of this type cannot be part of a key", value=repr(part)[:200], type=type(part).__name__
@@ -111,6 +118,40 @@ PART_ENCODERS: dict[type, Callable[[Any], bytes]] = {
 """Encoders by type of the part; a subclass of one of these types is not supported."""
 
 
+def _encode_decimal(value: decimal.Decimal) -> bytes:
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or not -_MOST_DIGITS <= exponent <= 0 or len(digits) > _MOST_DIGITS:
+        raise StateError(
+            f"a Decimal of more than {_MOST_DIGITS} digits cannot be part of a key", value=str(value)[:200]
+        )
+    unscaled = int(value.scaleb(-exponent, _EXACT)) + _DECIMAL_ZERO
+    return bytes((_DECIMAL, -exponent)) + unscaled.to_bytes(_DECIMAL_BYTES, "big")
+
+
+def _encode_time(value: datetime.time) -> bytes:
+    if value.tzinfo is not None:
+        raise StateError("a time with a time zone cannot be part of a key", value=str(value))
+    since = datetime.datetime.combine(_EPOCH.date(), value) - _EPOCH
+    return b"\x33" + struct.pack(">Q", since // _MICROSECOND)
+
+
+def _encode_timedelta(value: datetime.timedelta) -> bytes:
+    try:
+        return b"\x34" + struct.pack(">Q", value // _MICROSECOND + (1 << 63))
+    except struct.error as e:
+        raise StateError("a duration that exceeds 64 bits of microseconds cannot be part of a key", value=value) from e
+
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    **PART_ENCODERS,
+    decimal.Decimal: _encode_decimal,
+    datetime.time: _encode_time,
+    datetime.timedelta: _encode_timedelta,
+}
+"""Encoders of key columns. Decimals that are equal, but have different scales, have different bytes: a column has one
+scale, but a map of Decimals would not."""
+
+
 def _decode_part(data: bytes, at: int) -> tuple[object, int]:
     tag = data[at]
     at += 1
@@ -133,7 +174,28 @@ def _decode_part(data: bytes, at: int) -> tuple[object, int]:
         return base + (micros - (1 << 63)) * _MICROSECOND, at + 9
     if tag == _NONE:
         return None, at
+    return _decode_number(tag, data, at)
+
+
+def _decode_number(tag: int, data: bytes, at: int) -> tuple[object, int]:
+    if tag == _DECIMAL:
+        end = at + 1 + _DECIMAL_BYTES
+        if end > len(data):
+            raise IndexError("a decimal is incomplete")
+        unscaled = int.from_bytes(data[at + 1 : end], "big") - _DECIMAL_ZERO
+        return decimal.Decimal(unscaled).scaleb(-data[at], _EXACT), end
+    if tag == _TIME:
+        return _decode_time(struct.unpack_from(">Q", data, at)[0]), at + 8
+    if tag == _TIMEDELTA:
+        return (struct.unpack_from(">Q", data, at)[0] - (1 << 63)) * _MICROSECOND, at + 8
     raise CorruptFile("a stored key has a part of an unknown type", tag=tag)
+
+
+def _decode_time(micros: int) -> datetime.time:
+    found = _EPOCH + micros * _MICROSECOND
+    if found.date() != _EPOCH.date():
+        raise ValueError("a time is not within a day")
+    return found.time()
 
 
 def _decode_escaped(data: bytes, at: int) -> tuple[bytes, int]:

@@ -106,11 +106,11 @@ def check_key_type(name: str, column: str) -> str:
     if name in _ENCODERS or name.startswith("decimal("):
         return name
     reason = "equal collated strings may have different bytes" if "collate" in name else "it has no stable hash"
+    advice = "cast it to string or bigint"
+    if name.startswith(("struct<", "array<", "map<")):
+        reason, advice = "only scalars can be keys", "add a column with a part of it in a transform or map"
     raise ConfigError(
-        "a column of this type cannot be part of a key",
-        hint=f"{reason}; cast it to string or bigint",
-        column=column,
-        type=name,
+        "a column of this type cannot be part of a key", hint=f"{reason}; {advice}", column=column, type=name
     )
 
 
@@ -149,6 +149,20 @@ def _timestamp(value: object) -> bytes:
     return struct.pack("<q", (aware - _EPOCH) // datetime.timedelta(microseconds=1))
 
 
+def _time(value: object) -> bytes:
+    """Spark counts times in nanoseconds."""
+    if not isinstance(value, datetime.time) or value.tzinfo is not None:
+        raise TypeError(value)
+    since = datetime.datetime.combine(_EPOCH_DAY, value) - datetime.datetime.combine(_EPOCH_DAY, datetime.time())
+    return struct.pack("<q", since // datetime.timedelta(microseconds=1) * 1000)
+
+
+def _interval(value: object) -> bytes:
+    if not isinstance(value, datetime.timedelta):
+        raise TypeError(value)
+    return struct.pack("<q", value // datetime.timedelta(microseconds=1))
+
+
 def _date(value: object) -> bytes:
     if not isinstance(value, datetime.date):
         raise TypeError(value)
@@ -176,4 +190,6 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "date": _date,
     "timestamp": _timestamp,
     "timestamp_ntz": _timestamp,
+    "time(6)": _time,
+    "interval day to second": _interval,
 }

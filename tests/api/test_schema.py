@@ -5,17 +5,38 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
+import enum
+import uuid
 from typing import Annotated, Any, Optional
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
+from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+Price = Annotated[decimal.Decimal, precision(12, scale=2)]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclasses.dataclass
+class Plain:
+    key: str
+    number: int = 0
+
+
 COLUMNS: list[tuple[Any, str, pa.DataType]] = [
     (int, "bigint", pa.int64()),
     (float, "double", pa.float64()),
@@ -26,6 +47,20 @@ COLUMNS: list[tuple[Any, str, pa.DataType]] = [
     (datetime.datetime, "timestamp_ntz", pa.timestamp("us")),
     (Instant, "timestamp", pa.timestamp("us", tz="UTC")),
     (Annotated[int, msgspec.Meta(gt=0)], "bigint", pa.int64()),  # constraints of msgspec do not matter
+    (Price, "decimal(12,2)", pa.decimal128(12, 2)),
+    (datetime.time, "time(6)", pa.time64("ns")),
+    (datetime.timedelta, "interval day to second", pa.duration("us")),
+    (uuid.UUID, "string", pa.string()),
+    (Colour, "string", pa.string()),
+    (Level, "bigint", pa.int64()),
+    (list[int | None], "array<bigint>", pa.list_(pa.int64())),
+    (dict[str, Price], "map<string,decimal(12,2)>", pa.map_(pa.string(), pa.decimal128(12, 2))),
+    (Plain, "struct<`key`:string,`number`:bigint>", pa.struct({"key": pa.string(), "number": pa.int64()})),
+    (
+        list[dict[Level, list[Colour]]],
+        "array<map<bigint,array<string>>>",
+        pa.list_(pa.map_(pa.int64(), pa.list_(pa.string()))),
+    ),
 ]
 
 
@@ -33,9 +68,8 @@ COLUMNS: list[tuple[Any, str, pa.DataType]] = [
 def test_each_type_has_its_column_and_columns_keep_their_order(nullable: bool) -> None:
     fields = [(f"c{n}", kind | None if nullable else kind) for n, (kind, _, _) in enumerate(COLUMNS)]
     schema = RowSchema.of(msgspec.defstruct("Every", fields))
-    assert schema.columns == tuple(
-        Column(f"c{n}", spark, arrow, nullable) for n, (_, spark, arrow) in enumerate(COLUMNS)
-    )
+    assert [c.spark_type for c in schema.columns] == [spark_type for _, spark_type, _ in COLUMNS]
+    assert [c.nullable for c in schema.columns] == [nullable] * len(COLUMNS)
     assert schema.names == tuple(f"c{n}" for n in range(len(COLUMNS)))
     assert schema.ddl == ", ".join(f"`c{n}` {spark_type}" for n, (_, spark_type, _) in enumerate(COLUMNS))
     assert schema.arrow == pa.schema([pa.field(f"c{n}", kind, nullable) for n, (_, _, kind) in enumerate(COLUMNS)])
@@ -46,12 +80,6 @@ class Optionals(msgspec.Struct):
     b: Annotated[datetime.datetime | None, msgspec.Meta(tz=True)]
     c: float | None = None
     d: int = 0
-
-
-@dataclasses.dataclass
-class Plain:
-    key: str
-    number: int = 0
 
 
 def test_a_default_is_no_null_and_a_dataclass_has_columns_too() -> None:
@@ -69,8 +97,15 @@ def test_another_class_has_no_columns(row_class: Any) -> None:
 UNIONS = [int | str, int | str | None, Annotated[int, msgspec.Meta(gt=0)] | str]
 
 
+Recursive = msgspec.defstruct("Recursive", [("inner", "list[Recursive]")], namespace={"__module__": __name__})
+Empty = msgspec.defstruct("Empty", [])
+Twice = msgspec.defstruct("Twice", [("a", int), ("A", int)])
+Mixed = enum.Enum("Mixed", {"A": "a", "B": 2})
+NESTED = [Recursive, Empty, Twice, list[Empty], dict[int | None, int], dict[str, decimal.Decimal]]
+
+
 @pytest.mark.parametrize(
-    "kind", [*UNIONS, list[int], dict[str, int], decimal.Decimal, datetime.timedelta, Any, complex, None, Plain]
+    "kind", [*UNIONS, *NESTED, Mixed, set[int], tuple[int, str], decimal.Decimal, Any, complex, None]
 )
 def test_a_field_without_a_column_type_is_refused_by_name(kind: Any) -> None:
     row_class = msgspec.defstruct("Bad", [("good", int), ("wrong", kind)])

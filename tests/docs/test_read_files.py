@@ -14,7 +14,7 @@ import pytest
 from stateflow.api.input_files import unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.source import FileSource
-from stateflow.runtime.task.row_conversion import row_maker, to_rows
+from stateflow.runtime.task.row_conversion import to_rows
 from tests.docs.pages import blocks, code, read, rows
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _read(
     source = FileSource(path.parent, schema=row_class, format=path.suffix[1:], mode=mode)
     table = source.read_files(spark, [path.as_uri()]).toArrow()
     (batch,) = table.combine_chunks().to_batches()
-    return list(to_rows(batch.columns, row_maker(source.schema)))
+    return list(to_rows(batch.columns, source.schema))
 
 
 @pytest.mark.spark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from stateflow import (
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.task.operators.input_reader import Input, check_nulls
 from tests.support.errors import raises
@@ -143,7 +145,8 @@ def test_an_error_about_an_emitted_row_names_operator_key_class_column_and_row(
 
 def test_a_null_in_a_required_column_is_refused_with_its_row_and_the_type_for_time_zones() -> None:
     chain: Any = SimpleNamespace(uid="count")
-    rows = Input(("key", "time"), slice(0, 2), (0,), (1,), dict, None, None)
+    schema = RowSchema.of(msgspec.defstruct("Timed", [("key", str), ("time", datetime.datetime)]))
+    rows = Input(schema, slice(0, 2), (0,), (1,), (), None, None)
     columns = [pa.array(["a", "b"]), pa.array([0, None], pa.timestamp("us"))]
     check_nulls(chain, rows, [column[:1] for column in columns])
     with raises(SchemaMismatch, operator="count", column="time", row=repr({"key": "b", "time": None})) as refused:

@@ -40,13 +40,19 @@ floats = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan
 local_times = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 12, 31))
 zones = st.integers(-12, 14).map(lambda hours: datetime.timezone(datetime.timedelta(hours=hours)))
 instants = st.builds(lambda at, zone: at.replace(tzinfo=zone), local_times, zones)
-parts = st.one_of(st.none(), blobs, texts, integers, floats, st.booleans(), st.dates(), local_times, instants)
+decimals = st.integers(1 - 10**38, 10**38 - 1).map(lambda unscaled: decimal.Decimal(f"{unscaled}E-3"))
+"""Of one scale, as in a column."""
+parts = st.one_of(
+    *(st.none(), blobs, texts, integers, floats, st.booleans(), st.dates(), local_times, instants),
+    *(decimals, st.times(), st.timedeltas(datetime.timedelta(-106_000_000), datetime.timedelta(106_000_000))),
+)
 keys = st.lists(parts, max_size=3).map(tuple)
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 Key = tuple[Any, ...]
 ORDER_OF_TYPES = [type(None), bytes, str, int, float, bool, datetime.date, datetime.datetime]
+ORDER_OF_TYPES += [decimal.Decimal, datetime.time, datetime.timedelta]
 
 
 def _sortable(part: Any) -> Key:
@@ -121,10 +127,13 @@ class Text(str):
     """A string of another class."""
 
 
-BIG_NUMBERS = [1 << 63, -(1 << 63) - 1, decimal.Decimal(1), 1j]
+LONG = [decimal.Decimal(10**38), decimal.Decimal("1E-39"), decimal.Decimal("NaN"), datetime.timedelta.max]
+BIG_NUMBERS = [1 << 63, -(1 << 63) - 1, 1j, *LONG]
 
 
-@pytest.mark.parametrize("part", [*BIG_NUMBERS, "\ud800", Text("a"), (1,), [1], {1: 1}, datetime.time(1), math])
+@pytest.mark.parametrize(
+    "part", [*BIG_NUMBERS, "\ud800", Text("a"), (1,), [1], {1: 1}, datetime.time(1, tzinfo=UTC), math]
+)
 def test_what_cannot_be_part_of_a_key_is_refused(part: Any) -> None:
     with raises(StateError) as refused:
         encode_key(("a", part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +16,15 @@ import pyarrow as pa
 from stateflow.api.aggregates.partial import Half, Partial
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
+from stateflow.types.columns.precision import precision
+from stateflow.types.columns.shapes import Leaf, shape_of
 
 Accumulators = Mapping[str, pa.Array]
 """Columns of an accumulator by field name, with one value per key."""
 FieldTypes = Mapping[str, Any]
 """Python types of an accumulator's fields, as msgspec takes them."""
-PYTHON_TYPES: FieldTypes = {
-    "bigint": int,
-    "double": float,
-    "string": str,
-    "boolean": bool,
-    "binary": bytes,
-    "date": datetime.date,
-    "timestamp": Annotated[datetime.datetime, msgspec.Meta(tz=True)],
-    "timestamp_ntz": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
-}
-"""Python type of a field by Spark type."""
-NUMBERS = ("bigint", "double")
-"""Spark types of numbers."""
+NUMBERS = (int, float)
+"""Python types of numbers that fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +71,13 @@ class Values:
 class Aggregate(ABC):
     """An aggregate over one column. Nulls are ignored."""
 
-    over: tuple[str, ...] = tuple(PYTHON_TYPES)
-    """Spark types of the columns that it accepts."""
+    over: tuple[type, ...] = ()
+    """Python types of the columns that it accepts; empty for all scalars."""
 
     def __init__(self, column: Column) -> None:
+        assert isinstance(column.shape, Leaf)
         self.column = column
+        self.kind = column.shape.kind
 
     @property
     @abstractmethod
@@ -123,14 +117,23 @@ class Aggregate(ABC):
 
     def _sum_partials(self, prefix: str, divide_floats: bool) -> tuple[Partial, ...]:
         if self.column.spark_type == "double":
-            whole = Partial(f"{prefix}sum", self.column.name, "sum", pa.float64(), "double")
+            whole = Partial(f"{prefix}sum", self.column.name, "sum", shape_of(float))
             return (whole,) if divide_floats else ()
-        return tuple(
-            Partial(f"{prefix}{half.value}", self.column.name, "sum", pa.int64(), "bigint", half) for half in Half
-        )
+        return tuple(Partial(f"{prefix}{half.value}", self.column.name, "sum", shape_of(int), half) for half in Half)
 
     def _count_partials(self, prefix: str) -> tuple[Partial, ...]:
-        return (Partial(f"{prefix}count", self.column.name, "count", pa.int64(), "bigint"),)
+        return (Partial(f"{prefix}count", self.column.name, "count", shape_of(int)),)
+
+
+def declared_type(column: Column) -> Any:
+    """Returns the Python type of a column's values, as msgspec takes it."""
+    shape = column.shape
+    assert isinstance(shape, Leaf)
+    if pa.types.is_timestamp(shape.arrow):
+        return Annotated[datetime.datetime, msgspec.Meta(tz=shape.arrow.tz is not None)]
+    if pa.types.is_decimal(shape.arrow):
+        return Annotated[decimal.Decimal, precision(shape.arrow.precision, shape.arrow.scale)]
+    return shape.kind
 
 
 def to_numpy(column: pa.Array, default: float = 0) -> Array:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values
 from stateflow.api.aggregates.partial import Partial, PartialAggregation
-from stateflow.api.aggregates.registry import AGGREGATES
+from stateflow.api.aggregates.registry import AGGREGATES, aggregate_for
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
@@ -130,14 +130,16 @@ def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
             name=name,
             given=repr(spec),
         )
-    kind, column = AGGREGATES[spec[0]], given.column(spec[1])
-    if column.spark_type not in kind.over:
+    column = given.column(spec[1])
+    aggregate = aggregate_for(spec[0], column)
+    if aggregate is None:
         raise JobDefinitionError(
             "an aggregate does not accept the type of its column",
-            hint=f"it accepts {', '.join(kind.over)}",
+            hint="sum accepts int, float and Decimal; mean and variance accept int and float; no aggregate accepts a "
+            "class, list or dict: select a part of it in a transform",
             name=name,
             aggregate=spec[0],
             column=column.name,
             type=column.spark_type,
         )
-    return kind(column)
+    return aggregate

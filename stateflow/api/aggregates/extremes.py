@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import PYTHON_TYPES, Accumulators, Aggregate, FieldTypes, Values, to_numpy
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type, to_numpy
 from stateflow.api.aggregates.partial import Partial
 from stateflow.api.functions.vectorized import Array
 
@@ -20,7 +21,7 @@ class _Extreme(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {self._field: PYTHON_TYPES[self.column.spark_type]}
+        return {self._field: declared_type(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         old, count = before[self._field], values.counts
@@ -40,11 +41,11 @@ class _Extreme(Aggregate):
         return accumulators[self._field]
 
     def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
-        # Arrow ignores NaN, but NaN is the largest float.
-        if self.column.spark_type == "double":
+        # Arrow ignores NaN, but NaN is the largest float; and it does not compare durations by key.
+        if self.kind in (float, datetime.timedelta):
             return ()
         column = self.column
-        return (Partial(f"{prefix}{self._field}", column.name, self._field, column.arrow_type, column.spark_type),)
+        return (Partial(f"{prefix}{self._field}", column.name, self._field, column.shape),)
 
     def merge(self, before: Accumulators, partials: Mapping[str, Values]) -> Accumulators:
         return self.add(before, partials[self._field])

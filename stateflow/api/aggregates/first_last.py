@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import PYTHON_TYPES, Accumulators, Aggregate, FieldTypes, Values
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type
 
 
 class First(Aggregate):
@@ -14,7 +14,7 @@ class First(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"first": PYTHON_TYPES[self.column.spark_type]}
+        return {"first": declared_type(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         return {"first": pc.coalesce(before["first"], _value_at(values, np.minimum, len(values.column)))}
@@ -28,7 +28,7 @@ class Last(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"last": PYTHON_TYPES[self.column.spark_type]}
+        return {"last": declared_type(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         return {"last": pc.coalesce(_value_at(values, np.maximum, -1), before["last"])}

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from stateflow.api.aggregates.aggregate import (
     NUMBERS,
-    PYTHON_TYPES,
     Accumulators,
     Aggregate,
     FieldTypes,
     Values,
+    declared_type,
     to_numpy,
 )
 from stateflow.api.aggregates.partial import Half, Partial, joined
@@ -51,7 +51,7 @@ class Sum(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"sum": PYTHON_TYPES[self.column.spark_type]}
+        return {"sum": declared_type(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         is_integer = self.column.spark_type == "bigint"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.types.columns.shapes import Shape
 
 _LOW_BITS = 32
 
@@ -45,22 +46,20 @@ class Partial:
         name: name of the column.
         over: the aggregated column of the rows.
         function: Arrow's name of the aggregation.
-        arrow_type: the column's Arrow type.
-        spark_type: the column's Spark type.
+        shape: the shape of the column's values.
         half: the half of each value that is aggregated; None for the whole value.
     """
 
     name: str
     over: str
     function: str
-    arrow_type: pa.DataType
-    spark_type: str
+    shape: Shape
     half: Half | None = None
 
     @property
     def column(self) -> Column:
         """The column's declaration; null for a key without values."""
-        return Column(self.name, self.spark_type, self.arrow_type, nullable=True)
+        return Column(self.name, replace(self.shape, nullable=True))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from stateflow.runtime.executor import BatchWork, Executor, decode_reports, leve
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
 from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
 from stateflow.runtime.task.barriers import BarrierMessage
-from stateflow.runtime.task.row_conversion import row_maker, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
@@ -168,11 +168,11 @@ def _with_function_applied(node: RowsNode, rows: Sequence[_LocatedRow], info: Ba
 
 
 def _aggregated(node: PartialNode, rows: Sequence[_LocatedRow]) -> Iterator[_LocatedRow]:
-    numbers, maker = count(), row_maker(node.schema)
+    numbers = count()
     for phase in sorted({located.phase for located in rows}):
         batch = to_batch([located.row for located in rows if located.phase == phase], node.parent.schema)
         for partial in node.aggregation.apply([batch]):
-            yield from (_LocatedRow(next(numbers), phase, row) for row in to_rows(list(partial.columns), maker))
+            yield from (_LocatedRow(next(numbers), phase, row) for row in to_rows(list(partial.columns), node.schema))
 
 
 # -- routing ----------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def _split(emitted: list[pa.RecordBatch], level: Level, targets: int) -> tuple[_
 
 def _emitted_rows(batch: pa.RecordBatch, number: int, level: Level) -> Iterator[_LocatedRow]:
     node, prefix = level.forwarded[number].node, output_prefix(number)
-    found = to_rows([batch.column(prefix + n) for n in node.schema.names], row_maker(node.schema))
+    found = to_rows([batch.column(prefix + n) for n in node.schema.names], node.schema)
     locations = (batch.column(c).to_pylist() for c in (POSITION, PHASE))
     origin = level.sources.index(node.uid) if isinstance(node, SourceNode) else -1
     return map(_LocatedRow, *locations, found, repeat(origin))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stateflow.api.sink import SinkWriter, Writing
 from stateflow.errors import SchemaMismatch, StateflowError
-from stateflow.runtime.task.row_conversion import first_misfit, row_maker, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import first_misfit, to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
 from stateflow.runtime.task_spec import (
     OUTPUT_NUMBER,
@@ -75,7 +75,7 @@ class Outputs:
                 if not output.steps:
                     yield from self._send(output, batch, phase)
                     continue
-                rows = to_rows(batch.columns, row_maker(self._chain.emits))
+                rows = to_rows(batch.columns, self._chain.emits)
                 made = self._row_functions_of(index, output).apply(rows)
                 if made:
                     yield from self._send(output, self._to_columns(output, made), phase)

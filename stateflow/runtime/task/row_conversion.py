@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import inspect
-import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -16,60 +13,45 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task_spec import Numbers
 from stateflow.runtime.user_code import described
+from stateflow.types.columns.conversion import maker_of, to_column, to_objects, with_type
+from stateflow.types.columns.shapes import Shape
 
-RowMaker = Callable[..., object]
-"""Creates a row object from the values of its columns, in order."""
-
-_ACCEPTED_TYPES: dict[str, type | tuple[type, ...]] = {
-    "bigint": numbers.Integral,
-    "double": numbers.Real,
-    "string": str,
-    "boolean": (bool, np.bool_),
-    "binary": (bytes, bytearray, memoryview),
-    "date": datetime.date,
-    "timestamp": datetime.datetime,
-    "timestamp_ntz": datetime.datetime,
-}
-"""The Python types that a column accepts, by Spark type."""
 _NO_TIME = -(1 << 63)
 _PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
-_EXCLUDED_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
-"""Subclasses of accepted types that a column does not accept."""
 
 
-def row_maker(schema: RowSchema) -> RowMaker:
-    """Returns the function that creates row objects of a schema."""
-    row_class, names = schema.row_class, schema.names
-    parameters = inspect.signature(row_class).parameters.values()
-    if all(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters):
-        return row_class
-    return lambda *values: row_class(**dict(zip(names, values, strict=True)))
+def to_rows(columns: Sequence[pa.Array], schema: RowSchema) -> list[object]:
+    """Returns the row objects of columns of equal length.
 
-
-def to_rows(columns: Sequence[pa.Array], maker: RowMaker) -> list[object]:
-    """Returns the row objects of columns of equal length."""
-    return list(map(maker, *[to_list(column) for column in columns]))
-
-
-def to_list(column: pa.Array) -> Sequence[object]:
-    """Returns the values of a column as Python objects.
-
-    Numbers and timestamps without nulls are converted by NumPy, which is faster.
+    Raises:
+        SchemaMismatch: a value is not of its declared type, such as a text that is no member of an Enum.
     """
-    kind = column.type
-    if column.null_count == 0:
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            numbers: list[object] = column.to_numpy(zero_copy_only=False).tolist()
-            return numbers
-        if pa.types.is_timestamp(kind):
-            return _timestamps(column, zoned=kind.tz is not None)
-    values: list[object] = column.to_pylist()
-    return values
+    values = [_values(schema, at, columns) for at in range(len(schema.columns))]
+    return list(map(maker_of(schema.row_class, schema.names), *values))
 
 
-def _timestamps(column: pa.Array, zoned: bool) -> Sequence[object]:
-    values: list[datetime.datetime] = column.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
-    return [v.replace(tzinfo=datetime.UTC) for v in values] if zoned else values
+def _values(schema: RowSchema, at: int, columns: Sequence[pa.Array]) -> Sequence[object]:
+    column = schema.columns[at]
+    try:
+        return to_objects(column.shape, columns[at])
+    except ValueError as e:
+        row = next(n for n in range(len(columns[at])) if not _is_readable(column.shape, columns[at].slice(n, 1)))
+        raise SchemaMismatch(
+            "a value of a column is not one of its declared type",
+            hint="correct the input, filter such rows in a transform, or declare the column as str or int",
+            row_class=schema.row_class.__name__,
+            column=column.name,
+            reason=str(e)[:200],
+            row=repr({n: c[row].as_py() for n, c in zip(schema.names, columns, strict=True)})[:500],
+        ) from e
+
+
+def _is_readable(shape: Shape, value: pa.Array) -> bool:
+    try:
+        to_objects(shape, value)
+    except ValueError:
+        return False
+    return True
 
 
 def latest_time(column: pa.Array) -> int | None:
@@ -99,8 +81,7 @@ def to_batch(rows: Sequence[object], schema: RowSchema) -> pa.RecordBatch:
     for column in schema.columns:
         try:
             values = list(map(attrgetter(column.name), rows))
-            _check_types(values, column)
-            arrays.append(pa.array(values, column.arrow_type))
+            arrays.append(with_type(to_column(column.shape, values), column.arrow_type))
         except (AttributeError, TypeError, ValueError, OverflowError) as e:
             raise SchemaMismatch(
                 "an emitted row does not fit its row class",
@@ -127,23 +108,10 @@ def _row_fact(rows: Sequence[object], schema: RowSchema) -> dict[str, str]:
 
 def _fits(row: object, column: Column) -> bool:
     try:
-        values = [getattr(row, column.name)]
-        _check_types(values, column)
-        pa.array(values, column.arrow_type)
+        to_column(column.shape, [getattr(row, column.name)])
     except (AttributeError, TypeError, ValueError, OverflowError):
         return False
     return True
-
-
-def _check_types(values: Sequence[object], column: Column) -> None:
-    """Raises TypeError for values that Arrow would silently convert, such as 1.5 to 1, or 7 to a date."""
-    accepted, excluded = _ACCEPTED_TYPES[column.spark_type], _EXCLUDED_TYPES.get(column.spark_type, ())
-    for kind in set(map(type, values)):
-        if kind is type(None):
-            if not column.nullable:
-                raise TypeError("None in a column that is not nullable")
-        elif not issubclass(kind, accepted) or issubclass(kind, excluded):
-            raise TypeError(f"a value has the type {kind.__name__}")
 
 
 def group_starts(order: Numbers, keys: Sequence[pa.Array]) -> list[int]:

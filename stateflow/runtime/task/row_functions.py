@@ -20,7 +20,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
-from stateflow.runtime.task.row_conversion import row_maker, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.runtime.user_code import innermost, is_user_error
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.decoders import msgpack_decoder
@@ -161,12 +161,12 @@ def apply_to_partition(
     Raises:
         RuntimeError: a function failed. Its message contains the encoded error, since Spark forwards only messages.
     """
-    maker, schema = row_maker(source), steps[-1].schema
+    schema = steps[-1].schema
     try:
         functions = RowFunctions(steps, info)
         for batch in batches:
             with functions.closed_on_error():
-                rows = functions.apply(to_rows([batch.column(name) for name in source.names], maker))
+                rows = functions.apply(to_rows([batch.column(name) for name in source.names], source))
                 made = to_batch(rows, schema)
             yield made
         functions.close()

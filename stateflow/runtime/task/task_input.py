@@ -22,6 +22,7 @@ from stateflow.runtime.task_spec import (
     Numbers,
     TaskSpec,
 )
+from stateflow.types.columns.conversion import with_type
 
 
 class PhaseRows:
@@ -45,7 +46,11 @@ class PhaseRows:
     @property
     def columns(self) -> list[pa.Array]:
         """The columns of all inputs, one input after the other."""
-        return [self._batch.column(name) for each in self._chain.inputs for name in each.columns]
+        return [
+            with_type(self._batch.column(each.prefix + column.name), column.arrow_type)
+            for each in self._chain.inputs
+            for column in each.schema.columns
+        ]
 
     @property
     def inputs(self) -> Numbers | None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
-from stateflow.state.columnar.arrow_shape import Items, Leaf, Record, Shape, shape_of
 from stateflow.state.columnar.msgpack import read_columns, write_columns
+from stateflow.types.columns.conversion import null_place, to_column, to_objects
+from stateflow.types.columns.shapes import Items, Leaf, Record, Shape, UnsupportedType, leaves_of, shape_of
+from stateflow.types.declared_types import describe_type
 from stateflow.types.serializers import VALUE_FORMAT, Codec, ValueSerializer, payload_start
 
 
@@ -28,7 +29,7 @@ class ColumnSerializer:
 
     def __init__(self, value_type: object) -> None:
         self._serializer: ValueSerializer[Any] = ValueSerializer(value_type)
-        self._shape = shape_of(value_type)
+        self._shape = _shape_of(value_type)
 
     @property
     def type(self) -> pa.DataType:
@@ -57,18 +58,18 @@ class ColumnSerializer:
         """
         values = self._checked(values)
         shape = self._shape
-        if shape.by_columns and not isinstance(shape, Items):
+        if shape.by_columns and isinstance(shape, Leaf | Record):
             encoded: list[bytes | None] = list(write_columns(shape, values, VALUE_FORMAT))
             if values.null_count:
                 nulls = values.is_null().to_pylist()
                 encoded = [None if null else data for null, data in zip(nulls, encoded, strict=True)]
             return encoded
-        objects = _objects(self._shape, values)
+        objects = to_objects(self._shape, values)
         return [None if value is None else self._serializer.encode(value) for value in objects]
 
     def _decode(self, stored: list[bytes]) -> pa.Array:
         shape = self._shape
-        if not shape.by_columns or isinstance(shape, Items):
+        if not (shape.by_columns and isinstance(shape, Leaf | Record)):
             return self._decode_each(stored)
         ends = np.cumsum(np.fromiter(map(len, stored), np.int64, len(stored)))
         starts = ends - np.diff(ends, prepend=0)
@@ -85,7 +86,8 @@ class ColumnSerializer:
     def _decode_each(self, stored: Sequence[bytes]) -> pa.Array:
         values = [self._serializer.decode(data) for data in stored]
         try:
-            return _column(self._shape, values)
+            _check_zones(self._shape, values)
+            return to_column(self._shape, values)
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as e:
             raise StateError(
                 "a stored value cannot be represented in an Arrow column",
@@ -107,8 +109,29 @@ class ColumnSerializer:
                 given=str(values.type),
                 reason=str(e)[:200],
             ) from e
-        _refuse_inner_nulls(self._shape, fitting, declared, "")
+        place = null_place(self._shape, fitting)
+        if place is not None:
+            raise SchemaMismatch(
+                "a field of a state is null but not declared as nullable",
+                hint="fill the nulls, or declare the field as … | None",
+                declared=declared,
+                field=place.lstrip("."),
+            )
         return fitting
+
+
+def _shape_of(value_type: object) -> Shape:
+    try:
+        return shape_of(value_type)
+    except UnsupportedType as e:
+        raise JobDefinitionError(
+            "a state's type cannot be converted to an Arrow column",
+            hint=e.hint
+            or "for a vectorized function, declare numbers, strings, bytes, dates, times, Decimals with "
+            "precision, Enums, UUIDs, lists or dicts of them, or a class with such fields",
+            type=describe_type(value_type),
+            part=e.part,
+        ) from e
 
 
 def columns_of(codec: Codec) -> ColumnSerializer:
@@ -134,21 +157,23 @@ def _cast(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     return values if values.type.equals(wanted) else values.cast(wanted, safe=True)
 
 
-def _refuse_inner_nulls(shape: Shape, values: pa.Array, declared: str, name: str) -> None:
-    """Raises SchemaMismatch for a null in a field that is not nullable; a value itself may be null."""
-    if not isinstance(shape, Record):
+def _check_zones(shape: Shape, values: Sequence[Any]) -> None:
+    """Raises ValueError for a datetime with a time zone in a column without one, or the reverse."""
+    if not any(leaf.kind is datetime.datetime for leaf in leaves_of(shape)):
         return
-    rows = values.drop_null() if values.null_count else values
-    for field, part in zip(shape.fields, shape.names, strict=True):
-        inner, path = rows.field(part), f"{name}{part}"
-        if inner.null_count and not field.nullable:
-            raise SchemaMismatch(
-                "a field of a state is null but not declared as nullable",
-                hint="fill the nulls, or declare the field as … | None",
-                declared=declared,
-                field=path,
-            )
-        _refuse_inner_nulls(field, inner, declared, f"{path}.")
+    present = [value for value in values if value is not None]
+    if isinstance(shape, Leaf):
+        zoned = shape.arrow.tz is not None
+        if any((value.tzinfo is not None) != zoned for value in present):
+            raise ValueError("datetimes with and without time zone are mixed: declare Annotated[datetime, Meta(tz=…)]")
+    elif isinstance(shape, Record):
+        for name, field in zip(shape.names, shape.fields, strict=True):
+            _check_zones(field, [getattr(value, name) for value in present])
+    elif isinstance(shape, Items):
+        _check_zones(shape.item, [item for value in present for item in value])
+    else:
+        _check_zones(shape.key, [key for value in present for key in value])
+        _check_zones(shape.value, [item for value in present for item in value.values()])
 
 
 def _payload_starts(data: bytes, starts: np.ndarray[Any, Any], stored: Sequence[bytes]) -> np.ndarray[Any, Any]:
@@ -158,49 +183,3 @@ def _payload_starts(data: bytes, starts: np.ndarray[Any, Any], stored: Sequence[
     if all(stored) and (first == VALUE_FORMAT[0]).all():
         return starts + 1
     return starts + np.fromiter(map(payload_start, stored), np.int64, len(stored))
-
-
-# -- one value at a time --------------------------------------------------------------------------------------------
-
-
-def _column(shape: Shape, values: Sequence[Any]) -> pa.Array:
-    """Returns a column of objects, which have the Python types of `shape`."""
-    if isinstance(shape, Record):
-        children = [
-            _column(field, [None if v is None else getattr(v, name) for v in values])
-            for name, field in zip(shape.names, shape.fields, strict=True)
-        ]
-        nulls = pa.array([v is None for v in values], pa.bool_()) if None in values else None
-        return pa.StructArray.from_arrays(children, fields=list(shape.arrow), mask=nulls)
-    if isinstance(shape, Items):
-        flat = _column(shape.item, [item for value in values for item in value or ()])
-        ends = np.cumsum([0, *(len(value or ()) for value in values)])
-        nulls = pa.array([v is None for v in values], pa.bool_()) if None in values else None
-        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, type=shape.arrow, mask=nulls)
-    if shape.kind is datetime.datetime:
-        _refuse_other_zone(shape, values)
-    return pa.array(values, shape.arrow)
-
-
-def _refuse_other_zone(shape: Leaf, values: Sequence[Any]) -> None:
-    zoned = shape.arrow.tz is not None
-    if any(v is not None and (v.tzinfo is not None) != zoned for v in values):
-        raise ValueError("datetimes with and without time zone are mixed: declare Annotated[datetime, Meta(tz=…)]")
-
-
-def _objects(shape: Shape, values: pa.Array) -> list[object]:
-    """Returns the values of a column as objects with the Python types of `shape`."""
-    if isinstance(shape, Record):
-        columns = [_objects(f, values.field(n)) for n, f in zip(shape.names, shape.fields, strict=True)]
-        nulls = values.is_null().to_pylist()
-        return [
-            None if null else shape.row_class(**dict(zip(shape.names, row, strict=True)))
-            for null, *row in zip(nulls, *columns, strict=True)
-        ]
-    if isinstance(shape, Items):
-        items = _objects(shape.item, values.values)
-        offsets, nulls = values.offsets.to_pylist(), values.is_null().to_pylist()
-        cuts = pairwise(offsets) if nulls else ()
-        return [None if null else items[a:b] for null, (a, b) in zip(nulls, cuts, strict=True)]
-    objects: list[object] = values.to_pylist()
-    return objects

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.state.columnar.arrow_shape import Items, Leaf, Record
+from stateflow.types.columns.shapes import Leaf, Record
 
 Array = np.ndarray[Any, Any]
 
@@ -71,7 +71,7 @@ class _Reader:
     def _record(self, shape: Record) -> pa.Array:
         arrays = []
         for header, field in zip(_field_headers(shape), shape.fields, strict=True):
-            assert not isinstance(field, Items)
+            assert isinstance(field, Leaf | Record)
             self._expect(header)
             arrays.append(self.read(field))
         return pa.StructArray.from_arrays(arrays, fields=list(shape.arrow))
@@ -167,7 +167,7 @@ class _Part:
 def _parts(shape: Leaf | Record, values: pa.Array) -> Iterator[_Part]:
     if isinstance(shape, Record):
         for at, (header, field) in enumerate(zip(_field_headers(shape), shape.fields, strict=True)):
-            assert not isinstance(field, Items)
+            assert isinstance(field, Leaf | Record)
             yield _constant(header, len(values))
             yield from _parts(field, values.field(at))
     elif shape.kind is bool:

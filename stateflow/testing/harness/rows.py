@@ -12,8 +12,9 @@ from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import JobDefinitionError, SchemaMismatch
-from stateflow.runtime.task.row_conversion import row_maker, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.state.handles import Committable
+from stateflow.types.columns.conversion import maker_of
 
 
 class PushedRows(LocalSource):
@@ -66,11 +67,11 @@ class CollectedRows(Sink):
 
 class _RowCollector(SinkWriter):
     def __init__(self, schema: RowSchema, rows: list[Any]) -> None:
-        self._maker = row_maker(schema)
+        self._schema = schema
         self._rows = rows
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._rows += to_rows(rows.columns, self._maker)
+        self._rows += to_rows(rows.columns, self._schema)
 
     def close(self) -> list[Committable]:
         return []
@@ -104,7 +105,7 @@ def _typed(row: object, schema: RowSchema) -> object:
         if isinstance(row, Mapping):
             return schema.row_class(**row)
         if isinstance(row, tuple | list):
-            return row_maker(schema)(*row)
+            return maker_of(schema.row_class, schema.names)(*row)
         raise TypeError(f"it is of type {type(row).__name__}")
     except (TypeError, ValueError) as e:
         raise SchemaMismatch(

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import uuid
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +17,8 @@ import pytest
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch
-from stateflow.runtime.task.row_conversion import group_starts, row_maker, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import group_starts, to_batch, to_rows
+from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
@@ -28,6 +30,20 @@ class Number(enum.IntEnum):
     ONE = 1
 
 
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Inner(msgspec.Struct):
+    number: int
+    colours: list[Colour] = []
+
+
+Price = Annotated[decimal.Decimal, precision(5, scale=2)]
+ID = uuid.UUID(int=7)
+DAY = datetime.timedelta(days=1)
+NOON = datetime.time(12, 0, 0, 1)
+
 GOOD: dict[Any, list[tuple[Any, Any]]] = {
     int: [(-(1 << 63), -(1 << 63)), (np.int64(7), 7), (Number.ONE, 1)],
     float: [(1.5, 1.5), (2, 2.0), (np.float32(0.5), 0.5)],
@@ -37,6 +53,15 @@ GOOD: dict[Any, list[tuple[Any, Any]]] = {
     datetime.date: [(AT.date(), AT.date())],
     datetime.datetime: [(AT, AT)],
     Instant: [(AT_UTC, AT_UTC), (AT, AT_UTC)],
+    Price: [(decimal.Decimal("1.5"), decimal.Decimal("1.50")), (decimal.Decimal("-999.99"),) * 2],
+    datetime.time: [(NOON, NOON)],
+    datetime.timedelta: [(-DAY, -DAY)],
+    uuid.UUID: [(ID, ID)],
+    Number: [(Number.ONE, Number.ONE)],
+    Colour: [(Colour.RED, Colour.RED)],
+    Inner: [(Inner(1, [Colour.RED, Colour.RED]),) * 2],
+    list[Inner | None]: [([Inner(1), None],) * 2, ([], [])],
+    dict[uuid.UUID, list[Price]]: [({ID: [decimal.Decimal("0.01")], uuid.UUID(int=8): []},) * 2],
 }
 BAD: dict[Any, list[Any]] = {
     int: [1.5, True, "1", decimal.Decimal("1.5"), np.float64(1), 1 << 63, [1]],
@@ -47,6 +72,15 @@ BAD: dict[Any, list[Any]] = {
     datetime.date: [AT, 7, "2026-01-01"],
     datetime.datetime: [AT.date(), 7, 1.5],
     Instant: [7, "now"],
+    Price: [1, 1.5, "1.50", decimal.Decimal("1.555"), decimal.Decimal(1000), decimal.Decimal("NaN")],
+    datetime.time: [AT, "12:00", NOON.replace(tzinfo=datetime.UTC)],
+    datetime.timedelta: [1, 1.5],
+    uuid.UUID: [str(ID), ID.bytes],
+    Number: [1, Colour.RED],
+    Colour: ["red", "blue", Number.ONE],
+    Inner: [{"number": 1}, (1,), Inner("1"), Inner(1, ["red"]), Inner(1, [None])],  # type: ignore[arg-type,list-item]
+    list[Inner | None]: ["ab", {1: 2}, [1], [Inner(None)], Inner(1)],  # type: ignore[arg-type]
+    dict[uuid.UUID, list[Price]]: [[1], {"a": []}, {ID: None}, {ID: [1]}, {None: []}],
 }
 
 
@@ -58,7 +92,7 @@ def _schema(kind: Any) -> RowSchema:
 def test_a_value_of_its_type_comes_back(kind: Any, given: Any, found: Any) -> None:
     schema = _schema(kind)
     batch = to_batch([schema.row_class(given), schema.row_class(given)], schema)
-    rows: list[Any] = to_rows(batch.columns, row_maker(schema))
+    rows: list[Any] = to_rows(batch.columns, schema)
     again, _ = rows
     assert again == schema.row_class(found)
     assert type(again.value) is type(found)
@@ -75,7 +109,24 @@ def test_another_value_is_refused_by_column(kind: Any, given: Any) -> None:
 @pytest.mark.parametrize("kind", GOOD, ids=str)
 def test_a_nullable_column_takes_none(kind: Any) -> None:
     schema = _schema(kind | None)
-    assert to_rows(to_batch([schema.row_class(None)], schema).columns, row_maker(schema)) == [schema.row_class(None)]
+    assert to_rows(to_batch([schema.row_class(None)], schema).columns, schema) == [schema.row_class(None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (Colour, pa.array(["red", "green"])),
+        (uuid.UUID | None, pa.array([str(ID), "x"])),
+        (list[Number], pa.array([[1], [2]])),
+        (Inner, pa.array([{"number": 1, "colours": []}, {"number": 1, "colours": ["?"]}])),
+    ],
+    ids=str,
+)
+def test_a_stored_value_that_is_no_value_of_the_type_is_refused_with_its_row(kind: Any, column: pa.Array) -> None:
+    schema = _schema(kind)
+    assert len(to_rows([column.slice(0, 1)], schema)) == 1
+    with raises(SchemaMismatch, column="value", row=repr({"value": column[1].as_py()})):
+        to_rows([column], schema)
 
 
 def test_a_row_without_the_column_is_refused_by_column() -> None:
@@ -92,15 +143,15 @@ class ByName:
 def test_a_row_class_with_keyword_fields_is_supported() -> None:
     schema = RowSchema.of(ByName)
     rows = [ByName(a="x", b=1), ByName(a="y", b=2)]
-    assert to_rows(to_batch(rows, schema).columns, row_maker(schema)) == rows
+    assert to_rows(to_batch(rows, schema).columns, schema) == rows
 
 
 def test_slices_and_empty_batches_are_converted() -> None:
     schema = _schema(int)
     batch = to_batch([schema.row_class(n) for n in range(5)], schema)
-    rows: list[Any] = to_rows(batch.slice(2, 2).columns, row_maker(schema))
+    rows: list[Any] = to_rows(batch.slice(2, 2).columns, schema)
     assert [r.value for r in rows] == [2, 3]
-    assert to_rows(batch.slice(5).columns, row_maker(schema)) == []
+    assert to_rows(batch.slice(5).columns, schema) == []
 
 
 @pytest.mark.parametrize(("rows", "starts"), [(0, []), (1, [0]), (6, [0, 2, 3, 4])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -155,7 +156,7 @@ def test_a_number_beyond_signed_64_bits_is_refused() -> None:
         ColumnSerializer(int).decode([stored])
 
 
-@pytest.mark.parametrize("value_type", [dict[str, int], int | str, Any, tuple[int, ...]])
+@pytest.mark.parametrize("value_type", [dict[int | None, int], int | str, Any, tuple[int, ...], decimal.Decimal])
 def test_a_type_without_columns_is_named(value_type: Any) -> None:
     with raises(JobDefinitionError, type=describe_type(value_type)):
         ColumnSerializer(value_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from stateflow.runtime.task.operators.input_reader import Key
+from stateflow.runtime.task.operators.key_types import Key
 
 
 class Emitters:

@@ -9,7 +9,7 @@ from stateflow.api.functions.adapters import row_callable
 from stateflow.api.functions.process import Context, KeyedFunction
 from stateflow.api.functions.returned import invalid_if_not_iterable, message_and_hint
 from stateflow.errors import EntryTooLarge, StateflowError, UserCodeError
-from stateflow.runtime.task.operators.input_reader import Key
+from stateflow.runtime.task.operators.key_types import Key
 from stateflow.runtime.user_code import described, innermost, naming_position
 
 

@@ -14,15 +14,14 @@ import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import InternalError, SchemaMismatch, StateError
-from stateflow.runtime.task.row_conversion import RowMaker, event_times, group_starts, row_maker, to_list, to_rows
+from stateflow.runtime.task.operators.key_types import EncodedKey, KeyTypes
+from stateflow.runtime.task.row_conversion import event_times, group_starts, to_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.runtime.watermarks import epoch_milliseconds
+from stateflow.types.columns.conversion import null_place, to_list
+from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_encoding import encode_key
 
-Key = tuple[object, ...]
-"""The values of the key columns."""
-EncodedKey = tuple[bytes, bytes, Key]
-"""Key group (2 bytes) and key as they are stored, and the values of the key columns."""
 _ENCODED = itemgetter(1)
 TimeOf = Callable[[object], int | None]
 """Returns the event time of a row in milliseconds since 1970; None without one."""
@@ -33,20 +32,20 @@ class Input:
     """How the rows of one input are read.
 
     Attributes:
-        names: names of the input's columns.
+        schema: the input's columns.
         columns: the positions of the input's columns among those of all inputs.
         keys: positions of the key columns among the input's columns.
         required: positions of the columns that are not nullable, among the input's columns.
-        maker: creates the row objects.
+        nested: positions of the columns of classes, lists and dicts, among the input's columns.
         time: position of the event time column among those of all inputs; None without event time.
         time_of: reads the event time of a row object; None without event time.
     """
 
-    names: tuple[str, ...]
+    schema: RowSchema
     columns: slice
     keys: tuple[int, ...]
     required: tuple[int, ...]
-    maker: RowMaker
+    nested: tuple[int, ...]
     time: int | None
     time_of: TimeOf | None
 
@@ -61,7 +60,7 @@ class KeyedRows:
     """
 
     rows: list[object]
-    keys: list[EncodedKey]
+    keys: Sequence[EncodedKey]
     starts: list[int]
 
     def by_key(self) -> Iterator[tuple[EncodedKey, slice]]:
@@ -94,6 +93,7 @@ class KeyedInputs:
         assert spec.keying is not None
         self._spec = spec
         self._key_columns = spec.keying.columns
+        self._key_types = KeyTypes(spec)
         self._inputs = _inputs(spec.inputs)
 
     def __getitem__(self, number: int) -> Input:
@@ -118,7 +118,9 @@ class KeyedInputs:
         starts = group_starts(order, keys)
         # Before the row objects are created, so that an unreadable key raises its own error.
         encoded = self._encode_keys(order, keys, starts, columns)
-        return KeyedRows(_rows(parts, len(order)), encoded, starts)
+        rows = _rows(parts, len(order))
+        # After the row objects: a value that is no member of an Enum raises an error with its row.
+        return KeyedRows(rows, self._key_types.all_declared(encoded), starts)
 
     def event_times(self, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> Numbers:
         """Returns the event time of each row, for inputs that all have one; arguments as for `read`."""
@@ -131,7 +133,7 @@ class KeyedInputs:
         """Returns the row objects of an input without a key; raises SchemaMismatch as `read` does."""
         each = self._inputs[number]
         check_nulls(self._spec, each, columns[each.columns])
-        return to_rows(columns[each.columns], each.maker)
+        return to_rows(columns[each.columns], each.schema)
 
     def _parts(self, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> list[_InputRows]:
         """Returns the rows, separated by input."""
@@ -171,7 +173,7 @@ class KeyedInputs:
             try:
                 encode_key(tuple(k[at].as_py() for k in keys))
             except Exception as e:
-                names = [name for each in self._inputs for name in each.names]
+                names = [name for each in self._inputs for name in each.schema.names]
                 row = {n: _display(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
                 raise StateError(
                     "a key cannot be read",
@@ -186,11 +188,11 @@ class KeyedInputs:
 def _rows(parts: Sequence[_InputRows], count: int) -> list[object]:
     """Returns the row objects in their original order."""
     if len(parts) == 1:
-        return to_rows(parts[0].columns, parts[0].input.maker)
+        return to_rows(parts[0].columns, parts[0].input.schema)
     rows: list[object] = [None] * count
     for part in parts:
         assert part.positions is not None
-        for place, row in zip(part.positions.tolist(), to_rows(part.columns, part.input.maker), strict=True):
+        for place, row in zip(part.positions.tolist(), to_rows(part.columns, part.input.schema), strict=True):
             rows[place] = row
     return rows
 
@@ -199,11 +201,11 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
     starts = [0, *accumulate(len(spec.schema.names) for spec in specs)]
     return [
         Input(
-            spec.schema.names,
+            spec.schema,
             slice(start, end),
             _key_indexes(spec),
             required_indexes(spec.schema),
-            row_maker(spec.schema),
+            _nested_indexes(spec.schema),
             start + spec.schema.names.index(spec.time_column) if spec.time_column else None,
             _event_time_reader(spec.time_column),
         )
@@ -231,6 +233,10 @@ def required_indexes(schema: RowSchema) -> tuple[int, ...]:
     return tuple(at for at, column in enumerate(schema.columns) if not column.nullable)
 
 
+def _nested_indexes(schema: RowSchema) -> tuple[int, ...]:
+    return tuple(at for at, column in enumerate(schema.columns) if not isinstance(column.shape, Leaf))
+
+
 _NULL_HINT = (
     "declare it as … | None, or filter such rows in a transform. A column that a file lacks is null; with "
     'mode="PERMISSIVE" a JSON or CSV value that does not parse is null, too. A time with Z or an offset needs the type '
@@ -251,23 +257,33 @@ def check_nulls(spec: ChainSpec, given: Input, columns: Sequence[pa.Array]) -> N
                 "a key is null",
                 hint="filter such rows in a transform, or replace null by a value",
                 operator=spec.uid,
-                column=given.names[index],
+                column=given.schema.names[index],
                 row=_row_with_null(given, columns, index),
             )
     for index in given.required:
         if columns[index].null_count:
-            raise SchemaMismatch(
-                "a column that is not nullable contains a null",
-                hint=_NULL_HINT,
-                operator=spec.uid,
-                column=given.names[index],
-                row=_row_with_null(given, columns, index),
-            )
+            raise _null_in(spec, given, columns, index, "")
+    for index in given.nested:
+        place = null_place(given.schema.columns[index].shape, columns[index])
+        if place is not None:
+            raise _null_in(spec, given, columns, index, place)
+
+
+def _null_in(spec: ChainSpec, given: Input, columns: Sequence[pa.Array], index: int, place: str) -> SchemaMismatch:
+    """Returns the error about a null, in a column or at a place within its values."""
+    row = {"row": _row_with_null(given, columns, index)} if not place else {}
+    return SchemaMismatch(
+        "a column that is not nullable contains a null",
+        hint=_NULL_HINT,
+        operator=spec.uid,
+        column=given.schema.names[index] + place,
+        **row,
+    )
 
 
 def _row_with_null(given: Input, columns: Sequence[pa.Array], index: int) -> str:
     at = int(columns[index].is_null().to_numpy(zero_copy_only=False).argmax())
-    return repr({n: _display(c[at]) for n, c in zip(given.names, columns, strict=True)})[:500]
+    return repr({n: _display(c[at]) for n, c in zip(given.schema.names, columns, strict=True)})[:500]
 
 
 def _display(cell: pa.Scalar) -> object:

@@ -6,7 +6,7 @@ from itertools import islice
 
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.errors import StateflowError
-from stateflow.runtime.task.operators.input_reader import EncodedKey
+from stateflow.runtime.task.operators.key_types import EncodedKey
 from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
 from stateflow.state.kinds.timers import SLICE
 

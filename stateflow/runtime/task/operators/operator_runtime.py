@@ -14,6 +14,7 @@ from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.operators.emitters import Emitters
 from stateflow.runtime.task.operators.function_errors import FunctionErrors
 from stateflow.runtime.task.operators.key_time import KeyTime
+from stateflow.runtime.task.operators.key_types import KeyTypes
 from stateflow.runtime.task_spec import ChainSpec
 from stateflow.runtime.watermarks import epoch_milliseconds
 from stateflow.state.backends.base import KeyedStateBackend
@@ -68,6 +69,7 @@ class OperatorRuntime:
         self.info = info
         self.function: KeyedFunction[object] = spec.function
         self.groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
+        self.key_types = KeyTypes(spec)
         self.errors = FunctionErrors(spec.uid, spec.keying.columns, self.function)
         self.emitters = Emitters()
         self.state = KeyedState(

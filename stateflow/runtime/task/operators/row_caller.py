@@ -9,7 +9,7 @@ from stateflow.api.functions.process import Context
 from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.errors import EntryTooLarge, StateflowError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
-from stateflow.runtime.task.operators.input_reader import Key
+from stateflow.runtime.task.operators.key_types import Key
 from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
 from stateflow.runtime.user_code import is_user_error
 

@@ -57,11 +57,12 @@ class TimerCaller:
                 key=timer.key.hex()[:80],
                 columns=runtime.errors.columns,
             )
-        runtime.emitters.add(len(emitted), timer.values)
+        key = runtime.key_types.declared(timer.values)
+        runtime.emitters.add(len(emitted), key)
         self._state.set_key(timer.group, timer.key)
         if timer.namespace is not None:
             self._state.set_namespace(timer.namespace)
-        context.set_key(timer.values)
+        context.set_key(key)
         context.set_timer(domain, timer.time)
         runtime.context.row = None
         # A timer sees the state of its own time: the event time of the batch may be much later.
@@ -78,4 +79,4 @@ class TimerCaller:
             raise
         except Exception as e:
             cause = runtime.errors.cause("on_timer", e, returned)
-            raise runtime.errors.user_error("on_timer", cause, timer.values) from e
+            raise runtime.errors.user_error("on_timer", cause, key) from e

@@ -27,6 +27,7 @@ from stateflow.state.entry_limits import key_too_large, largest
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.timers import NO_WATERMARK
+from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
 
@@ -266,5 +267,12 @@ def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(kinds.is_integer(given) and not kinds.is_uint64(given))
     if kinds.is_float64(wanted):
         return bool(kinds.is_float32(given) or kinds.is_float16(given))
+    if kinds.is_decimal(wanted) and kinds.is_decimal(given):
+        whole = given.precision - given.scale
+        return bool(given.scale <= wanted.scale and whole <= wanted.precision - wanted.scale)
+    if kinds.is_time(wanted) or kinds.is_duration(wanted):
+        return type(given) in (type(wanted), pa.Time32Type) and not (kinds.is_duration(given) and given.unit == "ns")
+    if kinds.is_nested(wanted):
+        return bool(with_nullable_parts(given).equals(wanted))
     same = ((kinds.is_string, kinds.is_large_string), (kinds.is_binary, kinds.is_large_binary))
     return any(plain(wanted) and large(given) for plain, large in same)

@@ -1,0 +1,1 @@
+"""Columns of declared types, and their conversion to and from Python objects."""

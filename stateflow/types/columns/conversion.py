@@ -1,0 +1,243 @@
+"""Conversion between Arrow columns and Python objects of declared types.
+
+Both directions work on whole columns: the fields of all objects of a class are one column each, and the items of all
+lists are one column.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import inspect
+import numbers
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, pairwise
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
+
+Maker = Callable[..., object]
+"""Creates an object from the values of its fields, in order."""
+
+_ACCEPTED: dict[type, tuple[type, ...]] = {
+    int: (numbers.Integral,),
+    float: (numbers.Real,),
+    bool: (bool, np.bool_),
+    bytes: (bytes, bytearray, memoryview),
+    list: (list, tuple),
+}
+"""The types of values that a column of a type accepts; by default the type itself."""
+_EXCLUDED: dict[type, tuple[type, ...]] = {int: (bool,), float: (bool,), datetime.date: (datetime.datetime,)}
+"""Subclasses of accepted types that a column does not accept."""
+
+
+def maker_of(row_class: Callable[..., object], names: tuple[str, ...]) -> Maker:
+    """Returns the function that creates objects of a class.
+
+    Args:
+        names: names of the fields.
+    """
+    parameters = inspect.signature(row_class).parameters.values()
+    if all(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters):
+        return row_class
+    return lambda *values: row_class(**dict(zip(names, values, strict=True)))
+
+
+# -- from Python to Arrow ---------------------------------------------------------------------------------------------
+
+
+def to_column(shape: Shape, values: Sequence[Any]) -> pa.Array:
+    """Returns the column of values, whose type is `shape.arrow`.
+
+    Raises:
+        TypeError: a value is not of the declared type, or None in a place that is not nullable.
+        ValueError, OverflowError, AttributeError: a value cannot be represented.
+    """
+    kinds = set(map(type, values))
+    if type(None) not in kinds:
+        return _column_of(shape, values, kinds)
+    if not shape.nullable:
+        raise TypeError("None in a column that is not nullable")
+    kinds.discard(type(None))
+    if isinstance(shape, Leaf):
+        return _column_of(shape, values, kinds)
+    present = [value for value in values if value is not None]
+    is_null = np.fromiter((value is None for value in values), bool, len(values))
+    # A position per value: the next of those that are present, and null for the others.
+    return _column_of(shape, present, kinds).take(pa.array(np.cumsum(~is_null) - 1, mask=is_null))
+
+
+def _column_of(shape: Shape, values: Sequence[Any], kinds: set[type]) -> pa.Array:
+    if isinstance(shape, Leaf):
+        _check_kinds(shape.kind, kinds)
+        return pa.array(_scalars(shape, values), shape.arrow)
+    if isinstance(shape, Record):
+        columns = [
+            _child(f".{name}", field, map(attrgetter(name), values))
+            for name, field in zip(shape.names, shape.fields, strict=True)
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(shape.arrow))
+    ends = pa.array(np.cumsum([0, *map(len, values)]), pa.int32())
+    if isinstance(shape, Items):
+        _check_kinds(list, kinds)
+        items = _child("[]", shape.item, chain.from_iterable(values))
+        return pa.ListArray.from_arrays(ends, items, type=shape.arrow)
+    _check_kinds(dict, kinds)
+    keys = _child(" (key)", shape.key, chain.from_iterable(values))
+    items = _child("[]", shape.value, chain.from_iterable(value.values() for value in values))
+    return pa.MapArray.from_arrays(ends, keys, items, type=shape.arrow)
+
+
+def _child(place: str, shape: Shape, values: Iterable[Any]) -> pa.Array:
+    """Returns the column of a part; an error names its place."""
+    try:
+        return to_column(shape, list(values))
+    except (TypeError, ValueError, OverflowError, AttributeError) as e:
+        raise TypeError(f"{place}{'' if str(e)[:1] in '.[ ' else ': '}{e}") from e
+
+
+def _check_kinds(wanted: type, kinds: set[type]) -> None:
+    """Raises TypeError for values that Arrow would silently convert, such as 1.5 to 1, or 7 to a date."""
+    accepted, excluded = _ACCEPTED.get(wanted, (wanted,)), _EXCLUDED.get(wanted, ())
+    for kind in kinds:
+        if not issubclass(kind, accepted) or issubclass(kind, excluded):
+            raise TypeError(f"a value has the type {kind.__name__}")
+
+
+def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[Any]:
+    """Returns the values as Arrow accepts them."""
+    if issubclass(shape.kind, enum.Enum):
+        return [None if value is None else value.value for value in values]
+    if shape.kind is uuid.UUID:
+        return [None if value is None else str(value) for value in values]
+    if shape.kind is datetime.time and any(value is not None and value.tzinfo for value in values):
+        raise ValueError("a time has a time zone")
+    return values
+
+
+# -- from Arrow to Python ---------------------------------------------------------------------------------------------
+
+
+def to_objects(shape: Shape, column: pa.Array) -> Sequence[Any]:
+    """Returns the values of a column, None for null.
+
+    Args:
+        column: a column whose type is `shape.arrow`; parts may be nullable that are not declared so.
+
+    Raises:
+        ValueError: a value is not one of the declared type, such as a text that is no member of an Enum.
+    """
+    if isinstance(shape, Leaf):
+        return _objects_of(shape, column)
+    if column.null_count == 0:
+        return _nested(shape, column)
+    present = iter(_nested(shape, column.drop_null()))
+    return [next(present) if is_valid else None for is_valid in column.is_valid().to_pylist()]
+
+
+def _nested(shape: Items | Entries | Record, column: pa.Array) -> Sequence[Any]:
+    """Returns the values of a column without nulls."""
+    if isinstance(shape, Record):
+        fields = [to_objects(part, column.field(at)) for at, part in enumerate(shape.fields)]
+        maker = maker_of(shape.row_class, shape.names)
+        return list(map(maker, *fields)) if fields else [maker() for _ in range(len(column))]
+    bounds, within = _bounds(column)
+    if isinstance(shape, Items):
+        items = to_objects(shape.item, column.values.slice(*within))
+        return [list(items[start:end]) for start, end in bounds]
+    keys = to_objects(shape.key, column.keys.slice(*within))
+    values = to_objects(shape.value, column.items.slice(*within))
+    return [dict(zip(keys[start:end], values[start:end], strict=True)) for start, end in bounds]
+
+
+def _objects_of(shape: Leaf, column: pa.Array) -> Sequence[Any]:
+    values = to_list(column)
+    if issubclass(shape.kind, enum.Enum) or shape.kind is uuid.UUID:
+        made = {value: shape.kind(value) for value in set(values) if value is not None}
+        return [made[value] if value is not None else None for value in values]
+    return values
+
+
+def to_list(column: pa.Array) -> Sequence[Any]:
+    """Returns the values of a column as Arrow's Python objects, None for null.
+
+    Numbers and timestamps without nulls are converted by NumPy, which is faster.
+    """
+    kind = column.type
+    if column.null_count == 0:
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            numbers: Sequence[Any] = column.to_numpy(zero_copy_only=False).tolist()
+            return numbers
+        if pa.types.is_timestamp(kind):
+            return _timestamps(column, zoned=kind.tz is not None)
+    values: Sequence[Any] = column.to_pylist()
+    return values
+
+
+def _timestamps(column: pa.Array, zoned: bool) -> Sequence[object]:
+    values: list[datetime.datetime] = column.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
+    return [v.replace(tzinfo=datetime.UTC) for v in values] if zoned else values
+
+
+# -- nulls ------------------------------------------------------------------------------------------------------------
+
+
+def null_place(shape: Shape, column: pa.Array) -> str | None:
+    """Returns the place within a column of a null that is not declared; None without one.
+
+    Nulls of the column itself are not considered.
+    """
+    rows = column.drop_null() if column.null_count else column
+    for place, part, values in _parts(shape, rows):
+        if values.null_count and not part.nullable:
+            return place
+        inner = null_place(part, values)
+        if inner is not None:
+            return place + inner
+    return None
+
+
+def _parts(shape: Shape, column: pa.Array) -> list[tuple[str, Shape, pa.Array]]:
+    """Returns place, shape and column of the parts of a nested column without nulls."""
+    if isinstance(shape, Record):
+        named = zip(shape.names, shape.fields, strict=True)
+        return [(f".{name}", part, column.field(at)) for at, (name, part) in enumerate(named)]
+    if isinstance(shape, Leaf):
+        return []
+    _, within = _bounds(column)
+    if isinstance(shape, Items):
+        return [("[]", shape.item, column.values.slice(*within))]
+    return [("[]", shape.value, column.items.slice(*within))]
+
+
+def _bounds(column: pa.Array) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """Returns where the items of each list or dict begin and end, and offset and number of all items.
+
+    A column may be a slice of a longer one: bounds count from the first item of this column.
+    """
+    offsets = column.offsets.to_numpy()
+    first = int(offsets[0]) if len(offsets) else 0
+    ends = (offsets - first).tolist()
+    return list(pairwise(ends)), (first, ends[-1] if ends else 0)
+
+
+def with_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns a column as another Arrow type, which differs only in which parts may be null."""
+    return column if column.type.equals(kind) else column.cast(kind)
+
+
+def with_nullable_parts(kind: pa.DataType) -> pa.DataType:
+    """Returns an Arrow type whose parts are all nullable."""
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([pa.field(field.name, with_nullable_parts(field.type)) for field in fields])
+    if pa.types.is_map(kind):
+        return pa.map_(with_nullable_parts(kind.key_type), with_nullable_parts(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(with_nullable_parts(kind.value_type))
+    return kind
