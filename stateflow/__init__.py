@@ -30,6 +30,7 @@ from stateflow.state.kinds.map_state import MapState
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.types.columns.precision import precision
 from stateflow.types.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -104,6 +105,7 @@ __all__ = [
     "VectorState",
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
+    "precision",
 ]
 
 

@@ -40,6 +40,11 @@ class Column:
         """Spark's name of its type, with quoted names of the fields of nested types."""
         return self.shape.spark
 
+    @property
+    def dtype(self) -> str:
+        """Spark's name of its type in `DataFrame.dtypes`."""
+        return self.shape.spark.replace("`", "")
+
     @cached_property
     def arrow_type(self) -> pa.DataType:
         """Its Arrow type. All parts of a nested type are nullable, as in the rows that Spark reads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from operator import attrgetter
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
@@ -12,6 +13,7 @@ from pyspark.sql.types import StructType
 from stateflow.api.source import LocalSource, Slice, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import StorageError
+from stateflow.types.columns.conversion import to_builtins
 
 _START = "start"
 _numbers = count(1)
@@ -97,6 +99,9 @@ class _Reader(SimpleDataSourceStreamReader):
         return self._source.read(None if position == _START else position, self._limits)
 
     def _tuples(self, found: Slice) -> Iterator[tuple[object, ...]]:
-        names = self._source.schema.names
+        columns = [
+            to_builtins(column.shape, map(attrgetter(column.name), found.rows))
+            for column in self._source.schema.columns
+        ]
         # The iterator of a list, not a generator: Spark copies it.
-        return iter([tuple(getattr(row, name) for name in names) for row in found.rows])
+        return iter(list(zip(*columns, strict=True)))

@@ -28,8 +28,8 @@ _EXACT = decimal.Context(prec=100)
 def encode_key(parts: Sequence[object]) -> bytes:
     """Returns the encoded key: unique for the tuple of parts, with the same sort order.
 
-    None < bytes < str < int < float < bool < date < datetime < Decimal < time < timedelta. 1, 1.0 and True are different
-    keys, as are Decimals of different scale.
+    None < bytes < str < int < float < bool < date < datetime < Decimal < time < timedelta. 1, 1.0 and True are
+    different keys, as are Decimals of different scale.
 
     Raises:
         StateError: a part is of another type, an integer exceeds 64 bits, or a str has lone surrogates.

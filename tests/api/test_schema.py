@@ -98,7 +98,12 @@ UNIONS = [int | str, int | str | None, Annotated[int, msgspec.Meta(gt=0)] | str]
 
 
 Recursive = msgspec.defstruct("Recursive", [("inner", "list[Recursive]")], namespace={"__module__": __name__})
-Empty = msgspec.defstruct("Empty", [])
+
+
+class Empty(msgspec.Struct):
+    """No column."""
+
+
 Twice = msgspec.defstruct("Twice", [("a", int), ("A", int)])
 Mixed = enum.Enum("Mixed", {"A": "a", "B": 2})
 NESTED = [Recursive, Empty, Twice, list[Empty], dict[int | None, int], dict[str, decimal.Decimal]]

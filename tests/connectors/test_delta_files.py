@@ -20,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
+from stateflow.connectors.delta.column_types import stored_type
 from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter
 from stateflow.connectors.delta.statistics import shortened_up
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
@@ -145,7 +146,7 @@ def test_every_type_is_written_and_doubles_have_no_bounds_in_parquet(tmp_path: P
     writer = _writer(tmp_path, about=_EVERY)
     writer.write(batch(_EVERY, [Every(id=1), Every(id=2, amount=1.0, flag=True, raw=b"\x00")]))
     [file] = writer.close()
-    assert pq.read_schema(tmp_path / file.path).types == _EVERY.schema.arrow.types
+    assert pq.read_schema(tmp_path / file.path).types == [stored_type(kind) for kind in _EVERY.schema.arrow.types]
     row_group = pq.read_metadata(tmp_path / file.path).row_group(0)
     assert [row_group.column(i).statistics is None for i in (0, 1, 2)] == [False, True, False]
 

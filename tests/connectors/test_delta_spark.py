@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from deltalake import DeltaTable
@@ -13,13 +15,14 @@ from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.checkpoint import checkpoint
-from tests.support.delta_tables import Every, context, ids, pairs, put, write
+from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, write
 
 pytestmark = pytest.mark.spark
 
 _EVERY = context(Every)
 _PAIR = context()
 _naive = datetime.fromisoformat
+_MICRO = timedelta(microseconds=1)
 
 
 def _utc(text: str) -> datetime:
@@ -64,6 +67,31 @@ _FILES = [
             local=_naive("1500-03-01T00:00:00.000001"),
             instant=_utc("1899-12-31T23:59:59.999999"),
         )
+    ],
+    [
+        Every(
+            id=21,
+            price=Decimal("1.50"),
+            exact=Decimal("12345678901234567890.1234"),
+            time=time(12, 0, 0, 1),
+            lasting=timedelta(days=-1, microseconds=1),
+            uid=UUID(int=7),
+            colour=Colour.BLUE,
+            inner=Inner(1, Decimal("-0.01"), [timedelta(1), timedelta(0)]),
+            numbers=[1.5, None, math.nan],
+            named={"a": Inner(2), "b": None},
+        ),
+        Every(id=22, price=Decimal("-9999999999.99"), exact=Decimal("0.0001"), time=time(), inner=Inner(-1)),
+    ],
+    [
+        Every(
+            id=23,
+            price=Decimal("9999999999.99"),
+            exact=Decimal("9" * 34 + ".0000"),
+            time=time.max,
+            lasting=timedelta(9999),
+        ),
+        Every(id=24, price=Decimal(0), numbers=[], named={}, colour=Colour.RED),
     ],
     [Every(id=19, flag=False, raw=b""), Every(id=20, local=_naive("2013-01-01T05:00:00.124"))],
 ]
@@ -127,6 +155,26 @@ _FILTERS = [
     "instant > TIMESTAMP'9999-12-31 23:59:59.999'",
     "instant <= TIMESTAMP'0001-01-01 00:00:00'",
     "instant IS NULL",
+    "price = 1.5",
+    "price > 9999999999.98",
+    "price < -9999999999.98",
+    "price IS NULL",
+    "exact > 12345678901234567890.1233",
+    "exact = 9999999999999999999999999999999999",
+    "exact < 0.0002",
+    "time = 43200000001",
+    "time >= 86399999999",
+    "lasting < 0",
+    "lasting > 1000",
+    f"uid = '{UUID(int=7)}'",
+    "colour = 'blue'",
+    "colour > 'blue'",
+    "inner.number = 1",
+    "inner.price < 0",
+    "isnan(get(numbers, 2))",
+    "size(numbers) = 0",
+    "named['a'].number = 2",
+    "named['b'] IS NULL",
 ]
 
 
@@ -146,6 +194,23 @@ def _text(row: list[Any]) -> str:
     return " ".join(v.isoformat() if isinstance(v, datetime) else repr(v) for v in row)
 
 
+def _stored(value: Any) -> Any:
+    """Returns a value as a Delta table contains it: durations and times are microseconds."""
+    if isinstance(value, time):
+        return timedelta(hours=value.hour, minutes=value.minute, seconds=value.second) // _MICRO + value.microsecond
+    if isinstance(value, timedelta):
+        return value // _MICRO
+    if isinstance(value, Colour):
+        return value.value
+    if isinstance(value, Inner):
+        return {name: _stored(getattr(value, name)) for name in Inner.__struct_fields__}
+    if isinstance(value, list):
+        return [_stored(each) for each in value]
+    if isinstance(value, dict):
+        return [(key, _stored(each)) for key, each in value.items()]
+    return str(value) if isinstance(value, UUID) else value
+
+
 def _fresh(spark: SparkSession) -> None:
     """Makes Spark read tables from their logs again."""
     jvm: Any = spark._jvm
@@ -153,7 +218,7 @@ def _fresh(spark: SparkSession) -> None:
 
 
 def test_every_value_comes_back(spark: SparkSession, every: Path) -> None:
-    written = [[getattr(row, f) for f in Every.__struct_fields__] for rows in _FILES for row in rows]
+    written = [[_stored(getattr(row, f)) for f in Every.__struct_fields__] for rows in _FILES for row in rows]
     read = [list(row.values()) for row in spark.sql(f"SELECT * FROM delta.`{every}`").toArrow().to_pylist()]
     assert sorted(map(_text, read)) == sorted(map(_text, written))
 
@@ -178,6 +243,10 @@ def test_filters_find_the_rows_that_a_full_scan_finds(spark: SparkSession, every
         ("flag IS NOT NULL", 2),
         ("local > TIMESTAMP_NTZ'2013-01-01 05:00:00.130'", 1),
         ("instant < TIMESTAMP'1900-01-01'", 2),
+        ("price > 9999999999.98", 1),
+        ("time > 86399999998", 1),
+        ("lasting < 0", 1),
+        ("colour = 'blue'", 1),
     ],
 )
 def test_files_that_cannot_match_are_skipped(spark: SparkSession, every: Path, condition: str, files: int) -> None:

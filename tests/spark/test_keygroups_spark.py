@@ -37,6 +37,7 @@ _times = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31
     [*_early, datetime.datetime(1970, 1, 1)]
 )
 # XXH64 treats lengths below 4, 8 and 32 bytes, and above, differently.
+_long = datetime.timedelta(days=99_000_000)
 _lengths = [n for base in (0, 4, 8, 32, 64, 1000) for n in (base, base + 1, base + 31)]
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -55,6 +56,8 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "decimal(9,2)": (pa.decimal128(9, 2), _decimals(9, 2)),
     "decimal(18,4)": (pa.decimal128(18, 4), _decimals(18, 4)),
     "decimal(19,0)": (pa.decimal128(19, 0), _decimals(19, 0)),
+    "time(6)": (pa.time64("ns"), st.times() | st.sampled_from([datetime.time.min, datetime.time.max])),
+    "interval day to second": (pa.duration("us"), st.timedeltas(-_long, _long) | st.just(-_long)),
     "decimal(38,10)": (pa.decimal128(38, 10), _decimals(38, 10) | _decimals(20, 10)),
 }
 NAMES = list(TYPES)

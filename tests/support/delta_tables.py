@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import decimal
+import enum
 import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -28,13 +31,32 @@ from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.checkpoint.sink_commit import SinkOutput, TableHandle, publish
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta.sink import DeltaSink
+from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage import open_storage
+from stateflow.types.columns.precision import precision
 
 JOB = "0123456789abcdef0123456789abcdef"
 ROOT = Path(__file__).resolve().parents[2]
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+
+
+Price = Annotated[decimal.Decimal, precision(12, scale=2)]
+Exact = Annotated[decimal.Decimal, precision(38, scale=4)]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Inner(msgspec.Struct):
+    """A class within a row."""
+
+    number: int
+    price: Price | None = None
+    lasting: list[datetime.timedelta] = []
 
 
 class Every(msgspec.Struct, kw_only=True):
@@ -48,6 +70,15 @@ class Every(msgspec.Struct, kw_only=True):
     day: datetime.date | None = None
     local: datetime.datetime | None = None
     instant: Instant | None = None
+    price: Price | None = None
+    exact: Exact | None = None
+    time: datetime.time | None = None
+    lasting: datetime.timedelta | None = None
+    uid: uuid.UUID | None = None
+    colour: Colour | None = None
+    inner: Inner | None = None
+    numbers: list[float | None] | None = None
+    named: dict[str, Inner | None] | None = None
 
 
 class Pair(msgspec.Struct):
@@ -62,7 +93,7 @@ def context(row_class: type[Any] = Pair, uid: str = "out", job: str = JOB) -> Si
 
 
 def batch(about: SinkContext, rows: Iterable[msgspec.Struct]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([msgspec.structs.asdict(r) for r in rows], schema=about.schema.arrow)
+    return to_batch(list(rows), about.schema)
 
 
 def pairs(first: int, count: int) -> list[Pair]:

@@ -12,11 +12,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import RowSchema
+from stateflow.connectors.delta.column_types import (
+    delta_field,
+    delta_type,
+    has_timestamps_without_zone,
+    required_part,
+    type_text,
+)
 from stateflow.connectors.delta.log import Action, DeltaHead, Field, Protocol
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
-
-_DELTA_TYPES = {"bigint": "long"}
 
 # tests/connectors commits to a table with each of these and reads it through Spark. The last three require nothing of
 # a writer unless a column or a property uses them, which is checked separately.
@@ -114,7 +119,7 @@ def new_table(table_id: str, schema: RowSchema, created_ms: int) -> list[Action]
             row_class=schema.row_class.__name__,
             columns=list(schema.names),
         )
-    fields = [{"name": c.name, "type": _delta_type(c), "nullable": True, "metadata": {}} for c in schema.columns]
+    fields = [delta_field(column.name, column.shape) for column in schema.columns]
     metadata = {
         "id": table_id,
         "format": {"provider": "parquet", "options": {}},
@@ -127,7 +132,7 @@ def new_table(table_id: str, schema: RowSchema, created_ms: int) -> list[Action]
 
 
 def _lowest_protocol(schema: RowSchema) -> Action:
-    if all(c.spark_type != "timestamp_ntz" for c in schema.columns):
+    if not has_timestamps_without_zone(schema):
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     # As Spark creates it: a table that lists features must also list those that writer version 2 implies.
     return {
@@ -177,9 +182,10 @@ def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator
 
 def _column_refusals(field: Field) -> Iterator[_Refusal]:
     name = field.name
-    if not field.nullable:
+    required = "" if not field.nullable else required_part(field.type)
+    if required is not None:
         hint = f"ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
-        facts = {"property": "NOT NULL", "column": name}
+        facts = {"property": "NOT NULL", "column": name + required}
         yield _Refusal(facts, "nulls in the column would not be rejected", hint)
     for key in sorted(field.metadata or {}):
         for prefix, reason in _COLUMN_PROPERTIES.items():
@@ -203,11 +209,7 @@ def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str]
         if name not in types:
             name = names_in_lower_case.get(name.lower(), name)
         kind = types.get(name)
-        if name != column.name or kind != _delta_type(column):
-            declared[column.name] = _delta_type(column)
-            found[name] = kind.get("type") if isinstance(kind, dict) else kind
+        has, needs = None if kind is None else type_text(kind), type_text(delta_type(column.shape))
+        if name != column.name or has != needs:
+            declared[column.name], found[name] = needs, has
     return declared, found
-
-
-def _delta_type(column: Column) -> str:
-    return _DELTA_TYPES.get(column.spark_type, column.spark_type)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
+from stateflow.connectors.delta.column_types import stored_type, to_stored
 from stateflow.connectors.delta.statistics import DoubleBounds, statistics
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
 from stateflow.state.handles import Committable
@@ -191,7 +192,7 @@ class ParquetWriter(SinkWriter):
         self._schema = schema
         self._limits = limits or Limits()
         # Always nullable: readers of the table expect the table's nullability, not that of the row class.
-        self._arrow = pa.schema([pa.field(c.name, c.arrow_type) for c in schema.columns])
+        self._stored = pa.schema([pa.field(c.name, stored_type(c.arrow_type)) for c in schema.columns])
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
         self._file: _ParquetFile | None = None
@@ -200,14 +201,14 @@ class ParquetWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        if rows.schema.names != self._arrow.names or rows.schema.types != self._arrow.types:
+        if rows.schema.names != self._schema.arrow.names or rows.schema.types != self._schema.arrow.types:
             raise SchemaMismatch(
                 "rows do not match the sink's columns",
                 uid=self._name.uid,
-                expected=str(self._arrow),
+                expected=str(self._schema.arrow),
                 found=str(rows.schema),
             )
-        self._rows.append(pa.RecordBatch.from_arrays(rows.columns, schema=self._arrow))
+        self._rows.append(pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=self._stored))
         self._rows_bytes += rows.nbytes
         if self._rows_bytes >= self._limits.row_group_bytes:
             self._flush()
@@ -220,11 +221,11 @@ class ParquetWriter(SinkWriter):
     def _flush(self) -> None:
         if not self._rows:
             return
-        table = pa.Table.from_batches(self._rows, self._arrow)
+        table = pa.Table.from_batches(self._rows, self._stored)
         self._rows, self._rows_bytes = [], 0
         try:
             if self._file is None:
-                self._file = _ParquetFile(self._folder, self._arrow)
+                self._file = _ParquetFile(self._folder, self._stored)
             self._file.add(table)
         except OSError as e:
             raise disk_error(e, self._folder) from e
@@ -255,7 +256,9 @@ class _ParquetFile:
             compression=_COMPRESSION,
             store_schema=False,
             metadata_collector=self._metadata,
-            write_statistics=[name for name in schema.names if name not in self._doubles],
+            # Bounds of floats within a nested column would ignore NaN as well: nested columns have no statistics.
+            write_statistics=[f.name for f in schema if f.name not in self._doubles and not pa.types.is_nested(f.type)],
+            store_decimal_as_integer=True,
         )
 
     @property

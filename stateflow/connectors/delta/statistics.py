@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.types.columns.shapes import Leaf
 
 # Delta's own limits: dataSkippingNumIndexedCols and dataSkippingStringPrefixLength.
 _INDEXED_COLUMNS = 32
@@ -27,7 +29,10 @@ _LAST_ASCII, _LAST_CHARACTER = "\x7f", "\U0010ffff"
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Json = int | float | str
+_EXACT_DIGITS = 15
+_encoder = msgspec.json.Encoder(decimal_format="number")
+
+Json = int | float | str | Decimal
 Bounds = tuple[Json | None, Json | None]
 
 
@@ -73,12 +78,15 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
     low: dict[str, Json] = {}
     high: dict[str, Json] = {}
     nulls: dict[str, int] = {}
-    for i, column in enumerate(schema.columns[:_INDEXED_COLUMNS]):
+    scalars = [column for column in schema.columns[:_INDEXED_COLUMNS] if isinstance(column.shape, Leaf)]
+    places = _places(metadata)
+    for column in scalars:
         if column.name in doubles:
             nulls[column.name] = doubles[column.name].nulls
             smallest, largest = doubles[column.name].bounds()
         else:
-            chunks = [metadata.row_group(g).column(i).statistics for g in range(metadata.num_row_groups)]
+            groups = map(metadata.row_group, range(metadata.num_row_groups))
+            chunks = [group.column(places[column.name]).statistics for group in groups]
             nulls[column.name] = sum(c.null_count for c in chunks)
             smallest, largest = _bounds(column, chunks)
         if smallest is not None:
@@ -86,14 +94,26 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
         if largest is not None:
             high[column.name] = largest
     found = {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-    return msgspec.json.encode(found).decode()
+    return _encoder.encode(found).decode()
+
+
+def _places(metadata: pq.FileMetaData) -> dict[str, int]:
+    """Returns the positions of the file's columns. A nested column has one for each scalar in it."""
+    if metadata.num_row_groups == 0:
+        return {}
+    group = metadata.row_group(0)
+    return {group.column(at).path_in_schema: at for at in range(group.num_columns)}
 
 
 def _bounds(column: Column, chunks: list[pq.Statistics]) -> Bounds:
-    translate = _TRANSLATE.get(column.spark_type)
     filled = [c for c in chunks if c.num_values > 0]
     # A row group without bounds has a string that is longer than the Parquet footer stores.
-    if translate is None or not filled or not all(c.has_min_max for c in filled):
+    if not filled or not all(c.has_min_max for c in filled):
+        return None, None
+    if column.spark_type.startswith("decimal("):
+        return _decimal(min(c.min for c in filled)), _decimal(max(c.max for c in filled))
+    translate = _TRANSLATE.get(column.spark_type)
+    if translate is None:
         return None, None
     return translate(min(c.min_raw for c in filled), max(c.max_raw for c in filled))
 
@@ -116,6 +136,11 @@ def shortened_up(text: str) -> str | None:
         if text[end] < _LAST_CHARACTER:
             return text[:end] + _LAST_CHARACTER
     return text if len(text) <= _EXPANDED_PREFIX else None
+
+
+def _decimal(value: Decimal) -> Decimal | None:
+    """Returns None for a number that readers which parse JSON numbers as floats would round."""
+    return value if len(value.as_tuple().digits) <= _EXACT_DIGITS else None
 
 
 def _dates(low: int, high: int) -> Bounds:
@@ -156,6 +181,8 @@ def _or_none(make: Callable[[], T]) -> T | None:
 
 _TRANSLATE: dict[str, Callable[..., Bounds]] = {
     "bigint": _integers,
+    "time(6)": _integers,
+    "interval day to second": _integers,
     "string": _strings,
     "date": _dates,
     "timestamp": _zoned,

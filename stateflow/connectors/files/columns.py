@@ -9,7 +9,12 @@ from typing import Literal
 from stateflow.api.schema import RowSchema
 from stateflow.errors import ConfigError, SchemaMismatch
 
-_WIDER = {"bigint": {"int", "smallint", "tinyint"}, "double": {"float", "int", "smallint", "tinyint"}}
+_WIDER = {
+    "bigint": {"int", "smallint", "tinyint"},
+    "double": {"float", "int", "smallint", "tinyint"},
+    # Parquet has no durations: Spark writes microseconds, as Arrow does.
+    "interval day to second": {"bigint"},
+}
 """Narrower types in files that Spark reads as the declared type."""
 
 
@@ -59,7 +64,7 @@ def check_columns(found: Mapping[str, str], schema: RowSchema, policy: ColumnPol
         )
     for column in schema.columns:
         if column.name in found:
-            _check_type(column.name, column.spark_type, found[column.name], path)
+            _check_type(column.name, column.dtype, found[column.name], path)
         elif not column.nullable or policy.missing == "refuse":
             raise SchemaMismatch(
                 "the files lack a declared column",

@@ -43,6 +43,7 @@ from stateflow.runtime.task_spec import (
     Numbers,
     output_prefix,
 )
+from stateflow.types.columns.conversion import stored_scalar
 from stateflow.types.key_groups import key_hash
 
 
@@ -213,7 +214,7 @@ def _key_hashes(keying: Keying, rows: Sequence[_LocatedRow]) -> Numbers:
 
 
 def _key_hash(keying: Keying, row: object) -> int:
-    key = [getattr(row, column) for column in keying.columns]
+    key = [stored_scalar(getattr(row, column)) for column in keying.columns]
     if None not in key:
         return key_hash(key, keying.types)
     known = [(value, kind) for value, kind in zip(key, keying.types, strict=True) if value is not None]
@@ -222,7 +223,7 @@ def _key_hash(keying: Keying, row: object) -> int:
 
 def _ties(keying: Keying, row: object) -> tuple[object, ...]:
     """Returns what rows of equal order are sorted by, nulls first."""
-    values = (getattr(row, column) for column in (*keying.columns, *keying.order_by))
+    values = (stored_scalar(getattr(row, column)) for column in (*keying.columns, *keying.order_by))
     return tuple((value is not None, value) for value in values)
 
 

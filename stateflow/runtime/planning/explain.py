@@ -274,4 +274,4 @@ def _lineage(node: Node) -> str:
 
 
 def _columns(schema: RowSchema) -> str:
-    return f"{schema.row_class.__name__}({', '.join(f'{c.name} {c.spark_type}' for c in schema.columns)})"
+    return f"{schema.row_class.__name__}({', '.join(f'{c.name} {c.dtype}' for c in schema.columns)})"

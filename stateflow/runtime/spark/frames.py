@@ -190,13 +190,13 @@ def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
                 declared=schema.row_class.__name__,
                 found=sorted(found),
             )
-        if found[column.name] != column.spark_type:
+        if found[column.name] != column.dtype:
             raise SchemaMismatch(
                 "a transform returns a column of a type that is not the declared one",
                 hint=f"cast it in the transform, or declare the row class that it returns: {_DECLARATION}",
                 transform=transform,
                 column=column.name,
-                declared=column.spark_type,
+                declared=column.dtype,
                 found=found[column.name],
             )
     return frame.select(*schema.names)

@@ -37,6 +37,7 @@ _DEFAULTS = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     ARROW_ROWS: "100000",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    "spark.sql.timeType.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Spark keeps a thousand batches' plans, jobs and stages for its web interface, even when that is disabled.

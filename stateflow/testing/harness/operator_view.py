@@ -30,6 +30,7 @@ from stateflow.state.kinds.operator_state import SPLIT, OperatorListState, Opera
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import timers_in
+from stateflow.types.columns.conversion import stored_scalar
 from stateflow.types.descriptors import MapStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
@@ -152,7 +153,7 @@ class OperatorView:
                 columns=list(columns),
                 key=repr(key),
             )
-        return values
+        return tuple(map(stored_scalar, values))
 
 
 def _scalar(values: tuple[object, ...]) -> object:

@@ -109,15 +109,36 @@ def _check_kinds(wanted: type, kinds: set[type]) -> None:
             raise TypeError(f"a value has the type {kind.__name__}")
 
 
+def stored_scalar(value: Any) -> Any:
+    """Returns a scalar as columns and keys contain it: the value of an Enum's member, and the text of a UUID."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
 def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[Any]:
     """Returns the values as Arrow accepts them."""
-    if issubclass(shape.kind, enum.Enum):
-        return [None if value is None else value.value for value in values]
-    if shape.kind is uuid.UUID:
-        return [None if value is None else str(value) for value in values]
+    if issubclass(shape.kind, enum.Enum | uuid.UUID):
+        return list(map(stored_scalar, values))
     if shape.kind is datetime.time and any(value is not None and value.tzinfo for value in values):
         raise ValueError("a time has a time zone")
     return values
+
+
+def to_builtins(shape: Shape, values: Iterable[Any]) -> list[Any]:
+    """Returns values without the user's classes: objects as dicts, and Enums and UUIDs as Arrow has them."""
+    return [None if value is None else _to_builtin(shape, value) for value in values]
+
+
+def _to_builtin(shape: Shape, value: Any) -> object:
+    if isinstance(shape, Leaf):
+        return _scalars(shape, [value])[0]
+    if isinstance(shape, Items):
+        return to_builtins(shape.item, value)
+    if isinstance(shape, Entries):
+        return dict(zip(to_builtins(shape.key, value), to_builtins(shape.value, value.values()), strict=True))
+    named = zip(shape.names, shape.fields, strict=True)
+    return {name: to_builtins(part, [getattr(value, name)])[0] for name, part in named}
 
 
 # -- from Arrow to Python ---------------------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""Types of columns in Delta tables, whose data files are written here.
+
+Delta has no type for a time of day and none for a duration: both are stored as ``long``, in microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from stateflow.api.schema import RowSchema
+from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
+
+DeltaType = str | dict[str, Any]
+"""A type in a table's schema: a name, or an object for a nested type."""
+
+_NAMES = {"bigint": "long", "time(6)": "long", "interval day to second": "long"}
+"""Delta's names of types that have another name in Spark."""
+_TYPE, _NAME, _FIELDS = "type", "name", "fields"
+_ARRAY, _ELEMENT, _HAS_NULLS = "array", "elementType", "containsNull"
+_MAP, _KEY, _VALUE, _VALUE_HAS_NULLS = "map", "keyType", "valueType", "valueContainsNull"
+_STRUCT = "struct"
+
+
+def delta_type(shape: Shape) -> DeltaType:
+    """Returns the type of a column for values of a shape; all parts are nullable."""
+    if isinstance(shape, Items):
+        return {_TYPE: _ARRAY, _ELEMENT: delta_type(shape.item), _HAS_NULLS: True}
+    if isinstance(shape, Entries):
+        key, value = delta_type(shape.key), delta_type(shape.value)
+        return {_TYPE: _MAP, _KEY: key, _VALUE: value, _VALUE_HAS_NULLS: True}
+    if isinstance(shape, Record):
+        named = zip(shape.names, shape.fields, strict=True)
+        return {_TYPE: _STRUCT, _FIELDS: [delta_field(name, part) for name, part in named]}
+    return _NAMES.get(shape.spark, shape.spark)
+
+
+def delta_field(name: str, shape: Shape) -> dict[str, Any]:
+    """Returns a nullable field of a table's schema."""
+    return {_NAME: name, _TYPE: delta_type(shape), "nullable": True, "metadata": {}}
+
+
+def type_text(kind: DeltaType) -> str:
+    """Returns a type in words, without nullability; equal for types whose fields are in another order."""
+    if isinstance(kind, str):
+        return kind
+    name = kind.get(_TYPE)
+    if name == _ARRAY:
+        return f"array<{type_text(kind[_ELEMENT])}>"
+    if name == _MAP:
+        return f"map<{type_text(kind[_KEY])},{type_text(kind[_VALUE])}>"
+    fields = sorted(f"{field[_NAME]}:{type_text(field[_TYPE])}" for field in kind.get(_FIELDS, ()))
+    return f"{name}<{','.join(fields)}>"
+
+
+def required_part(kind: DeltaType) -> str | None:
+    """Returns the place of a part of a nested type that must not be null; None without one."""
+    if isinstance(kind, str):
+        return None
+    parts = [(f".{f[_NAME]}", f[_TYPE], f.get("nullable", True)) for f in kind.get(_FIELDS, ())]
+    if kind.get(_TYPE) == _ARRAY:
+        parts = [("[]", kind[_ELEMENT], kind.get(_HAS_NULLS, True))]
+    if kind.get(_TYPE) == _MAP:
+        parts = [("[]", kind[_VALUE], kind.get(_VALUE_HAS_NULLS, True))]
+    for place, part, nullable in parts:
+        inner = "" if not nullable else required_part(part)
+        if inner is not None:
+            return place + inner
+    return None
+
+
+def has_timestamps_without_zone(schema: RowSchema) -> bool:
+    """Returns whether a table for rows of `schema` needs the table feature for them."""
+    return any(leaf.spark == "timestamp_ntz" for column in schema.columns for leaf in leaves_of(column.shape))
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the Arrow type of a column in data files."""
+    return _replaced(kind, pa.int64())
+
+
+def to_stored(column: pa.Array) -> pa.Array:
+    """Returns a column as data files contain it."""
+    stored = stored_type(column.type)
+    if stored.equals(column.type):
+        return column
+    # Arrow casts a time to the integer of its unit.
+    return column.cast(_replaced(column.type, pa.time64("us"))).cast(stored)
+
+
+def _replaced(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
+    """Returns a type with `time` for times, and integers for durations."""
+    if pa.types.is_time(kind):
+        return time
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_replaced(field.type, time)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_replaced(kind.key_type, time), _replaced(kind.item_type, time))
+    if pa.types.is_list(kind):
+        return pa.list_(_replaced(kind.value_type, time))
+    return kind
