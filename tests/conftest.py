@@ -36,6 +36,7 @@ settings.register_profile("nightly", _ANY_SPEED, max_examples=3000, stateful_ste
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _SPARK = {
+    "spark.sql.timeType.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",

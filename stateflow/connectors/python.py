@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
-from operator import attrgetter
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import StorageError
-from stateflow.types.columns.conversion import to_builtins
+from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
+from stateflow.types.columns.shapes import Leaf
 
 _START = "start"
 _numbers = count(1)
@@ -46,12 +48,40 @@ class PythonSource(Source):
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         data_source = _data_source(self._name, self.source, limits)
         spark.dataSource.register(data_source)
-        return spark.readStream.format(data_source.name()).load()
+        frame = spark.readStream.format(data_source.name()).load()
+        return frame.mapInArrow(_unpacked, self.schema.ddl) if _is_packed(self.schema) else frame
+
+
+def _is_packed(schema: RowSchema) -> bool:
+    """Returns whether the rows of a batch are sent to Spark as one value.
+
+    Spark copies the rows of a Python source, and cannot copy a list or dict with None in it.
+    """
+    return not all(isinstance(column.shape, Leaf) for column in schema.columns)
+
+
+def _packed(schema: RowSchema, rows: Sequence[object]) -> bytes:
+    """Returns rows as an Arrow stream."""
+    arrays = [
+        with_type(to_column(column.shape, [getattr(row, column.name) for row in rows]), column.arrow_type)
+        for column in schema.columns
+    ]
+    target = pa.BufferOutputStream()
+    with pa.ipc.new_stream(target, schema.arrow) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema.arrow))
+    packed: bytes = target.getvalue().to_pybytes()
+    return packed
+
+
+def _unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for packed in batch.column(0).to_pylist():
+            yield from pa.ipc.open_stream(packed)
 
 
 def _data_source(name: str, source: LocalSource, limits: SourceSettings) -> type[DataSource]:
     """Returns a data source class with `source` in it: Spark takes a class, and sends it to its Python processes."""
-    ddl, given_name = source.schema.ddl, name
+    ddl, given_name = "rows binary" if _is_packed(source.schema) else source.schema.ddl, name
 
     class LocalDataSource(DataSource):
         @classmethod
@@ -99,9 +129,8 @@ class _Reader(SimpleDataSourceStreamReader):
         return self._source.read(None if position == _START else position, self._limits)
 
     def _tuples(self, found: Slice) -> Iterator[tuple[object, ...]]:
-        columns = [
-            to_builtins(column.shape, map(attrgetter(column.name), found.rows))
-            for column in self._source.schema.columns
-        ]
+        schema = self._source.schema
+        if _is_packed(schema):
+            return iter([(_packed(schema, found.rows),)] if found.rows else [])
         # The iterator of a list, not a generator: Spark copies it.
-        return iter(list(zip(*columns, strict=True)))
+        return iter([tuple(stored_scalar(getattr(row, name)) for name in schema.names) for row in found.rows])

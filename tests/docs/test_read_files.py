@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import math
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -14,24 +16,47 @@ import pytest
 from stateflow.api.input_files import unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.source import FileSource
+from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import to_rows
+from stateflow.types.columns.precision import precision
 from tests.docs.pages import blocks, code, read, rows
+from tests.support.errors import raises
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GUIDE = read("read-files")
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
-NAMES = {"datetime": datetime, "date": date, "Annotated": Annotated, "msgspec": msgspec}
+
+
+class Item(msgspec.Struct):
+    sku: str
+    quantity: int
+
+
+NAMES = {
+    "datetime": datetime,
+    "date": date,
+    "time": time,
+    "timedelta": timedelta,
+    "UUID": UUID,
+    "Decimal": Decimal,
+    "Annotated": Annotated,
+    "msgspec": msgspec,
+    "precision": precision,
+    "Item": Item,
+    "Currency": enum.Enum("Currency", {"EURO": "EUR"}),
+    "Stars": enum.Enum("Stars", {"ONE": 1}),
+}
 
 
 def test_the_types_of_the_guide_are_those_of_columns() -> None:
     (_, *table) = rows(GUIDE[GUIDE.index("| Python type |") :].partition("\n\n")[0])
-    assert len(table) == 8
+    assert len(table) == 17
     for row in table:
-        (python,), (spark,) = map(code, row[:2])
+        (python, *_), (spark,) = map(code, row[:2])
         row_class = msgspec.defstruct("Row", [("value", eval(python, NAMES))])
-        assert RowSchema.of(row_class).column("value").spark_type == spark
+        assert RowSchema.of(row_class).column("value").dtype == spark
 
 
 # -- on Spark ---------------------------------------------------------------------------------------------------------
@@ -48,6 +73,27 @@ class Values(msgspec.Struct):
     day: date | None = None
     local: datetime | None = None
     instant: Instant | None = None
+
+
+class More(msgspec.Struct):
+    """The other types; CSV has only the first four."""
+
+    price: Annotated[Decimal, precision(12, scale=2)] | None = None
+    at: time | None = None
+    lasting: timedelta | None = None
+    uid: UUID | None = None
+    item: Item | None = None
+    numbers: list[int | None] | None = None
+    named: dict[str, Item | None] | None = None
+
+
+class Flat(msgspec.Struct):
+    """The types that CSV has."""
+
+    price: Annotated[Decimal, precision(12, scale=2)] | None = None
+    at: time | None = None
+    lasting: timedelta | None = None
+    uid: UUID | None = None
 
 
 NOON = datetime(2026, 1, 31, 12)  # noqa: DTZ001 - without a zone, as its column
@@ -69,6 +115,19 @@ CSV = [
     ),
     ('5,NaN,"a, b",,,,,', None),
     (",,,,,,,", Values()),
+]
+LONG = timedelta(days=1, hours=2, minutes=3, seconds=4.5)
+ONE = "00000000-0000-0000-0000-000000000001"
+MORE = [
+    ('{"price": 12.5, "at": "12:30:00"}', More(Decimal("12.50"), time(12, 30))),
+    ('{"price": "12.50", "at": "12:30:00.000001"}', More(Decimal("12.50"), time(12, 30, 0, 1))),
+    ('{"price": 12.505, "lasting": "1 02:03:04.5"}', More(Decimal("12.51"), lasting=LONG)),
+    (f'{{"uid": "{ONE}", "item": {{"sku": "a", "quantity": 1, "x": 2}}}}', More(uid=UUID(ONE), item=Item("a", 1))),
+    ('{"numbers": [1, null], "named": {"a": null}}', More(numbers=[1, None], named={"a": None})),
+]
+NOT_MORE = [
+    *('{"price": 12345678901.5}', '{"at": "12:30:00Z"}', '{"lasting": "PT5S"}', '{"lasting": 5}', '{"numbers": [1.5]}'),
+    *('{"numbers": 1}', '{"item": [1]}', '{"named": [1]}'),
 ]
 CORRUPT = [
     ("json", '{"whole": 5.0}'),
@@ -106,6 +165,18 @@ def test_spark_reads_values_as_the_guide_describes(spark_session: SparkSession, 
             _read(spark_session, tmp_path / f"corrupt.{suffix}", text)
         unreadable = unreadable_in(str(refused.value))
         assert unreadable is not None and unreadable.is_corrupt, text
+    found = _read(spark_session, tmp_path / "more.json", "\n".join(line for line, _ in MORE), More)
+    assert found == [expected for _, expected in MORE]
+    assert _read(spark_session, tmp_path / "flat.csv", f"12.5,12:30:00,1 02:03:04.5,{ONE}", Flat) == [
+        Flat(Decimal("12.50"), time(12, 30), LONG, UUID(ONE))
+    ]
+    for text in NOT_MORE:
+        with pytest.raises(Exception, match="FAILED_READ_FILE") as refused:
+            _read(spark_session, tmp_path / "corrupt.json", text, More)
+        unreadable = unreadable_in(str(refused.value))
+        assert unreadable is not None and unreadable.is_corrupt, text
+    with raises(SchemaMismatch, column="uid", row=repr({"uid": "x"})):
+        _read(spark_session, tmp_path / "more.json", '{"uid": "x"}', msgspec.defstruct("Ids", [("uid", UUID)]))
     silent = _read(spark_session, tmp_path / "values.json", '{"whole": 5.0, "text": "x"}\n{"wh', mode="PERMISSIVE")
     assert silent == [Values(text="x"), Values()]
     names: dict[str, Any] = {}

@@ -61,7 +61,7 @@ def _arrival(each: tuple[str, datetime, timedelta]) -> datetime:
 
 
 def _order(job: ModuleType, order_id: str, time: datetime, customer_id: str = "c") -> Row:
-    return job.Order(order_id, customer_id, time, '[{"sku": "s", "quantity": 2, "cents": 125}]')
+    return job.Order(order_id, customer_id, time, [job.Item("s", 2, 125)])
 
 
 def _multiset(rows: Sequence[Row]) -> Counter[bytes]:

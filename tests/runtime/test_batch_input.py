@@ -51,11 +51,12 @@ class FakeSource:
         (file,) = files
         self.read.append(file)
 
-        def collect() -> None:
+        def save() -> None:
             if file in self.fails:
                 raise _failure(file, self.fails[file])
 
-        return SimpleNamespace(selectExpr=lambda *_: SimpleNamespace(collect=collect))
+        writer = SimpleNamespace(mode=lambda _: SimpleNamespace(save=save))
+        return SimpleNamespace(write=SimpleNamespace(format=lambda _: writer))
 
     def truncated(self, files: Sequence[str]) -> dict[str, str]:
         return {file: "no footer" for file in files if file in self.broken}

@@ -43,7 +43,9 @@ def _to_micros(batch: pa.RecordBatch) -> pa.Table:
 def _as_json(order: typed.Order) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(order)
     # Spark reads a Decimal from a number or a text, and an interval from its own form.
-    found["lasting"] = f"INTERVAL '{order.lasting // MICRO / 1e6:.6f}' SECOND"
+    sign, size = ("-" if order.lasting < MICRO * 0 else ""), abs(order.lasting)
+    time = str(datetime.datetime.min.replace(tzinfo=datetime.UTC) + size)[11:].partition("+")[0]
+    found["lasting"] = f"INTERVAL '{sign}{size.days} {time}' DAY TO SECOND"
     return found
 
 
@@ -113,3 +115,13 @@ def test_rows_of_every_type_pass_a_job_unchanged(runner: str, given: str, tmp_pa
         found = totals[colour]
         assert (found.sum, found.least, found.latest, found.longest) == _expected_total(colour)
         assert found.last in {order.id for order in typed.ORDERS if order.colour is colour}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_file_with_a_value_that_does_not_parse_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    _write(tmp_path)
+    corrupt = tmp_path / "json" / "1.json"
+    corrupt.write_bytes(corrupt.read_bytes().replace(b"INTERVAL", b"interwal"))
+    job = ModuleJob(tmp_path, typed, parallelism=2, job__given="json")
+    job.run().check_error(2, "corrupt-input", file=str(corrupt))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from stateflow.api.schema import RowSchema
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
+
+from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import ConfigError, SchemaMismatch
+from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
 _WIDER = {
     "bigint": {"int", "smallint", "tinyint"},
@@ -16,6 +19,10 @@ _WIDER = {
     "interval day to second": {"bigint"},
 }
 """Narrower types in files that Spark reads as the declared type."""
+
+
+_INTEGERS = {"tinyint": 10, "smallint": 10, "int": 10}
+"""The digits that a Decimal needs to contain an integer of a type, for Spark."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +51,18 @@ class ColumnPolicy:
             )
 
 
-def check_columns(found: Mapping[str, str], schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
+def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
     """Compares declared columns with those of files.
 
     Args:
-        found: Spark's type names of the files' columns, by column.
+        found: the columns of the files, as Spark reads them.
         path: path of the source, for errors.
 
     Raises:
         SchemaMismatch: a column is missing, has another type, or is not declared; names the column.
     """
-    added = sorted(found.keys() - set(schema.names))
+    types = {field.name: field.dataType for field in found.fields}
+    added = sorted(types.keys() - set(schema.names))
     if added and policy.added == "refuse":
         raise SchemaMismatch(
             "the files have columns that are not declared",
@@ -63,25 +71,63 @@ def check_columns(found: Mapping[str, str], schema: RowSchema, policy: ColumnPol
             path=path,
         )
     for column in schema.columns:
-        if column.name in found:
-            _check_type(column.name, column.dtype, found[column.name], path)
+        if column.name in types:
+            _check_type(column, types[column.name], path)
         elif not column.nullable or policy.missing == "refuse":
             raise SchemaMismatch(
                 "the files lack a declared column",
                 hint="correct the row class or the files; ColumnPolicy(missing='null') reads a nullable column as null",
                 column=column.name,
-                found=sorted(found),
+                found=sorted(types),
                 path=path,
             )
 
 
-def _check_type(name: str, declared: str, found: str, path: str) -> None:
-    if found != declared and found not in _WIDER.get(declared, ()):
+def _check_type(column: Column, found: DataType, path: str) -> None:
+    place = _misfit(column.shape, found)
+    if place is not None:
         raise SchemaMismatch(
             "a column of the files has another type than declared",
             hint="correct the row class",
-            column=name,
-            declared=declared,
-            found=found,
+            column=column.name + place,
+            declared=column.dtype,
+            found=found.simpleString(),
             path=path,
         )
+
+
+def _misfit(shape: Shape, found: DataType) -> str | None:
+    """Returns the place of the first part that Spark does not read as declared; None without one.
+
+    Spark finds the fields of a class by name: files may have more of them, and lack nullable ones.
+    """
+    if isinstance(shape, Items) and isinstance(found, ArrayType):
+        return _within("[]", _misfit(shape.item, found.elementType))
+    if isinstance(shape, Entries) and isinstance(found, MapType):
+        in_key = _misfit(shape.key, found.keyType)
+        return in_key if in_key is not None else _within("[]", _misfit(shape.value, found.valueType))
+    if isinstance(shape, Record) and isinstance(found, StructType):
+        types = {field.name: field.dataType for field in found.fields}
+        for name, part in zip(shape.names, shape.fields, strict=True):
+            inner = _misfit(part, types[name]) if name in types else None if part.nullable else ""
+            if inner is not None:
+                return f".{name}{inner}"
+        return None
+    return None if isinstance(shape, Leaf) and _is_read_as(shape, found) else ""
+
+
+def _within(place: str, inner: str | None) -> str | None:
+    return None if inner is None else place + inner
+
+
+def _is_read_as(shape: Leaf, found: DataType) -> bool:
+    """Returns whether Spark reads a Parquet column of one type as another."""
+    name = found.simpleString()
+    if name == shape.spark or name in _WIDER.get(shape.spark, ()):
+        return True
+    if not pa.types.is_decimal(shape.arrow):
+        return False
+    whole = shape.arrow.precision - shape.arrow.scale
+    if isinstance(found, DecimalType):
+        return bool(found.scale <= shape.arrow.scale and found.precision - found.scale <= whole)
+    return bool(name in _INTEGERS and whole >= _INTEGERS[name])

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFile, hint_for, reason_in, unreadable_in
 from stateflow.api.schema import RowSchema
@@ -220,10 +221,10 @@ class FileSource(Source):
         readable = (path for path in _files(local) if not self.truncated([path.as_uri()]))
         return [str(path) for path in islice(readable, 1)]
 
-    def _stored_columns(self, spark: SparkSession, paths: list[str]) -> dict[str, str]:
-        """Returns Spark's type names of the files' columns, by column."""
+    def _stored_columns(self, spark: SparkSession, paths: list[str]) -> StructType:
+        """Returns the columns of the files, as Spark reads them."""
         try:
-            return dict(spark.read.format(self.format).options(**self.options).load(paths).dtypes)
+            return spark.read.format(self.format).options(**self.options).load(paths).schema
         except Exception as e:
             unreadable = unreadable_in(str(e))
             if unreadable is not None:

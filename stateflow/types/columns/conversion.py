@@ -125,22 +125,6 @@ def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def to_builtins(shape: Shape, values: Iterable[Any]) -> list[Any]:
-    """Returns values without the user's classes: objects as dicts, and Enums and UUIDs as Arrow has them."""
-    return [None if value is None else _to_builtin(shape, value) for value in values]
-
-
-def _to_builtin(shape: Shape, value: Any) -> object:
-    if isinstance(shape, Leaf):
-        return _scalars(shape, [value])[0]
-    if isinstance(shape, Items):
-        return to_builtins(shape.item, value)
-    if isinstance(shape, Entries):
-        return dict(zip(to_builtins(shape.key, value), to_builtins(shape.value, value.values()), strict=True))
-    named = zip(shape.names, shape.fields, strict=True)
-    return {name: to_builtins(part, [getattr(value, name)])[0] for name, part in named}
-
-
 # -- from Arrow to Python ---------------------------------------------------------------------------------------------
 
 
