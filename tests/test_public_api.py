@@ -65,6 +65,7 @@ PUBLIC_NAMES = [
     "VectorState",
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
+    "precision",
 ]
 
 

@@ -15,8 +15,8 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.checkpoint import checkpoint
-from stateflow.connectors.delta.log import entry_path
+from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log.table_log import entry_path
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -85,7 +85,7 @@ def test_all_columns_are_nullable_and_only_a_timestamp_without_zone_needs_a_feat
     fields = DeltaTable(every.table).schema().fields
     assert [(f.name, f.nullable) for f in fields] == [(name, True) for name in about.schema.names]
     types = ["long", "double", "string", "boolean", "binary", "date", "timestamp_ntz", "timestamp"]
-    types += ["decimal(12, 2)", "decimal(38, 4)", "long", "long", "string", "string"]
+    types += ["decimal(12,2)", "decimal(38,4)", "long", "long", "string", "string"]
     assert [str(f.type) for f in fields[:-3]] == [f'PrimitiveType("{t}")' for t in types]
     assert [getattr(f.type, "type", "") for f in fields[-3:]] == ["struct", "array", "map"]
     assert DeltaTable(every.table).protocol().reader_features == ["timestampNtz"]

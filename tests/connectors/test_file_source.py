@@ -188,6 +188,11 @@ def test_columns_that_appeared_or_vanished_follow_the_declared_policy(spark: Spa
     source = FileSource(old, schema=WithNote, columns=null)
     source.check(spark)
     assert [row.note for row in spark.read.schema(source.schema.ddl).parquet(str(old)).collect()] == [None]
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    parquet.write_table(pa.table({"number": pa.array([2], pa.int64()), "label": ["x"]}), renamed / "a.parquet")
+    with raises(SchemaMismatch, column="label", renamed_to="note", position=2):
+        FileSource(renamed, schema=WithNote, columns=null).check(spark)
     with raises(ConfigError, missing="drop"):
         ColumnPolicy(missing=cast(Any, "drop"))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.checkpoint import checkpoint
-from stateflow.connectors.delta.log import DeltaHead, Metadata, entry_path, maintain_log, read_head
-from stateflow.connectors.delta.log_listing import LOG_FOLDER
+from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log.listing import LOG_FOLDER
+from stateflow.connectors.delta.log.table_log import DeltaHead, Metadata, entry_path, maintain_log, read_head
 from stateflow.connectors.delta.rewind import Rewinder
 from stateflow.connectors.delta.rewind_preview import Divergence
 from stateflow.connectors.delta.versions import read_entry

@@ -11,8 +11,8 @@ import pytest
 
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.data_files import own_names
-from stateflow.connectors.delta.log import Metadata, entry_path, read_head, unreferenced_files
-from stateflow.connectors.delta.log_listing import LOG_FOLDER
+from stateflow.connectors.delta.log.listing import LOG_FOLDER
+from stateflow.connectors.delta.log.table_log import Metadata, entry_path, read_head, unreferenced_files
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile
 from tests.support.delta_tables import context, pairs, put

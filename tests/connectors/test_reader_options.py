@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from stateflow.connectors.files.first_file import LARGEST, first_small_file
 from stateflow.connectors.files.reader_options import MODES, READER_OPTIONS
 from stateflow.connectors.files.source import FileSource
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.errors import raises
 
 _WRITING = set(
@@ -95,10 +95,16 @@ FILES: list[tuple[str, str, dict[str, Any], list[list[str]]]] = [
     ("json", '{"note": "x"}\n', STRICT, [["order_id", "note"], ["customer", "note"]]),
     ("json", "", STRICT, []),
     ("csv", "order_id,customer,note\n1,a,b\n", {"header": True}, []),
-    ("csv", "customer,order_id,note\na,1,b\n", HEADER, [["customer order_id note", "order_id customer note"]]),
     ("csv", "1,a,b\n", {}, []),
     ("csv", "1,a\n", {}, [["2", "3"]]),
     ("csv", "order_id;customer;note\n", {**HEADER, "sep": ";"}, []),
+]
+HEADERS: list[tuple[str, dict[str, Any], bool]] = [
+    ("order_id,customer,note\n1,a,b\n", HEADER, True),
+    ("Order_ID;customer;note\n", {**HEADER, "sep": ";"}, True),
+    ("customer,order_id,note\na,1,b\n", HEADER, False),
+    ("order_id,client,note\na,1,b\n", {"HEADER": "TRUE", "enforceSchema": "false"}, False),
+    ("order_id,client,note\na,1,b\n", {**HEADER, "enforceSchema": "true"}, True),
 ]
 
 
@@ -119,6 +125,22 @@ def test_declared_columns_that_the_first_file_lacks_are_warnings(spark: SparkSes
         file.write_text(text)
         source = FileSource(file.parent, schema=Order, format=format, **options)
         _check(source.warnings(spark), file, expected)
+
+
+@pytest.mark.spark
+def test_a_header_with_other_columns_is_refused_because_spark_takes_them_by_position(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for number, (text, options, fits) in enumerate(HEADERS):
+        file = tmp_path / str(number) / "a.csv"
+        file.parent.mkdir()
+        file.write_text(text)
+        source = FileSource(file.parent, schema=Order, format="csv", **options)
+        if fits:
+            source.check(spark)
+            continue
+        with raises(SchemaMismatch, path=str(file), declared=list(source.schema.names)):
+            source.check(spark)
 
 
 def test_columns_that_are_not_compared_are_listed_and_large_files_are_not_read(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from stateflow.checkpoint.savepoints.claim_slots import check_claimable, claim_s
 from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments, read_toml, resolve
 from stateflow.connectors.delta.checks import _refusals
-from stateflow.connectors.delta.log import entry_path, read_head
+from stateflow.connectors.delta.log.table_log import entry_path, read_head
 from stateflow.connectors.delta.rewind import _columns, _missing
 from stateflow.connectors.delta.versions import read_entry, restored
 from stateflow.operations.savepoints import describe_savepoint

@@ -124,4 +124,4 @@ def test_a_file_with_a_value_that_does_not_parse_ends_the_run_with_its_name(tmp_
     corrupt = tmp_path / "json" / "1.json"
     corrupt.write_bytes(corrupt.read_bytes().replace(b"INTERVAL", b"interwal"))
     job = ModuleJob(tmp_path, typed, parallelism=2, job__given="json")
-    job.run().check_error(2, "corrupt-input", file=str(corrupt))
+    job.run().check_error(4, "corrupt-input", file=str(corrupt))

@@ -35,8 +35,8 @@ from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.config.sources import read_toml
 from stateflow.config.state_settings import LARGEST_VALUE
-from stateflow.connectors.delta.log import entry_path
-from stateflow.connectors.delta.log_listing import LOG_FOLDER
+from stateflow.connectors.delta.log.listing import LOG_FOLDER
+from stateflow.connectors.delta.log.table_log import entry_path
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations.job_root import open_root

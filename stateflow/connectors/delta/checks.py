@@ -7,12 +7,12 @@ allow-lists: a feature or property that is not known to be harmless is rejected 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.delta.column_types import (
     delta_field,
     delta_type,
@@ -20,7 +20,7 @@ from stateflow.connectors.delta.column_types import (
     required_part,
     type_text,
 )
-from stateflow.connectors.delta.log import Action, DeltaHead, Field, Protocol
+from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Field, Protocol
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
 
 # tests/connectors commits to a table with each of these and reads it through Spark. The last three require nothing of
@@ -71,11 +71,12 @@ class _Refusal:
     hint: str
 
 
-def check_table(table: str, head: DeltaHead, schema: RowSchema) -> None:
+def check_table(table: str, head: DeltaHead, schema: RowSchema, added: Iterable[Column] = ()) -> None:
     """Checks that files with rows of `schema` can be committed to a table directly.
 
     Args:
         table: its path, for errors.
+        added: columns of `schema` that the table may lack.
 
     Raises:
         SinkRefused: such a commit would violate a property of the table.
@@ -92,11 +93,14 @@ def check_table(table: str, head: DeltaHead, schema: RowSchema) -> None:
             **first.facts,
             **also,
         )
-    declared, found = _differences(head.metadata.fields(), schema)
+    names = {column.name for column in added}
+    expected = replace(schema, columns=tuple(c for c in schema.columns if c.name not in names))
+    declared, found = _differences(head.metadata.fields(), expected)
     if declared:
         raise SchemaMismatch(
             "the sink's rows do not match the columns of the Delta table",
-            hint="change the row class, or the table with ALTER TABLE",
+            hint="change the row class, or the table with ALTER TABLE; "
+            'DeltaSink(…, schema_evolution="add-columns") adds columns that the table lacks',
             table=table,
             declared=declared,
             found=found,

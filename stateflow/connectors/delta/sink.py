@@ -13,12 +13,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
+from stateflow.api.schema import Column
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock
+from stateflow.connectors.delta.added_columns import add_columns, columns_to_add
 from stateflow.connectors.delta.checks import check_table, new_table
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, sync_folder
-from stateflow.connectors.delta.log import (
+from stateflow.connectors.delta.log.listing import LOG_FOLDER
+from stateflow.connectors.delta.log.table_log import (
     Action,
     DeltaHead,
     append_entry,
@@ -29,7 +33,6 @@ from stateflow.connectors.delta.log import (
     read_head,
     unreferenced_files,
 )
-from stateflow.connectors.delta.log_listing import LOG_FOLDER
 from stateflow.connectors.delta.rewind import FileChange, Rewinder
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
 from stateflow.errors import (
@@ -44,6 +47,9 @@ from stateflow.errors import (
 from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
 
+SchemaEvolution = Literal["refuse", "add-columns"]
+_REFUSE, _ADD_COLUMNS = "refuse", "add-columns"
+_TRIES = 20
 _clock = SystemClock()
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
@@ -58,12 +64,22 @@ class DeltaSink(Sink):
 
     Args:
         table: a path, or ``file:///path``.
+        schema_evolution: what happens to columns that only the row class has: ``"refuse"`` ends the start of a run;
+            ``"add-columns"`` adds them to the table, where they are null in existing rows. A column that seems to have
+            been renamed is refused in any case. Columns are never removed, also not by a rewind.
 
     Raises:
-        ConfigError: the path is not on a POSIX file system, or looks percent-encoded.
+        ConfigError: the path is not on a POSIX file system, or looks percent-encoded; or `schema_evolution` is not one
+            of its values.
     """
 
-    def __init__(self, table: str | os.PathLike[str]) -> None:
+    def __init__(self, table: str | os.PathLike[str], *, schema_evolution: SchemaEvolution = "refuse") -> None:
+        if schema_evolution not in (_REFUSE, _ADD_COLUMNS):
+            raise ConfigError(
+                "the value of schema_evolution is not supported",
+                hint=f'use "{_REFUSE}" or "{_ADD_COLUMNS}"',
+                given=schema_evolution,
+            )
         address = os.fspath(table)
         log = open_storage(address).local_path(LOG_FOLDER)
         if log is None:
@@ -77,15 +93,16 @@ class DeltaSink(Sink):
                 table=address,
             )
         self.table = str(log.parent)
+        self.schema_evolution: SchemaEvolution = schema_evolution
         self._root = log.parent
         self._heads: dict[str, DeltaHead] = {}
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.table!r})"
 
-    def __reduce__(self) -> tuple[type[DeltaSink], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str, SchemaEvolution], DeltaSink], tuple[str, SchemaEvolution]]:
         # Tasks do not need the cached heads.
-        return DeltaSink, (self.table,)
+        return _sink, (self.table, self.schema_evolution)
 
     @property
     def location(self) -> str:
@@ -106,7 +123,7 @@ class DeltaSink(Sink):
             existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
             _check_writable(existing)
             return None
-        check_table(self.table, head, context.schema)
+        self._check_table(context, head)
         _check_writable(self._root, self._root / LOG_FOLDER)
         return head.metadata.id
 
@@ -116,20 +133,26 @@ class DeltaSink(Sink):
     def prepare(self, context: SinkContext) -> str:
         self.check(context)
         head = self._head(context) or self._create(context)
-        # Another process may have created the table meanwhile.
-        check_table(self.table, head, context.schema)
-        return head.metadata.id
+        for _ in range(_TRIES):
+            # Another process may have created the table, or changed it, meanwhile.
+            added = self._check_table(context, head)
+            if not added:
+                return head.metadata.id
+            add_columns(self._root, added)
+            head = self._existing_head(context)
+        raise StorageError(
+            "every attempt to add columns to the sink's table conflicted with another writer",
+            table=self.table,
+            tries=_TRIES,
+        )
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
         return ParquetWriter(self._root, FileName.first(context, writing), context.schema)
 
     def open_table(self, context: SinkContext) -> SinkTable:
-        head = self._head(context)
-        if head is None:
-            raise SinkDiverged(
-                "the sink's table no longer exists", hint="restore it, or give the sink a new uid", table=self.table
-            )
-        check_table(self.table, head, context.schema)
+        head = self._existing_head(context)
+        # Output that is pending when a run starts is published before `prepare` adds columns.
+        self._check_table(context, head)
         return DeltaSinkTable(self._root, context, head)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
@@ -149,7 +172,22 @@ class DeltaSink(Sink):
         return leftovers
 
     def shadow(self) -> DeltaSink:
-        return DeltaSink(f"{self.table}_shadow")
+        return _sink(f"{self.table}_shadow", self.schema_evolution)
+
+    def _check_table(self, context: SinkContext, head: DeltaHead) -> tuple[Column, ...]:
+        """Checks the table, and returns the columns that have to be added to it."""
+        adds = self.schema_evolution == _ADD_COLUMNS
+        added = columns_to_add(self.table, head.metadata.fields(), context.schema) if adds else ()
+        check_table(self.table, head, context.schema, added)
+        return added
+
+    def _existing_head(self, context: SinkContext) -> DeltaHead:
+        head = self._head(context)
+        if head is None:
+            raise SinkDiverged(
+                "the sink's table no longer exists", hint="restore it, or give the sink a new uid", table=self.table
+            )
+        return head
 
     def _head(self, context: SinkContext) -> DeltaHead | None:
         head = read_head(self._root, context.application, self._heads.get(context.application))
@@ -204,6 +242,10 @@ class DeltaSink(Sink):
         except OSError as e:
             raise disk_error(e, self._root) from e
         yield from filter(None, found)
+
+
+def _sink(table: str, schema_evolution: SchemaEvolution) -> DeltaSink:
+    return DeltaSink(table, schema_evolution=schema_evolution)
 
 
 def _require_deltalake(table: str) -> None:

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow.parquet as pq
 
-from stateflow.connectors.delta.log import Action, Metadata, Protocol, entry_path, open_deltalake
-from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
-from stateflow.connectors.delta.log_listing import LOG_FOLDER, list_log
+from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
+from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log
+from stateflow.connectors.delta.log.table_log import Action, Metadata, Protocol, entry_path, open_deltalake
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.private_files import write_private
 from stateflow.types.decoders import json_decoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +71,7 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
             columns=added,
             path=path,
         )
+    _refuse_renames(found, schema, path)
     for column in schema.columns:
         if column.name in types:
             _check_type(column, types[column.name], path)
@@ -81,6 +83,47 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
                 found=sorted(types),
                 path=path,
             )
+
+
+def _refuse_renames(found: StructType, schema: RowSchema, path: str) -> None:
+    """Raises SchemaMismatch for a column that seems to be one of the files under another name.
+
+    Under a policy that reads missing columns as null, it would be null in all rows.
+    """
+    stored = {field.name for field in found.fields}
+    for place, (field, column) in enumerate(zip(found.fields, schema.columns, strict=False)):
+        is_other = field.name not in schema.names and column.name not in stored
+        if is_other and _misfit(column.shape, field.dataType) is None:
+            raise SchemaMismatch(
+                "a column of the files seems to have been renamed in the row class",
+                hint=f"name the field {field.name}, and rename it in a map; or declare {field.name} as well",
+                column=field.name,
+                renamed_to=column.name,
+                position=place + 1,
+                path=path,
+            )
+
+
+def check_header(found: Sequence[str], schema: RowSchema, file: str) -> None:
+    """Compares the header of a CSV file with the declared columns, which Spark takes by position.
+
+    Args:
+        found: the names in the header.
+        file: path of the file, for errors.
+
+    Raises:
+        SchemaMismatch: the names, or their order, differ by more than case.
+    """
+    if [name.lower() for name in found] == [name.lower() for name in schema.names]:
+        return
+    raise SchemaMismatch(
+        "the header of a CSV file has other columns than declared, and Spark takes columns by position",
+        hint="declare the fields in the order of the file, with its names; to take columns by position under other "
+        'names, set the option enforceSchema="true"',
+        declared=list(schema.names),
+        found=list(found),
+        path=file,
+    )
 
 
 def _check_type(column: Column, found: DataType, path: str) -> None:

@@ -31,17 +31,20 @@ def column_warnings(
     Returns:
         One sentence per likely problem of a run.
     """
+    try:
+        found = columns_of(spark, file, reader)
+    except Exception as e:
+        return [f"the columns of {file} cannot be read: {reason_in(e)}"]
+    return (_by_count if reader[0] == "csv" else _missing)(found, schema, str(file))
+
+
+def columns_of(spark: SparkSession, file: Path, reader: tuple[str, Mapping[str, str]]) -> list[str]:
+    """Returns the columns of one file, as Spark finds them; arguments as for `column_warnings`."""
     format, options = reader
     # With another mode, records that cannot be parsed would raise, or add a column.
     own = {name: value for name, value in options.items() if name.lower() != "mode"}
-    try:
-        found = spark.read.format(format).options(**own, mode="DROPMALFORMED").load(str(file)).columns
-    except Exception as e:
-        return [f"the columns of {file} cannot be read: {reason_in(e)}"]
-    if format == "csv":
-        has_header = any(n.lower() == "header" and str(v).lower() == "true" for n, v in options.items())
-        return _by_position(found, schema, str(file)) if has_header else _by_count(found, schema, str(file))
-    return _missing(found, schema, str(file))
+    found: list[str] = spark.read.format(format).options(**own, mode="DROPMALFORMED").load(str(file)).columns
+    return found
 
 
 def _missing(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
@@ -52,16 +55,6 @@ def _missing(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
         f"null in it fail; the file has {', '.join(closest_first(column, found))}"
         for column in schema.names
         if column in names
-    ]
-
-
-def _by_position(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
-    """Compares in order, for CSV with a header, whose names Spark ignores when columns are declared."""
-    if [name.lower() for name in found] == [name.lower() for name in schema.names]:
-        return []
-    return [
-        f"Spark takes the columns of CSV files by position: {file} has {', '.join(found)}, and "
-        f"{schema.row_class.__name__} declares {', '.join(schema.names)}"
     ]
 
 

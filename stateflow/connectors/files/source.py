@@ -16,8 +16,8 @@ from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFi
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.files.columns import ColumnPolicy, check_columns
-from stateflow.connectors.files.first_file import column_warnings, first_small_file
+from stateflow.connectors.files.columns import ColumnPolicy, check_columns, check_header
+from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
 from stateflow.connectors.files.reader_options import check_reader
 from stateflow.connectors.files.skipped_files import skip_files
 from stateflow.errors import ConfigError, CorruptFile
@@ -114,7 +114,7 @@ class FileSource(Source):
         self._limits(limits)
 
     def check(self, spark: SparkSession) -> None:
-        """Compares the declared columns with those of the existing files.
+        """Compares the declared columns with those of the existing files: all Parquet files, or one CSV file.
 
         Raises:
             SchemaMismatch: the columns differ; names the column.
@@ -123,6 +123,9 @@ class FileSource(Source):
         paths = self._sample()
         if paths:
             check_columns(self._stored_columns(spark, paths), self.schema, self.columns, self.path)
+        file = self._compared if self._compares_header else None
+        if file is not None:
+            check_header(columns_of(spark, file, (self.format, self.options)), self.schema, str(file))
 
     @property
     def unchecked(self) -> str:
@@ -134,7 +137,17 @@ class FileSource(Source):
     def warnings(self, spark: SparkSession) -> list[str]:
         """See `Source.warnings`: compares the first local file, for formats that `check` does not compare."""
         file = self._compared
-        return [] if file is None else column_warnings(spark, file, self.schema, (self.format, self.options))
+        if file is None or self._option("header") == "true":
+            return []
+        return column_warnings(spark, file, self.schema, (self.format, self.options))
+
+    @property
+    def _compares_header(self) -> bool:
+        return self.format == "csv" and self._option("header") == "true" and self._option("enforceschema") != "true"
+
+    def _option(self, lower_name: str) -> str:
+        """Returns the value of an option of Spark's reader in lower case; empty if it is not set."""
+        return next((str(v).lower() for name, v in self.options.items() if name.lower() == lower_name), "")
 
     @property
     def _compared(self) -> Path | None:

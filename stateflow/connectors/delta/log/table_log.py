@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stateflow.connectors.delta.checkpoint import checkpoint
 from stateflow.connectors.delta.data_files import UnnamedFile, disk_error, own_names
-from stateflow.connectors.delta.log_lines import log_lines, opened_log_file
-from stateflow.connectors.delta.log_listing import LOG_FOLDER, list_log, log_names
+from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
+from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log, log_names
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.types.decoders import json_decoder
 
