@@ -11,10 +11,11 @@ import enum
 import inspect
 import numbers
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache
 from itertools import chain, pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -42,10 +43,15 @@ def maker_of(row_class: Callable[..., object], names: tuple[str, ...]) -> Maker:
     Args:
         names: names of the fields.
     """
-    parameters = inspect.signature(row_class).parameters.values()
-    if all(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters):
+    if not _has_keyword_fields(cast(Hashable, row_class)):
         return row_class
     return lambda *values: row_class(**dict(zip(names, values, strict=True)))
+
+
+@cache
+def _has_keyword_fields(row_class: Callable[..., object]) -> bool:
+    parameters = inspect.signature(row_class).parameters.values()
+    return any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters)
 
 
 # -- from Python to Arrow ---------------------------------------------------------------------------------------------

@@ -1,0 +1,150 @@
+"""Columns of declared types: values come back unchanged, and PyArrow reads them as the plain values that they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.errors import JobDefinitionError
+from stateflow.types.columns.conversion import null_place, to_column, to_objects, with_nullable_parts, with_type
+from stateflow.types.columns.precision import precision
+from stateflow.types.columns.shapes import shape_of
+from tests.support.errors import raises
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+_SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (int, st.integers(-(1 << 63), (1 << 63) - 1)),
+    (float, st.floats(allow_nan=False)),
+    (bool, st.booleans()),
+    (str, st.text(max_size=5)),
+    (bytes, st.binary(max_size=5)),
+    (datetime.date, st.dates()),
+    (datetime.datetime, st.datetimes()),
+    (datetime.time, st.times()),
+    (datetime.timedelta, st.timedeltas(datetime.timedelta(-99_000_000), datetime.timedelta(99_000_000))),
+    (uuid.UUID, st.uuids()),
+    (Colour, st.sampled_from(Colour)),
+    (Level, st.sampled_from(Level)),
+    (
+        Annotated[decimal.Decimal, precision(9, scale=3)],
+        st.integers(1 - 10**9, 10**9 - 1).map(lambda unscaled: decimal.Decimal(unscaled).scaleb(-3)),
+    ),
+]
+Declared = tuple[Any, st.SearchStrategy[Any]]
+"""A type and its values."""
+
+
+def _optional(declared: Declared) -> Declared:
+    kind, values = declared
+    return kind | None, st.none() | values
+
+
+def _list_of(declared: Declared) -> Declared:
+    kind, values = declared
+    return list[kind], st.lists(values, max_size=3)  # type: ignore[valid-type]
+
+
+def _dict_of(declared: Declared) -> Declared:
+    kind, values = declared
+    return dict[str, kind], st.dictionaries(st.text(max_size=2), values, max_size=3)  # type: ignore[valid-type]
+
+
+def _class_of(fields: Sequence[Declared], is_struct: bool, keywords: bool) -> Declared:
+    named = [(f"f{n}", kind) for n, (kind, _) in enumerate(fields)]
+    if is_struct:
+        made: Any = msgspec.defstruct("Made", named, kw_only=keywords)
+    else:
+        made = dataclasses.make_dataclass("Made", named, kw_only=keywords)
+    return made, st.builds(made, **{f"f{n}": values for n, (_, values) in enumerate(fields)})
+
+
+def _larger(inner: st.SearchStrategy[Declared]) -> st.SearchStrategy[Declared]:
+    parts = inner | inner.map(_optional)
+    classes = st.builds(_class_of, st.lists(parts, min_size=1, max_size=3), st.booleans(), st.booleans())
+    return parts.map(_list_of) | parts.map(_dict_of) | classes
+
+
+DECLARED = st.recursive(st.sampled_from(_SCALARS), _larger, max_leaves=6)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as PyArrow has it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if isinstance(value, dict):
+        return [(key, _plain(each)) for key, each in value.items()]
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+@given(DECLARED, st.booleans(), st.data())
+def test_values_of_any_type_come_back_from_their_column(declared: Declared, is_nullable: bool, data: Any) -> None:
+    kind, strategy = _optional(declared) if is_nullable else declared
+    values = data.draw(st.lists(strategy, max_size=5))
+    shape = shape_of(kind)
+    column = to_column(shape, values)
+    assert column.type == shape.arrow
+    assert column.to_pylist() == list(map(_plain, values))
+    assert list(to_objects(shape, column)) == values
+    assert null_place(shape, column) is None
+    # As Spark sends them, and as a task cuts them.
+    loose = with_type(column, with_nullable_parts(column.type))
+    start = data.draw(st.integers(0, len(values)))
+    assert list(to_objects(shape, loose.slice(start))) == values[start:]
+    assert null_place(shape, loose.slice(start)) is None
+    assert with_nullable_parts(loose.type) == loose.type
+
+
+class Inner(msgspec.Struct):
+    number: int
+    colours: list[Colour] = []
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "place"),
+    [
+        (Inner, pa.array([{"number": 1, "colours": []}, {"number": None, "colours": []}]), ".number"),
+        (Inner | None, pa.array([None, {"number": 1, "colours": ["red", None]}]), ".colours[]"),
+        (list[list[int]], pa.array([[[1]], [None]]), "[]"),
+        (list[Inner | None], pa.array([[None], [{"number": None, "colours": []}]]), "[].number"),
+        (dict[str, int], pa.array([[("a", 1)], [("b", None)]], pa.map_(pa.string(), pa.int64())), "[]"),
+        (dict[str, int | None], pa.array([[("a", None)]], pa.map_(pa.string(), pa.int64())), None),
+    ],
+)
+def test_a_null_within_a_value_is_found(kind: Any, column: pa.Array, place: str | None) -> None:
+    assert null_place(shape_of(kind), column) == place
+    assert null_place(shape_of(kind), column.slice(0, 1)) is None
+
+
+@pytest.mark.parametrize(("digits", "scale"), [(0, 0), (39, 0), (5, 6), (5, -1), (2.5, 1), (True, 0)])
+def test_the_digits_of_a_decimal_are_within_those_of_spark(digits: Any, scale: Any) -> None:
+    with raises(JobDefinitionError, digits=digits, scale=scale):
+        precision(digits, scale=scale)
