@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.added_columns import add_columns
+from stateflow.connectors.delta.added_columns import column_actions
 from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.delta_tables import Inner, Pair, Price, commit_elsewhere, context, pairs, put, visible, write
 from tests.support.errors import raises
@@ -81,7 +81,7 @@ def test_added_columns_are_null_in_existing_rows_and_the_token_stays(table: Path
     }
     version = DeltaTable(str(table)).version()
     assert _adding(table).prepare(NEW) == table_id and DeltaTable(str(table)).version() == version
-    # The old version of the job goes on: the table has further columns.
+    # The old version of the job continues: the table has further columns.
     put(DeltaSink(table), OLD, 3, pairs(9, 1))
 
 
@@ -135,12 +135,12 @@ def test_drivers_that_add_columns_at_the_same_time_agree(table: Path) -> None:
 def test_a_commit_of_another_writer_in_between_costs_one_more_try(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [pairs(20, 1)]
 
-    def late(root: Path, columns: Any) -> bool:
+    def late(*given: Any) -> Any:
         if others:
             commit_elsewhere(table, others.pop())
-        return add_columns(root, columns)
+        return column_actions(*given)
 
-    monkeypatch.setattr("stateflow.connectors.delta.sink.add_columns", late)
+    monkeypatch.setattr("stateflow.connectors.delta.sink.column_actions", late)
     _adding(table).prepare(NEW)
     assert len(_columns(table)) == 6 and [row["id"] for row in visible(table)] == [1, 2, 20]
 

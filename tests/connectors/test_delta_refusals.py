@@ -115,7 +115,7 @@ def test_a_feature_or_a_protocol_that_cannot_be_read_is_refused(tmp_path: Path) 
         ([_PAIR[0]], {"text": "string"}, {"text": None}),
         ([_PAIR[0], pa.field("Text", pa.string())], {"text": "string"}, {"Text": "string"}),
         ([pa.field("id", pa.int32()), _PAIR[1]], {"id": "long"}, {"id": "integer"}),
-        ([_PAIR[0], pa.field("text", pa.list_(pa.string()))], {"text": "string"}, {"text": "array"}),
+        ([_PAIR[0], pa.field("text", pa.list_(pa.string()))], {"text": "string"}, {"text": "array<string>"}),
         ([pa.field("id", pa.string())], {"id": "long", "text": "string"}, {"id": "string", "text": None}),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -262,6 +263,22 @@ def test_aggregates_from_statistics_alone_are_right(spark: SparkSession, every: 
         assert repr(answered) == repr(spark.sql(query).collect())
     finally:
         spark.conf.unset("spark.databricks.delta.optimizeMetadataQuery.enabled")
+
+
+def test_spark_reads_columns_that_a_sink_has_added_and_writes_to_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "out"
+    sink = DeltaSink(table)
+    sink.prepare(_PAIR)
+    put(sink, _PAIR, 1, pairs(1, 1))
+    wider = DeltaSink(table, schema_evolution="add-columns")
+    about = context(msgspec.defstruct("Wider", [("id", int), ("text", str | None), ("at", datetime), ("inner", Inner)]))
+    wider.prepare(about)
+    put(wider, about, 2, [about.schema.row_class(2, "b", _naive("2026-01-01T00:00:00"), Inner(5))])
+    _fresh(spark)
+    spark.sql(f"INSERT INTO delta.`{table}` VALUES (3, 'c', TIMESTAMP_NTZ'2026-01-02', NULL)")
+    put(wider, about, 3, [about.schema.row_class(4, "d", _naive("2026-01-03T00:00:00"), Inner(6))])
+    found = spark.sql(f"SELECT id, day(at) AS day, inner.number FROM delta.`{table}` ORDER BY id").collect()
+    assert [tuple(row) for row in found] == [(1, None, None), (2, 1, 5), (3, 2, None), (4, 3, 6)]
 
 
 # --- Spark's own commits in between

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.connectors.delta.column_types import DeltaType, delta_field, delta_type, type_text
-from stateflow.connectors.delta.log.table_log import Field, open_deltalake
-from stateflow.errors import SchemaMismatch
+from stateflow.connectors.delta.column_types import (
+    FEATURE_READER_VERSION,
+    FEATURE_WRITER_VERSION,
+    TIMESTAMPS_WITHOUT_ZONE,
+    DeltaType,
+    delta_field,
+    delta_type,
+    has_timestamps_without_zone,
+    type_text,
+)
+from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Field, Protocol
+from stateflow.connectors.delta.versions import ENGINE
+from stateflow.errors import SchemaMismatch, SinkRefused
+from stateflow.types.decoders import json_decoder
 
-_logger = logging.getLogger(__name__)
+_IMPLIED = {
+    1: (),
+    2: ("appendOnly", "invariants"),
+    3: ("appendOnly", "invariants", "checkConstraints"),
+    4: ("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
+}
+"""The features that a writer version without a list of features has, which a list must contain."""
 
 
 def columns_to_add(table: str, fields: Iterable[Field], schema: RowSchema) -> tuple[Column, ...]:
@@ -35,7 +51,7 @@ def columns_to_add(table: str, fields: Iterable[Field], schema: RowSchema) -> tu
         if field.name.lower() not in declared and column in added and _same_type(field.type, column):
             raise SchemaMismatch(
                 "a column of the sink's table seems to have been renamed in the row class",
-                hint=f"keep the name {field.name}; or, to add {column.name} beside it, declare both: "
+                hint=f"keep the name {field.name}; or, to add {column.name} as a further column, declare both: "
                 f"{field.name} as … | None = None",
                 table=table,
                 column=field.name,
@@ -49,31 +65,65 @@ def _same_type(kind: DeltaType, column: Column) -> bool:
     return type_text(kind) == type_text(delta_type(column.shape))
 
 
-def add_columns(root: Path, columns: Iterable[Column]) -> bool:
-    """Adds nullable columns to a table in one commit. Returns False if another commit was first: read the table again.
+def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now_ms: int) -> list[Action]:
+    """Returns the actions of a commit that adds nullable columns to a table.
+
+    Args:
+        table: its path, for errors.
+        head: the table's newest version.
+        now_ms: time of the commit, in milliseconds since 1970.
 
     Raises:
-        SchemaMismatch: the table does not allow it.
+        SinkRefused: the table's protocol would have to be replaced for a column.
     """
-    from deltalake import PostCommitHookProperties
-    from deltalake.exceptions import CommitFailedError, DeltaError
-    from deltalake.schema import Field as DeltaField
+    added = [delta_field(column.name, column.shape) for column in columns]
+    about = head.metadata
+    metadata = {
+        "id": about.id,
+        "name": about.name,
+        "description": about.description,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": _with_fields(about.schema_string, added),
+        "partitionColumns": about.partition_columns,
+        "configuration": about.configuration or {},
+        "createdTime": about.created_time,
+    }
+    info = {
+        "timestamp": now_ms,
+        "operation": "ADD COLUMNS",
+        "operationParameters": {"columns": msgspec.json.encode(added).decode()},
+        "readVersion": head.version,
+        "isBlindAppend": False,
+        "engineInfo": ENGINE,
+    }
+    protocol = _protocol(table, head.protocol, columns)
+    actions: list[Action] = [{"commitInfo": info}, *([{"protocol": protocol}] if protocol else [])]
+    return [*actions, {"metaData": {name: value for name, value in metadata.items() if value is not None}}]
 
-    fields = [DeltaField.from_json(msgspec.json.encode(delta_field(c.name, c.shape)).decode()) for c in columns]
-    opened = open_deltalake(root)
-    # Delta's checkpoints and the clean-up of the log follow the rules of `maintain_log`.
-    hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-    try:
-        opened.alter.add_columns(fields, post_commithook_properties=hooks)
-    except CommitFailedError:
-        return False
-    except DeltaError as e:
-        raise SchemaMismatch(
-            "columns cannot be added to the sink's table",
-            hint="add them with ALTER TABLE, or let the sink write to another table",
-            table=str(root),
-            columns=[field.name for field in fields],
-            reason=str(e)[:300],
-        ) from e
-    _logger.info("added columns to the Delta table: table=%s columns=%s", root, [field.name for field in fields])
-    return True
+
+def _with_fields(schema_string: str, added: list[dict[str, object]]) -> str:
+    schema: dict[str, Any] = json_decoder(dict[str, Any]).decode(schema_string)
+    return msgspec.json.encode({**schema, "fields": [*schema["fields"], *added]}).decode()
+
+
+def _protocol(table: str, before: Protocol, columns: Sequence[Column]) -> Action | None:
+    """Returns the protocol that the columns need; None if the table has it."""
+    readers, writers = before.reader_features or [], before.writer_features or []
+    if TIMESTAMPS_WITHOUT_ZONE in writers or not has_timestamps_without_zone(columns):
+        return None
+    if before.min_writer_version < FEATURE_WRITER_VERSION:
+        if before.min_writer_version not in _IMPLIED or before.min_reader_version > 1:
+            raise SinkRefused(
+                "a column cannot be added, because the table's protocol does not have timestamps without zone",
+                hint=f"ALTER TABLE ... SET TBLPROPERTIES ('delta.feature.{TIMESTAMPS_WITHOUT_ZONE}' = 'supported')",
+                table=table,
+                minReaderVersion=before.min_reader_version,
+                minWriterVersion=before.min_writer_version,
+            )
+        writers = list(_IMPLIED[before.min_writer_version])
+    return {
+        "minReaderVersion": FEATURE_READER_VERSION,
+        "minWriterVersion": FEATURE_WRITER_VERSION,
+        "readerFeatures": [*readers, TIMESTAMPS_WITHOUT_ZONE],
+        "writerFeatures": [*writers, TIMESTAMPS_WITHOUT_ZONE],
+    }

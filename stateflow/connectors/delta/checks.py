@@ -14,6 +14,9 @@ import msgspec
 
 from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.delta.column_types import (
+    FEATURE_READER_VERSION,
+    FEATURE_WRITER_VERSION,
+    TIMESTAMPS_WITHOUT_ZONE,
     delta_field,
     delta_type,
     has_timestamps_without_zone,
@@ -30,14 +33,13 @@ _FEATURES = frozenset(
         "appendOnly",
         "changeDataFeed",
         "deletionVectors",
-        "timestampNtz",
+        TIMESTAMPS_WITHOUT_ZONE,
         "v2Checkpoint",
         "invariants",
         "checkConstraints",
         "generatedColumns",
     }
 )
-_READER_VERSION, _WRITER_VERSION = 3, 7
 
 _CONSTRAINT = "delta.constraints."
 _TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
@@ -136,14 +138,14 @@ def new_table(table_id: str, schema: RowSchema, created_ms: int) -> list[Action]
 
 
 def _lowest_protocol(schema: RowSchema) -> Action:
-    if not has_timestamps_without_zone(schema):
+    if not has_timestamps_without_zone(schema.columns):
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     # As Spark creates it: a table that lists features must also list those that writer version 2 implies.
     return {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": ["timestampNtz"],
-        "writerFeatures": ["timestampNtz", "appendOnly", "invariants"],
+        "minReaderVersion": FEATURE_READER_VERSION,
+        "minWriterVersion": FEATURE_WRITER_VERSION,
+        "readerFeatures": [TIMESTAMPS_WITHOUT_ZONE],
+        "writerFeatures": [TIMESTAMPS_WITHOUT_ZONE, "appendOnly", "invariants"],
     }
 
 
@@ -159,9 +161,9 @@ def _refusals(head: DeltaHead) -> Iterator[_Refusal]:
 
 
 def _protocol_refusals(protocol: Protocol) -> Iterator[_Refusal]:
-    if protocol.min_reader_version > _READER_VERSION or protocol.min_writer_version > _WRITER_VERSION:
+    if protocol.min_reader_version > FEATURE_READER_VERSION or protocol.min_writer_version > FEATURE_WRITER_VERSION:
         facts = {"minReaderVersion": protocol.min_reader_version, "minWriterVersion": protocol.min_writer_version}
-        reason = f"this version supports protocols up to ({_READER_VERSION}, {_WRITER_VERSION})"
+        reason = f"this version supports protocols up to ({FEATURE_READER_VERSION}, {FEATURE_WRITER_VERSION})"
         yield _Refusal(facts, reason, f"use a newer stateflow, {_OTHER_TABLE}")
     named = {*(protocol.reader_features or []), *(protocol.writer_features or [])}
     for feature in sorted(named - _FEATURES):

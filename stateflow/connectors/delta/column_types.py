@@ -5,13 +5,18 @@ Delta has no type for a time of day and none for a duration: both are stored as 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import Column
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
 
+TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
+"""The table feature of columns of this type."""
+FEATURE_READER_VERSION, FEATURE_WRITER_VERSION = 3, 7
+"""The protocol versions of tables that list their features."""
 DeltaType = str | dict[str, Any]
 """A type in a table's schema: a name, or an object for a nested type."""
 
@@ -70,9 +75,9 @@ def required_part(kind: DeltaType) -> str | None:
     return None
 
 
-def has_timestamps_without_zone(schema: RowSchema) -> bool:
-    """Returns whether a table for rows of `schema` needs the table feature for them."""
-    return any(leaf.spark == "timestamp_ntz" for column in schema.columns for leaf in leaves_of(column.shape))
+def has_timestamps_without_zone(columns: Iterable[Column]) -> bool:
+    """Returns whether a table with the columns needs the table feature for them."""
+    return any(leaf.spark == "timestamp_ntz" for column in columns for leaf in leaves_of(column.shape))
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:

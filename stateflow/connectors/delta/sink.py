@@ -7,6 +7,7 @@ publish a checkpoint.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import uuid
@@ -18,18 +19,18 @@ from typing import Literal
 from stateflow.api.schema import Column
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock
-from stateflow.connectors.delta.added_columns import add_columns, columns_to_add
+from stateflow.connectors.delta.added_columns import column_actions, columns_to_add
 from stateflow.connectors.delta.checks import check_table, new_table
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, sync_folder
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
 from stateflow.connectors.delta.log.table_log import (
     Action,
     DeltaHead,
+    append_after,
     append_entry,
     create_overdue_checkpoint,
     entry_path,
     is_current,
-    maintain_log,
     read_head,
     unreferenced_files,
 )
@@ -50,6 +51,7 @@ from stateflow.storage import open_storage
 SchemaEvolution = Literal["refuse", "add-columns"]
 _REFUSE, _ADD_COLUMNS = "refuse", "add-columns"
 _TRIES = 20
+_logger = logging.getLogger(__name__)
 _clock = SystemClock()
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
@@ -138,7 +140,8 @@ class DeltaSink(Sink):
             added = self._check_table(context, head)
             if not added:
                 return head.metadata.id
-            add_columns(self._root, added)
+            if append_after(self._root, head, column_actions(self.table, head, added, _now_ms())) is not None:
+                _logger.info("added columns: table=%s columns=%s", self.table, [column.name for column in added])
             head = self._existing_head(context)
         raise StorageError(
             "every attempt to add columns to the sink's table conflicted with another writer",
@@ -282,7 +285,7 @@ class DeltaSinkTable(SinkTable):
         return [c.path for c in committables if self._size(c.path) != c.size]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        return self._append(self._actions(token, committables))
+        return append_after(self._root, self._head, self._actions(token, committables))
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         return self._rewinder().plan(checkpoint_id)
@@ -304,21 +307,10 @@ class DeltaSinkTable(SinkTable):
         if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
             return None
         change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
-        return self._append(self._rewind_actions(to_version, token, change))
+        return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
 
     def _rewinder(self) -> Rewinder:
         return Rewinder(self._root, self._context.application, self._head)
-
-    def _append(self, actions: list[Action]) -> int | None:
-        """Creates the next version and returns it; returns None when another writer has created it."""
-        # Appending to a table that was dropped and created again would leave a gap in its log.
-        if not is_current(self._root, self._head):
-            return None
-        version = self.version + 1
-        if not append_entry(self._root, version, actions):
-            return None
-        maintain_log(self._root, version, self._head.metadata)
-        return version
 
     def _size(self, path: str) -> int | None:
         if FileName.parse(path) is None:

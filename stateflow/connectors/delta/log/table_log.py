@@ -56,6 +56,9 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     schema_string: str
     partition_columns: list[str] = []
     configuration: Mapping[str, str | None] | None = None
+    name: str | None = None
+    description: str | None = None
+    created_time: int | None = None
 
     def fields(self) -> list[Field]:
         """Returns the columns. Raises CorruptFile."""
@@ -151,6 +154,19 @@ def append_entry(table: Path, version: int, actions: Iterable[Mapping[str, objec
             return file.link(entry_path(table, version).name)
     except OSError as e:
         raise disk_error(e, folder) from e
+
+
+def append_after(table: Path, head: DeltaHead, actions: Iterable[Mapping[str, object]]) -> int | None:
+    """Creates the version after `head` and returns it; returns None when the table has changed since.
+
+    Raises StorageError as `append_entry` does.
+    """
+    version = head.version + 1
+    # Appending to a table that was dropped and created again would leave a gap in its log.
+    if not is_current(table, head) or not append_entry(table, version, actions):
+        return None
+    maintain_log(table, version, head.metadata)
+    return version
 
 
 def maintain_log(table: Path, version: int, metadata: Metadata) -> None:
@@ -281,7 +297,15 @@ def _load(table: Path, application: str) -> DeltaHead | None:
         protocol=Protocol(
             needs.min_reader_version, needs.min_writer_version, needs.reader_features, needs.writer_features
         ),
-        metadata=Metadata(str(about.id), opened.schema().to_json(), about.partition_columns, dict(about.configuration)),
+        metadata=Metadata(
+            str(about.id),
+            opened.schema().to_json(),
+            about.partition_columns,
+            dict(about.configuration),
+            about.name,
+            about.description,
+            about.created_time,
+        ),
         token=opened.transaction_version(application) or 0,
         file_id=_file_id(entry_path(table, version)),
     )
