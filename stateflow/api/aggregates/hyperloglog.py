@@ -135,6 +135,8 @@ def _all_registers(registers: Array, ranks: Array) -> bytes:
 
 
 def _hashes(values: pa.Array) -> Array:
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.string())
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         encoded = values.dictionary_encode()

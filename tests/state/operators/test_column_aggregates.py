@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 import statistics
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,8 +25,11 @@ from stateflow.api.schema import RowSchema
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.runtime.task_spec import ChainSpec
 from stateflow.state.backends.memory import DictBackend
+from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
 from tests.support.operators import chain_of, outputs_of, pieces_of, vector_operator
+
+Price = Annotated[decimal.Decimal, precision(12, scale=2)]
 
 
 class Row(msgspec.Struct):
@@ -36,10 +41,14 @@ class Row(msgspec.Struct):
     raw: bytes | None = None
     day: datetime.date | None = None
     timestamp: datetime.datetime | None = None
+    price: Price | None = None
+    time: datetime.time | None = None
+    lasting: datetime.timedelta | None = None
+    uid: uuid.UUID | None = None
 
 
 TIMESTAMPS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1))  # noqa: DTZ001
-VALUES: dict[str, tuple[type[Any], st.SearchStrategy[Any]]] = {
+VALUES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "whole": (int, st.integers(-(1 << 55), 1 << 55)),
     "real": (float, st.floats(-1e6, 1e6)),
     "text": (str, st.text(max_size=3)),
@@ -47,6 +56,10 @@ VALUES: dict[str, tuple[type[Any], st.SearchStrategy[Any]]] = {
     "raw": (bytes, st.binary(max_size=3)),
     "day": (datetime.date, st.dates()),
     "timestamp": (datetime.datetime, TIMESTAMPS),
+    "price": (Price, st.integers(1 - 10**12, 10**12 - 1).map(lambda n: decimal.Decimal(n).scaleb(-2))),
+    "time": (datetime.time, st.times()),
+    "lasting": (datetime.timedelta, st.timedeltas(datetime.timedelta(-9999), datetime.timedelta(9999))),
+    "uid": (uuid.UUID, st.uuids()),
 }
 ROWS = st.lists(
     st.builds(Row, st.integers(0, 3), **{n: st.none() | v for n, (_, v) in VALUES.items()}), min_size=1, max_size=12
@@ -68,16 +81,18 @@ CASES = [
     (kind, column)
     for kind in ORACLES
     for column in VALUES
-    if column in ("whole", "real") or kind not in ("sum", "mean", "variance")
+    if column in ("whole", "real") or kind not in ("sum", "mean", "variance") or (kind, column) == ("sum", "price")
 ]
 ALL = {f"{kind}_{column}": (kind, column) for kind, column in CASES}
 
 
+Sum = Annotated[decimal.Decimal, precision(22, scale=2)]
 Wanted = dict[str, tuple[str, str]]
 
 
 def output_of(wanted: Wanted) -> type[Any]:
     types = {n: _RESULTS.get(kind) or VALUES.get(column, (int,))[0] for n, (kind, column) in wanted.items()}
+    types |= {n: Sum for n, about in wanted.items() if about == ("sum", "price")}
     return msgspec.defstruct("Output", [("key", int), *((n, kind | None) for n, kind in types.items())])
 
 
@@ -112,7 +127,7 @@ class Keeper:
 def is_close(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, float) and found is not None:
         return math.isclose(found, wanted, rel_tol=1e-7, abs_tol=1e-4)
-    return bool(found == wanted)
+    return bool(found == (str(wanted) if isinstance(wanted, uuid.UUID) else wanted))
 
 
 @given(st.lists(st.tuples(ROWS, st.lists(st.integers(1, 11), max_size=3), st.booleans()), min_size=1, max_size=4))
@@ -159,6 +174,23 @@ def test_a_sum_is_exact_up_to_64_bits_and_an_error_beyond_them() -> None:
     assert keeper.batch([Row(1, 3), Row(1, -3)]) == [{"key": 1, "total": (1 << 63) - 1}]
     with raises(StateError, column="whole", sum=1 << 63):
         keeper.batch([Row(1, 1), Row(2, 5)])
+
+
+def test_a_sum_of_decimals_has_ten_digits_more_than_its_column_and_an_error_beyond_them() -> None:
+    exact = Annotated[decimal.Decimal, precision(38, scale=37)]
+    row, output = (
+        msgspec.defstruct("Row", [("key", int), ("x", exact)]),
+        msgspec.defstruct("Output", [("key", int), ("x", exact)]),
+    )
+    wanted = {"x": ("sum", "x")}
+    function = ColumnAggregates(wanted, ("key",), RowSchema.of(row), RowSchema.of(output))
+    keeper, nine = Keeper(wanted), decimal.Decimal(9)
+    assert keeper.work(chain_of(function, row, output), [row(1, nine), row(2, nine)]) == [
+        {"key": 1, "x": nine},
+        {"key": 2, "x": nine},
+    ]
+    with raises(StateError, column="x", sum="18." + "0" * 37, key="[{'key': 2}]"):
+        keeper.work(chain_of(function, row, output), [row(1, -nine), row(2, nine)])
 
 
 @pytest.mark.parametrize(
