@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -57,6 +58,13 @@ class Other(msgspec.Struct):
     """Other columns than `Row`."""
 
     key: int
+
+
+class Identified(msgspec.Struct):
+    """A key that is stored as text, and a nested column."""
+
+    key: UUID
+    parts: list[int]
 
 
 class Named:
@@ -148,6 +156,8 @@ MISTAKES: dict[str, Callable[[Job], object]] = {
     "a stream of another job": lambda job: job.rows.union(Job().rows),
     "a connection to a stream without keys": lambda job: job.keyed().connect(job.source()),
     "a connection of keys of other types": lambda job: job.keyed().connect(job.other(Other)),
+    "a connection of text keys and UUIDs": lambda job: job.keyed().connect(job.other(Identified)),
+    "an order by lists": lambda job: job.source("more", Identified).key_by("key", order_by=["parts"]),
     "a connection of which one side is ordered": lambda job: job.keyed(order_by=["number"]).connect(job.other()),
     "a function of one stream for two": lambda job: job.connected(job.other()),
     "a function of one stream for a broadcast": lambda job: job.connected(job.source().broadcast()),

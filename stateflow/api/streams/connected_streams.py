@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,9 +13,10 @@ from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, Key
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph.event_time import ordered_by_event_time
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import Edge, Keying, Node, ProcessNode
-from stateflow.api.schema import RowSchema
+from stateflow.api.graph.nodes import Edge, Node, ProcessNode
+from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import JobDefinitionError
+from stateflow.types.columns.shapes import Leaf
 
 Function = TypeVar("Function", bound=KeyedFunction[Any])
 Stream = TypeVar("Stream")
@@ -93,17 +96,23 @@ def checked_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:
         JobDefinitionError: the types of the keys or of the order columns differ.
     """
     assert first.keying is not None and second.keying is not None
-    _check_same_types("the keys of connected streams have different types", first.keying.types, second.keying.types)
-    _check_same_types(
-        "connected streams are ordered by columns of different types",
-        _order_types(first.node, first.keying),
-        _order_types(second.node, second.keying),
-    )
+    keys, others = (_types(edge.node, edge.keying.columns) for edge in (first, second) if edge.keying)
+    _check_same_types("the keys of connected streams have different types", keys, others)
+    orders, others = (_types(edge.node, edge.keying.order_by) for edge in (first, second) if edge.keying)
+    _check_same_types("connected streams are ordered by columns of different types", orders, others)
     return first, second
 
 
-def _order_types(node: Node, keying: Keying) -> tuple[str, ...]:
-    return tuple(node.schema.column(name).spark_type for name in keying.order_by)
+def _types(node: Node, columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(_type_name, map(node.schema.column, columns)))
+
+
+def _type_name(column: Column) -> str:
+    """Returns a name that differs for types whose values the function would get as the other ones."""
+    shape = column.shape
+    if isinstance(shape, Leaf) and issubclass(shape.kind, enum.Enum | uuid.UUID):
+        return shape.kind.__name__
+    return column.dtype
 
 
 def _check_same_types(message: str, first: tuple[str, ...], second: tuple[str, ...]) -> None:
