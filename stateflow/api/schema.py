@@ -153,7 +153,7 @@ def _check_filled(row_class: type[object], name: str, shape: Shape) -> None:
         try:
             _check_names(shape.row_class, list(shape.names))
         except JobDefinitionError as e:
-            e.add_facts(field=f"{row_class.__name__}.{name}")
+            e.add_facts(field=f"{row_class.__name__}.{name}", type=shape.row_class.__name__)
             raise
         if not shape.names:
             raise JobDefinitionError(

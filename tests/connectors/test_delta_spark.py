@@ -92,7 +92,7 @@ _FILES = [
             time=time.max,
             lasting=timedelta(9999),
         ),
-        Every(id=24, price=Decimal(0), numbers=[], named={}, colour=Colour.RED),
+        Every(id=24, price=Decimal("0.00"), numbers=[], named={}, colour=Colour.RED),
     ],
     [Every(id=19, flag=False, raw=b""), Every(id=20, local=_naive("2013-01-01T05:00:00.124"))],
 ]
