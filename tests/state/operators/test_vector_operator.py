@@ -185,7 +185,7 @@ class Does(VectorizedKeyedFunction):
         self.number = ctx.get_state(ValueStateDescriptor("number", int, default=7))
         self.map = ctx.get_map_state(MapStateDescriptor("map", int, float))
         self.list = ctx.get_list_state(ListStateDescriptor("list", int))
-        self.odd = ctx.get_state(ValueStateDescriptor("odd", dict[str, int]))
+        self.odd = ctx.get_state(ValueStateDescriptor("odd", set[int]))
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> Any:
         return self.call(self, state)
@@ -245,7 +245,7 @@ def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
         (lambda d, s: s.read(d.list), StateError, {"given": "ListState"}),
         (lambda d, s: s.read(d.map), StateError, {"given": "MapState"}),
         (lambda d, s: s.all_entries(d.number), StateError, {"given": "ValueState"}),
-        (lambda d, s: s.read(d.odd), JobDefinitionError, {"type": "dict[str, int]"}),
+        (lambda d, s: s.read(d.odd), JobDefinitionError, {"type": "set[int]"}),
         (lambda d, s: s.write(d.number, pa.array([1, 2, 3])), SchemaMismatch, {"found": 3, "wanted": 2}),
         (
             lambda d, s: s.write(d.number, pa.array(["x"] * len(s))),
