@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -82,6 +83,11 @@ class RowSchema:
         """Column names in order."""
         return tuple(c.name for c in self.columns)
 
+    @property
+    def shape(self) -> Record:
+        """The shape of the row class."""
+        return Record(self.row_class, self.names, tuple(c.shape for c in self.columns), self.names)
+
     @cached_property
     def arrow(self) -> pa.Schema:
         """The columns as an Arrow schema."""
@@ -91,6 +97,19 @@ class RowSchema:
     def ddl(self) -> str:
         """The columns in Spark's DDL syntax."""
         return ", ".join(f"`{c.name}` {c.spark_type}" for c in self.columns)
+
+    def possible_renames(self, existing: Sequence[str]) -> Iterator[tuple[int, Column]]:
+        """Yields position and column for each column that is new, at the position of one that is not declared.
+
+        If the types are equal, it is more likely that a column was renamed than that one was added and one removed.
+
+        Args:
+            existing: the columns of a table or of files, in order.
+        """
+        known, declared = ({name.lower() for name in names} for names in (existing, self.names))
+        for at, (name, column) in enumerate(zip(existing, self.columns, strict=False)):
+            if name.lower() not in declared and column.name.lower() not in known:
+                yield at, column
 
     def column(self, name: str) -> Column:
         """Returns the column `name`. Raises JobDefinitionError with the existing names, the most similar first."""

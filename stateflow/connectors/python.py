@@ -62,13 +62,10 @@ def _is_packed(schema: RowSchema) -> bool:
 
 def _packed(schema: RowSchema, rows: Sequence[object]) -> bytes:
     """Returns rows as an Arrow stream."""
-    arrays = [
-        with_type(to_column(column.shape, [getattr(row, column.name) for row in rows]), column.arrow_type)
-        for column in schema.columns
-    ]
+    column = with_type(to_column(schema.shape, rows), pa.struct(list(schema.arrow)))
     target = pa.BufferOutputStream()
     with pa.ipc.new_stream(target, schema.arrow) as stream:
-        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema.arrow))
+        stream.write_batch(pa.RecordBatch.from_struct_array(column))
     packed: bytes = target.getvalue().to_pybytes()
     return packed
 

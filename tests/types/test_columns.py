@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import JobDefinitionError
-from stateflow.types.columns.conversion import null_place, to_column, to_objects, with_nullable_parts, with_type
+from stateflow.types.columns.conversion import path_of_null, to_column, to_objects, with_nullable_parts, with_type
 from stateflow.types.columns.precision import precision
 from stateflow.types.columns.shapes import shape_of
 from tests.support.errors import raises
@@ -114,12 +114,12 @@ def test_values_of_any_type_come_back_from_their_column(declared: Declared, is_n
     assert column.type == shape.arrow
     assert column.to_pylist() == list(map(_plain, values))
     assert list(to_objects(shape, column)) == values
-    assert null_place(shape, column) is None
+    assert path_of_null(shape, column) is None
     # As Spark sends them, and as a task cuts them.
     loose = with_type(column, with_nullable_parts(column.type))
     start = data.draw(st.integers(0, len(values)))
     assert list(to_objects(shape, loose.slice(start))) == values[start:]
-    assert null_place(shape, loose.slice(start)) is None
+    assert path_of_null(shape, loose.slice(start)) is None
     assert with_nullable_parts(loose.type) == loose.type
 
 
@@ -129,7 +129,7 @@ class Inner(msgspec.Struct):
 
 
 @pytest.mark.parametrize(
-    ("kind", "column", "place"),
+    ("kind", "column", "path"),
     [
         (Inner, pa.array([{"number": 1, "colours": []}, {"number": None, "colours": []}]), ".number"),
         (Inner | None, pa.array([None, {"number": 1, "colours": ["red", None]}]), ".colours[]"),
@@ -139,9 +139,9 @@ class Inner(msgspec.Struct):
         (dict[str, int | None], pa.array([[("a", None)]], pa.map_(pa.string(), pa.int64())), None),
     ],
 )
-def test_a_null_within_a_value_is_found(kind: Any, column: pa.Array, place: str | None) -> None:
-    assert null_place(shape_of(kind), column) == place
-    assert null_place(shape_of(kind), column.slice(0, 1)) is None
+def test_a_null_within_a_value_is_found(kind: Any, column: pa.Array, path: str | None) -> None:
+    assert path_of_null(shape_of(kind), column) == path
+    assert path_of_null(shape_of(kind), column.slice(0, 1)) is None
 
 
 @pytest.mark.parametrize(("digits", "scale"), [(0, 0), (39, 0), (5, 6), (5, -1), (2.5, 1), (True, 0)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -108,11 +106,9 @@ def _types(node: Node, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _type_name(column: Column) -> str:
-    """Returns a name that differs for types whose values the function would get as the other ones."""
+    """Returns a name of the column's type. A UUID and a text differ, although their columns have the same type."""
     shape = column.shape
-    if isinstance(shape, Leaf) and issubclass(shape.kind, enum.Enum | uuid.UUID):
-        return shape.kind.__name__
-    return column.dtype
+    return shape.kind.__name__ if isinstance(shape, Leaf) and shape.is_converted else column.dtype
 
 
 def _check_same_types(message: str, first: tuple[str, ...], second: tuple[str, ...]) -> None:

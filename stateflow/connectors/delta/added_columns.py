@@ -44,11 +44,9 @@ def columns_to_add(table: str, fields: Iterable[Field], schema: RowSchema) -> tu
             place of a column of the table, which would be null from then on.
     """
     existing = list(fields)
-    names = {field.name.lower() for field in existing}
-    added = tuple(column for column in schema.columns if column.name.lower() not in names)
-    declared = {name.lower() for name in schema.names}
-    for place, (field, column) in enumerate(zip(existing, schema.columns, strict=False)):
-        if field.name.lower() not in declared and column in added and _same_type(field.type, column):
+    for at, column in schema.possible_renames([field.name for field in existing]):
+        field = existing[at]
+        if _same_type(field.type, column):
             raise SchemaMismatch(
                 "a column of the sink's table seems to have been renamed in the row class",
                 hint=f"keep the name {field.name}; or, to add {column.name} as a further column, declare both: "
@@ -56,9 +54,10 @@ def columns_to_add(table: str, fields: Iterable[Field], schema: RowSchema) -> tu
                 table=table,
                 column=field.name,
                 renamed_to=column.name,
-                position=place + 1,
+                position=at + 1,
             )
-    return added
+    names = {field.name.lower() for field in existing}
+    return tuple(column for column in schema.columns if column.name.lower() not in names)
 
 
 def _same_type(kind: DeltaType, column: Column) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow.api.schema import Column
+from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
 
 TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
@@ -60,7 +61,7 @@ def type_text(kind: DeltaType) -> str:
 
 
 def required_part(kind: DeltaType) -> str | None:
-    """Returns the place of a part of a nested type that must not be null; None without one."""
+    """Returns the path of a part of a nested type that must not be null; None without one."""
     if isinstance(kind, str):
         return None
     parts = [(f".{f[_NAME]}", f[_TYPE], f.get("nullable", True)) for f in kind.get(_FIELDS, ())]
@@ -68,10 +69,10 @@ def required_part(kind: DeltaType) -> str | None:
         parts = [("[]", kind[_ELEMENT], kind.get(_HAS_NULLS, True))]
     if kind.get(_TYPE) == _MAP:
         parts = [("[]", kind[_VALUE], kind.get(_VALUE_HAS_NULLS, True))]
-    for place, part, nullable in parts:
+    for path, part, nullable in parts:
         inner = "" if not nullable else required_part(part)
         if inner is not None:
-            return place + inner
+            return path + inner
     return None
 
 
@@ -82,7 +83,7 @@ def has_timestamps_without_zone(columns: Iterable[Column]) -> bool:
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
     """Returns the Arrow type of a column in data files."""
-    return _replaced(kind, pa.int64())
+    return with_scalars(kind, lambda scalar: pa.int64() if _is_stored_as_long(scalar) else scalar)
 
 
 def to_stored(column: pa.Array) -> pa.Array:
@@ -91,19 +92,9 @@ def to_stored(column: pa.Array) -> pa.Array:
     if stored.equals(column.type):
         return column
     # Arrow casts a time to the integer of its unit.
-    return column.cast(_replaced(column.type, pa.time64("us"))).cast(stored)
+    micros = with_scalars(column.type, lambda scalar: pa.time64("us") if pa.types.is_time(scalar) else scalar)
+    return column.cast(micros).cast(stored)
 
 
-def _replaced(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
-    """Returns a type with `time` for times, and integers for durations."""
-    if pa.types.is_time(kind):
-        return time
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_replaced(field.type, time)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_replaced(kind.key_type, time), _replaced(kind.item_type, time))
-    if pa.types.is_list(kind):
-        return pa.list_(_replaced(kind.value_type, time))
-    return kind
+def _is_stored_as_long(scalar: pa.DataType) -> bool:
+    return bool(pa.types.is_time(scalar) or pa.types.is_duration(scalar))

@@ -90,16 +90,15 @@ def _refuse_renames(found: StructType, schema: RowSchema, path: str) -> None:
 
     Under a policy that reads missing columns as null, it would be null in all rows.
     """
-    stored = {field.name for field in found.fields}
-    for place, (field, column) in enumerate(zip(found.fields, schema.columns, strict=False)):
-        is_other = field.name not in schema.names and column.name not in stored
-        if is_other and _misfit(column.shape, field.dataType) is None:
+    for at, column in schema.possible_renames(found.names):
+        field = found.fields[at]
+        if _misfit(column.shape, field.dataType) is None:
             raise SchemaMismatch(
                 "a column of the files seems to have been renamed in the row class",
                 hint=f"name the field {field.name}, and rename it in a map; or declare {field.name} as well",
                 column=field.name,
                 renamed_to=column.name,
-                position=place + 1,
+                position=at + 1,
                 path=path,
             )
 
@@ -127,12 +126,12 @@ def check_header(found: Sequence[str], schema: RowSchema, file: str) -> None:
 
 
 def _check_type(column: Column, found: DataType, path: str) -> None:
-    place = _misfit(column.shape, found)
-    if place is not None:
+    part = _misfit(column.shape, found)
+    if part is not None:
         raise SchemaMismatch(
             "a column of the files has another type than declared",
             hint="correct the row class",
-            column=column.name + place,
+            column=column.name + part,
             declared=column.dtype,
             found=found.simpleString(),
             path=path,
@@ -140,7 +139,7 @@ def _check_type(column: Column, found: DataType, path: str) -> None:
 
 
 def _misfit(shape: Shape, found: DataType) -> str | None:
-    """Returns the place of the first part that Spark does not read as declared; None without one.
+    """Returns the path of the first part that Spark does not read as declared: empty for the whole, None without one.
 
     Spark finds the fields of a class by name: files may have more of them, and lack nullable ones.
     """
@@ -152,15 +151,17 @@ def _misfit(shape: Shape, found: DataType) -> str | None:
     if isinstance(shape, Record) and isinstance(found, StructType):
         types = {field.name: field.dataType for field in found.fields}
         for name, part in zip(shape.names, shape.fields, strict=True):
-            inner = _misfit(part, types[name]) if name in types else None if part.nullable else ""
+            if name not in types and part.nullable:
+                continue
+            inner = _misfit(part, types[name]) if name in types else ""
             if inner is not None:
                 return f".{name}{inner}"
         return None
     return None if isinstance(shape, Leaf) and _is_read_as(shape, found) else ""
 
 
-def _within(place: str, inner: str | None) -> str | None:
-    return None if inner is None else place + inner
+def _within(prefix: str, path: str | None) -> str | None:
+    return None if path is None else prefix + path
 
 
 def _is_read_as(shape: Leaf, found: DataType) -> bool:

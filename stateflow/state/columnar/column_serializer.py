@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.columnar.msgpack import read_columns, write_columns
-from stateflow.types.columns.conversion import null_place, to_column, to_objects
+from stateflow.types.columns.conversion import path_of_null, to_column, to_objects
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape, UnsupportedType, leaves_of, shape_of
 from stateflow.types.declared_types import describe_type
 from stateflow.types.serializers import VALUE_FORMAT, Codec, ValueSerializer, payload_start
@@ -109,13 +109,13 @@ class ColumnSerializer:
                 given=str(values.type),
                 reason=str(e)[:200],
             ) from e
-        place = null_place(self._shape, fitting)
-        if place is not None:
+        path = path_of_null(self._shape, fitting)
+        if path is not None:
             raise SchemaMismatch(
                 "a field of a state is null but not declared as nullable",
                 hint="fill the nulls, or declare the field as … | None",
                 declared=declared,
-                field=place.lstrip("."),
+                field=path.lstrip("."),
             )
         return fitting
 

@@ -61,7 +61,7 @@ def to_column(shape: Shape, values: Sequence[Any]) -> pa.Array:
     """Returns the column of values, whose type is `shape.arrow`.
 
     Raises:
-        TypeError: a value is not of the declared type, or None in a place that is not nullable.
+        TypeError: a value is not of the declared type, or None where the type is not nullable.
         ValueError, OverflowError, AttributeError: a value cannot be represented.
     """
     kinds = set(map(type, values))
@@ -99,12 +99,12 @@ def _column_of(shape: Shape, values: Sequence[Any], kinds: set[type]) -> pa.Arra
     return pa.MapArray.from_arrays(ends, keys, items, type=shape.arrow)
 
 
-def _child(place: str, shape: Shape, values: Iterable[Any]) -> pa.Array:
-    """Returns the column of a part; an error names its place."""
+def _child(path: str, shape: Shape, values: Iterable[Any]) -> pa.Array:
+    """Returns the column of a part; an error names its path, such as ``.items[].price``."""
     try:
         return to_column(shape, list(values))
     except (TypeError, ValueError, OverflowError, AttributeError) as e:
-        raise TypeError(f"{place}{'' if str(e)[:1] in '.[ ' else ': '}{e}") from e
+        raise TypeError(f"{path}{'' if str(e)[:1] in '.[ ' else ': '}{e}") from e
 
 
 def _check_kinds(wanted: type, kinds: set[type]) -> None:
@@ -124,7 +124,7 @@ def stored_scalar(value: Any) -> Any:
 
 def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[Any]:
     """Returns the values as Arrow accepts them."""
-    if issubclass(shape.kind, enum.Enum | uuid.UUID):
+    if shape.is_converted:
         return list(map(stored_scalar, values))
     if shape.kind is datetime.time and any(value is not None and value.tzinfo for value in values):
         raise ValueError("a time has a time zone")
@@ -168,10 +168,10 @@ def _nested(shape: Items | Entries | Record, column: pa.Array) -> Sequence[Any]:
 
 def _objects_of(shape: Leaf, column: pa.Array) -> Sequence[Any]:
     values = to_list(column)
-    if issubclass(shape.kind, enum.Enum) or shape.kind is uuid.UUID:
-        made = {value: shape.kind(value) for value in set(values) if value is not None}
-        return [made[value] if value is not None else None for value in values]
-    return values
+    if not shape.is_converted:
+        return values
+    made = {value: shape.kind(value) for value in set(values) if value is not None}
+    return [made[value] if value is not None else None for value in values]
 
 
 def to_list(column: pa.Array) -> Sequence[Any]:
@@ -198,23 +198,23 @@ def _timestamps(column: pa.Array, zoned: bool) -> Sequence[object]:
 # -- nulls ------------------------------------------------------------------------------------------------------------
 
 
-def null_place(shape: Shape, column: pa.Array) -> str | None:
-    """Returns the place within a column of a null that is not declared; None without one.
+def path_of_null(shape: Shape, column: pa.Array) -> str | None:
+    """Returns the path, such as ``.items[].price``, to a null that is not declared; None without one.
 
     Nulls of the column itself are not considered.
     """
     rows = column.drop_null() if column.null_count else column
-    for place, part, values in _parts(shape, rows):
+    for path, part, values in _parts(shape, rows):
         if values.null_count and not part.nullable:
-            return place
-        inner = null_place(part, values)
+            return path
+        inner = path_of_null(part, values)
         if inner is not None:
-            return place + inner
+            return path + inner
     return None
 
 
 def _parts(shape: Shape, column: pa.Array) -> list[tuple[str, Shape, pa.Array]]:
-    """Returns place, shape and column of the parts of a nested column without nulls."""
+    """Returns path, shape and column of the parts of a nested column without nulls."""
     if isinstance(shape, Record):
         named = zip(shape.names, shape.fields, strict=True)
         return [(f".{name}", part, column.field(at)) for at, (name, part) in enumerate(named)]
@@ -244,11 +244,20 @@ def with_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def with_nullable_parts(kind: pa.DataType) -> pa.DataType:
     """Returns an Arrow type whose parts are all nullable."""
+    return with_scalars(kind, lambda scalar: scalar)
+
+
+def with_scalars(kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Returns an Arrow type with other scalars; all parts are nullable.
+
+    Args:
+        replaced: returns the type that replaces a scalar type.
+    """
     if pa.types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
-        return pa.struct([pa.field(field.name, with_nullable_parts(field.type)) for field in fields])
+        return pa.struct([pa.field(field.name, with_scalars(field.type, replaced)) for field in fields])
     if pa.types.is_map(kind):
-        return pa.map_(with_nullable_parts(kind.key_type), with_nullable_parts(kind.item_type))
+        return pa.map_(with_scalars(kind.key_type, replaced), with_scalars(kind.item_type, replaced))
     if pa.types.is_list(kind):
-        return pa.list_(with_nullable_parts(kind.value_type))
-    return kind
+        return pa.list_(with_scalars(kind.value_type, replaced))
+    return replaced(kind)

@@ -34,6 +34,11 @@ class Leaf:
     nullable: bool = False
     by_columns: bool = False
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether columns contain other values than objects do: the value of an Enum's member, the text of a UUID."""
+        return issubclass(self.kind, enum.Enum | uuid.UUID)
+
 
 @dataclass(frozen=True)
 class Items:

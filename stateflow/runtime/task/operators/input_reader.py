@@ -18,7 +18,7 @@ from stateflow.runtime.task.operators.key_types import EncodedKey, KeyTypes
 from stateflow.runtime.task.row_conversion import event_times, group_starts, to_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.runtime.watermarks import epoch_milliseconds
-from stateflow.types.columns.conversion import null_place, to_list
+from stateflow.types.columns.conversion import path_of_null, to_list
 from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_encoding import encode_key
 
@@ -264,19 +264,19 @@ def check_nulls(spec: ChainSpec, given: Input, columns: Sequence[pa.Array]) -> N
         if columns[index].null_count:
             raise _null_in(spec, given, columns, index, "")
     for index in given.nested:
-        place = null_place(given.schema.columns[index].shape, columns[index])
-        if place is not None:
-            raise _null_in(spec, given, columns, index, place)
+        path = path_of_null(given.schema.columns[index].shape, columns[index])
+        if path is not None:
+            raise _null_in(spec, given, columns, index, path)
 
 
-def _null_in(spec: ChainSpec, given: Input, columns: Sequence[pa.Array], index: int, place: str) -> SchemaMismatch:
-    """Returns the error about a null, in a column or at a place within its values."""
-    row = {"row": _row_with_null(given, columns, index)} if not place else {}
+def _null_in(spec: ChainSpec, given: Input, columns: Sequence[pa.Array], index: int, path: str) -> SchemaMismatch:
+    """Returns the error about a null, in a column, or at a path within its values."""
+    row = {"row": _row_with_null(given, columns, index)} if not path else {}
     return SchemaMismatch(
         "a column that is not nullable contains a null",
         hint=_NULL_HINT,
         operator=spec.uid,
-        column=given.schema.names[index] + place,
+        column=given.schema.names[index] + path,
         **row,
     )
 
