@@ -30,6 +30,7 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _EXACT_DIGITS = 15
+"""A decimal of this many digits is exact as a float, which is how some readers parse JSON numbers."""
 _encoder = msgspec.json.Encoder(decimal_format="number")
 
 Json = int | float | str | Decimal
@@ -79,14 +80,14 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
     high: dict[str, Json] = {}
     nulls: dict[str, int] = {}
     scalars = [column for column in schema.columns[:_INDEXED_COLUMNS] if isinstance(column.shape, Leaf)]
-    places = _places(metadata)
+    positions = _positions(metadata)
     for column in scalars:
         if column.name in doubles:
             nulls[column.name] = doubles[column.name].nulls
             smallest, largest = doubles[column.name].bounds()
         else:
             groups = map(metadata.row_group, range(metadata.num_row_groups))
-            chunks = [group.column(places[column.name]).statistics for group in groups]
+            chunks = [group.column(positions[column.name]).statistics for group in groups]
             nulls[column.name] = sum(c.null_count for c in chunks)
             smallest, largest = _bounds(column, chunks)
         if smallest is not None:
@@ -97,8 +98,8 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
     return _encoder.encode(found).decode()
 
 
-def _places(metadata: pq.FileMetaData) -> dict[str, int]:
-    """Returns the positions of the file's columns. A nested column has one for each scalar in it."""
+def _positions(metadata: pq.FileMetaData) -> dict[str, int]:
+    """Returns the position of each column in the footer, by path; a nested column has one for each scalar in it."""
     if metadata.num_row_groups == 0:
         return {}
     group = metadata.row_group(0)
@@ -106,6 +107,7 @@ def _places(metadata: pq.FileMetaData) -> dict[str, int]:
 
 
 def _bounds(column: Column, chunks: list[pq.Statistics]) -> Bounds:
+    """Returns the bounds over all row groups, from the statistics of each."""
     filled = [c for c in chunks if c.num_values > 0]
     # A row group without bounds has a string that is longer than the Parquet footer stores.
     if not filled or not all(c.has_min_max for c in filled):
@@ -139,7 +141,7 @@ def shortened_up(text: str) -> str | None:
 
 
 def _decimal(value: Decimal) -> Decimal | None:
-    """Returns None for a number that readers which parse JSON numbers as floats would round."""
+    """Returns the number; None if it has too many digits to be exact in all readers."""
     return value if len(value.as_tuple().digits) <= _EXACT_DIGITS else None
 
 
