@@ -1,9 +1,9 @@
-"""Downloads the JARs that Spark needs for Delta tables, or an HDFS for tests.
+"""Downloads the JARs that Spark needs for Delta tables and for Kafka, and an HDFS and a Kafka broker for tests.
 
-The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/hdfs``; ``--into`` changes the folder.
-They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A session takes
-the paths of the Delta JARs, separated by commas, as ``spark.jars``. If the folder is complete, the script returns at
-once and prints nothing.
+The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/hdfs``, and so on; ``--into`` changes
+the folder. They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A
+session takes the paths of the JARs for Delta or Kafka, separated by commas, as ``spark.jars``. If the folder is
+complete, the script returns at once and prints nothing.
 
 ``jars.lock.json`` has the SHA-256 of each JAR. Other JARs are an error and not kept; ``--record`` writes the hashes
 of a new version into the file instead.
@@ -25,6 +25,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import distribution, version
 from pathlib import Path
 
+OTHERS = ("com.yammer.metrics",)
+"""Organisations of packages that have the name of another one in Spark: metrics-core."""
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = Path(__file__).resolve().with_name("jars.lock.json")
 ATTEMPTS = 3
@@ -44,7 +46,22 @@ def hdfs() -> str:
     return f"org.apache.hadoop:hadoop-client-minicluster:{client.stem.rpartition('-')[2]}"
 
 
-PACKAGES = {"delta": (delta, "jars"), "hdfs": (hdfs, "hdfs")}
+def kafka() -> str:
+    """Returns the Maven coordinate of Spark's Kafka source and sink."""
+    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
+
+
+def kafka_broker() -> str:
+    """Returns the Maven coordinate of a Kafka broker, in the version of the client of Spark's Kafka source."""
+    return "org.apache.kafka:kafka_2.13:3.9.2"
+
+
+PACKAGES = {
+    "delta": (delta, "jars"),
+    "hdfs": (hdfs, "hdfs"),
+    "kafka": (kafka, "kafka"),
+    "kafka-broker": (kafka_broker, "kafka-broker"),
+}
 """Functions that return the coordinate of a package, and its folder below ``.venv``."""
 
 
@@ -88,7 +105,8 @@ def missing_in_spark(jars: list[Path]) -> list[Path]:
     """
     brought = {artifact(jar.name) for jar in spark_jars().glob("*.jar")}
     # Ivy puts the organisation and an underscore before the artifact.
-    return [jar for jar in jars if artifact(jar.name.partition("_")[2]) not in brought]
+    named = [(*jar.name.partition("_")[::2], jar) for jar in jars]
+    return [jar for organisation, name, jar in named if organisation in OTHERS or artifact(name) not in brought]
 
 
 def hashes(jars: Iterable[Path]) -> dict[str, str]:

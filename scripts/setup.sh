@@ -275,10 +275,11 @@ make_class_archive() {
         say "continuing without an archive of Spark's classes: tests on Spark take longer"
 }
 
-# Only tests need the storage servers from Maven Central, PyPI and npm, so the set-up prints a message and continues on a
+# Only tests need the servers from Maven Central, PyPI and npm, so the set-up prints a message and continues on a
 # machine that does not reach one of these, or has no Node.
 fetch_servers() {
     fetch_hdfs
+    fetch_kafka
     fetch_moto
     fetch_node_servers
 }
@@ -286,6 +287,14 @@ fetch_servers() {
 fetch_hdfs() {
     JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package hdfs ||
         say "continuing without HDFS: its tests are skipped until 'make setup' has downloaded it"
+}
+
+fetch_kafka() {
+    local package
+    for package in kafka kafka-broker; do
+        JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package "$package" ||
+            say "continuing without Kafka: its tests are skipped until 'make setup' has downloaded it"
+    done
 }
 
 # In a separate folder, because its dependencies conflict with those of Airflow.

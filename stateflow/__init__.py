@@ -46,14 +46,27 @@ from stateflow.types.descriptors import (
 from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
+    from stateflow.connectors.columns import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
-    from stateflow.connectors.files.columns import ColumnPolicy
+    from stateflow.connectors.delta.source import DeltaSource
     from stateflow.connectors.files.source import FileSource
+    from stateflow.connectors.kafka.columns import KafkaHeader
+    from stateflow.connectors.kafka.formats import Json, Raw
+    from stateflow.connectors.kafka.security import KafkaSecurity
+    from stateflow.connectors.kafka.source import KafkaSource
+    from stateflow.connectors.spark import SparkSource
 
 _LAZY = {
-    "ColumnPolicy": "stateflow.connectors.files.columns",
+    "ColumnPolicy": "stateflow.connectors.columns",
     "DeltaSink": "stateflow.connectors.delta.sink",
+    "DeltaSource": "stateflow.connectors.delta.source",
     "FileSource": "stateflow.connectors.files.source",
+    "Json": "stateflow.connectors.kafka.formats",
+    "KafkaHeader": "stateflow.connectors.kafka.columns",
+    "KafkaSecurity": "stateflow.connectors.kafka.security",
+    "KafkaSource": "stateflow.connectors.kafka.source",
+    "Raw": "stateflow.connectors.kafka.formats",
+    "SparkSource": "stateflow.connectors.spark",
 }
 
 __all__ = [
@@ -69,11 +82,16 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "DeltaSink",
+    "DeltaSource",
     "FileSource",
     "FoldingStateDescriptor",
     "FsStateBackend",
     "FunctionInitializationContext",
     "FunctionSnapshotContext",
+    "Json",
+    "KafkaHeader",
+    "KafkaSecurity",
+    "KafkaSource",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
@@ -86,6 +104,7 @@ __all__ = [
     "OperatorListState",
     "OperatorStateStore",
     "OutputTag",
+    "Raw",
     "ReduceFunction",
     "ReducingState",
     "ReducingStateDescriptor",
@@ -95,6 +114,7 @@ __all__ = [
     "RocksDBStateBackend",
     "RuntimeContext",
     "Serializer",
+    "SparkSource",
     "StateTtlConfig",
     "StreamExecutionEnvironment",
     "Time",

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from stateflow.api.collection import CollectionSource
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
@@ -49,7 +48,7 @@ class StreamExecutionEnvironment:
             raise JobDefinitionError(
                 "from_source needs a source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
             )
-        return DataStream(self.graph, self.graph.add_source(SourceNode(uid, source, source.schema)))
+        return DataStream(self.graph, self.graph.add_source(uid, source))
 
     def from_collection(self, rows: Iterable[R], row_class: type[R], *, uid: str = "") -> DataStream:
         """Returns a bounded stream of rows from the job file, with or without Spark; for tests and examples.

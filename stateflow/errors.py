@@ -18,7 +18,8 @@
     │   ├── CorruptFile                content differs from the recorded hash, or does not decode
     │   │   └── DamagedCopy            damaged copy on a host; deleted, and fetched again by the next attempt
     │   ├── MissingFile                a file that a checkpoint needs does not exist
-    │   ├── CorruptInput               unreadable input file: replace it, or let the source skip and record it
+    │   ├── CorruptInput               unreadable input file or record: replace it, or let the source skip and record it
+    │   ├── InputLost                  input after a source's position no longer exists: set another position
     │   ├── SinkRefused                unsupported property of a sink's table
     │   ├── SinkDiverged               a table was restored, replaced, or has commits that the log does not know
     │   ├── ForeignRows                a restore would undo other writers' commits that its plan does not show
@@ -188,9 +189,15 @@ class DamagedCopy(CorruptFile):
 
 
 class CorruptInput(DataError):
-    """An input file of a source or transform is truncated, damaged, or not in the declared format."""
+    """An input file or record is truncated, damaged, or not in the declared format."""
 
     code = "corrupt-input"
+
+
+class InputLost(DataError):
+    """Input after a source's position no longer exists."""
+
+    code = "input-lost"
 
 
 class MissingFile(DataError, LookupError):

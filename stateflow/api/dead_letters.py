@@ -1,4 +1,4 @@
-"""Dead letters: rows for which a function raised, emitted to a side output instead of failing the run."""
+"""Dead letters: rows for which a function raised, or records that cannot be decoded, instead of a failed run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class DeadLetter(msgspec.Struct, frozen=True):
     A text that is too long is cut, and ends with ``… (N characters)``, where N is its whole length.
 
     Attributes:
-        operator: uid of the operator; for a row function on an unkeyed stream, the function's name.
+        operator: uid of the operator, or of the source whose record cannot be decoded; for a row function on an unkeyed
+            stream, the function's name.
         key: the key columns as JSON, up to 10,000 characters; empty for an unkeyed stream.
         row: the row as JSON, so that it can be corrected and processed again, up to 1,000,000 characters; its `repr` if
             it cannot be encoded.
         error: the exception's type and text, up to 10,000 characters.
-        where: file and line that raised it; empty for a row whose key is larger than ``state.max_key_bytes``.
+        where: file and line that raised it; empty for a row whose key is larger than ``state.max_key_bytes``, and for a
+            record that cannot be decoded.
         batch: epoch of the batch: its number along the job's state, over all runs and restores.
     """
 
@@ -42,12 +44,14 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class DeadLetters:
     """A value of `on_error`: rows for which a function raises become dead letters, committed with their batch.
 
+    So do records that a source cannot decode.
+
     State changes and emitted rows of the failing call are rolled back. `get_dead_letters` of the resulting stream
     returns the dead letters; an operator or a sink must consume them.
 
     Args:
         budget: number of rows of one batch that may fail. With one more, the run fails and nothing of the batch is
-            committed. For a row function on an unkeyed stream, each task has this budget.
+            committed. For a row function on an unkeyed stream, and for a source, each task has this budget.
     """
 
     budget: int

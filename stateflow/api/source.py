@@ -9,12 +9,15 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from stateflow.api.hidden_columns import RejectedRecord
 
 
 class StartKind(StrEnum):
@@ -70,6 +73,12 @@ class Source(ABC):
     on_corrupt_file: OnCorruptFile = "fail"
     """Whether an unreadable file fails the run, or is skipped as a whole and recorded."""
 
+    has_splits: bool = False
+    """Whether the source consists of parts with a watermark each. Then `stream` returns the columns of `hidden_columns`
+    after those of `schema`: `SPLIT`, and with dead letters `REJECTED`."""
+    on_error: OnError = None
+    """What happens to records of a source with splits that cannot be decoded."""
+
     @property
     def unchecked(self) -> str:
         """The part of the input that `check` and `warnings` do not cover; empty if they cover all of it."""
@@ -91,6 +100,33 @@ class Source(ABC):
     @abstractmethod
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """Returns the streaming DataFrame with the columns of `schema`."""
+
+    def splits(self, offset: str) -> list[str]:
+        """Returns the names of all splits at a position, for a source with splits.
+
+        Args:
+            offset: the position, as in Spark's offset log.
+        """
+        return []
+
+    def check_position(self, offset: str) -> None:  # noqa: B027 - most sources find it out themselves
+        """Raises InputLost if input after a position no longer exists. Called before Spark reads from it.
+
+        Args:
+            offset: the position, as in Spark's offset log.
+        """
+
+    def first_offset(self, logs: Mapping[str, bytes]) -> str:
+        """Returns where the source begins in a new job, if a later run would begin somewhere else; otherwise empty.
+
+        Args:
+            logs: contents of the files of Spark's log of the source, by name.
+        """
+        return ""
+
+    def reason(self, record: RejectedRecord) -> str:
+        """Returns why a record cannot be decoded, more precisely than the record itself; empty if it says all."""
+        return ""
 
     def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
         """Checks what needs no Spark, such as limits and folders. Raises ConfigError."""

@@ -19,7 +19,7 @@ class WatermarkStrategy:
     Attributes:
         out_of_orderness: milliseconds by which the watermark lags the latest event time.
         column: timestamp column: a datetime, or an int in milliseconds since 1970.
-        idleness: milliseconds for which a source without rows holds back the watermark; 0 for no limit.
+        idleness: milliseconds for which a source without rows holds back the watermark; 0 to hold it back not at all.
     """
 
     out_of_orderness: int
@@ -43,8 +43,9 @@ class WatermarkStrategy:
     def with_idleness(self, timeout: timedelta) -> WatermarkStrategy:
         """Returns the strategy with an idle timeout, in processing time.
 
-        A source without new rows holds back the watermark until the timeout; without a timeout, it does so forever.
-        Raises JobDefinitionError.
+        A source, or a split of one such as a partition of Kafka, that has no new rows holds back the watermark until
+        the timeout. Without a timeout it does not hold it back: a run reads each source to its end. Raises
+        JobDefinitionError.
         """
         return replace(self, idleness=_milliseconds("the time until a source is idle", timeout))
 

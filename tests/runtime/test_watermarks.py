@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateflow import WatermarkStrategy
 from stateflow.checkpoint.log.documents import SourceWatermark
 from stateflow.runtime.task.row_conversion import latest_time
-from stateflow.runtime.watermarks import advance_source_watermarks, combine_watermarks, epoch_milliseconds
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks, epoch_milliseconds
 
 STRATEGY = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5)).with_timestamp_column("at")
 WITH_IDLENESS = STRATEGY.with_idleness(timedelta(milliseconds=10))
@@ -21,21 +23,23 @@ def _of(uid: str, watermark: int | None, active_at: int = 0, idle: bool = False)
 
 
 def test_a_source_s_watermark_stays_below_its_latest_row_and_never_decreases() -> None:
-    first = advance_source_watermarks([], {"s": STRATEGY}, {"s": 100}, 1)
+    first = advance_source_watermarks([], {"s": STRATEGY}, SeenTimes({"s": 100}), 1)
     assert first == [_of("s", 94, 1)]
-    assert advance_source_watermarks(first, {"s": STRATEGY}, {"s": 90}, 2) == [_of("s", 94, 2)]
-    assert advance_source_watermarks(first, {"s": STRATEGY}, {"s": 110}, 2) == [_of("s", 104, 2)]
+    assert advance_source_watermarks(first, {"s": STRATEGY}, SeenTimes({"s": 90}), 2) == [_of("s", 94, 2)]
+    assert advance_source_watermarks(first, {"s": STRATEGY}, SeenTimes({"s": 110}), 2) == [_of("s", 104, 2)]
 
 
 def test_a_source_without_new_rows_is_idle_at_once_or_after_the_declared_time() -> None:
     before = [_of("p", 50, 100), _of("s", 50, 100)]
-    found = advance_source_watermarks(before, {"p": WITH_IDLENESS, "s": STRATEGY}, {}, 109)
+    found = advance_source_watermarks(before, {"p": WITH_IDLENESS, "s": STRATEGY}, SeenTimes({}), 109)
     assert found == [_of("p", 50, 100), _of("s", 50, 100, idle=True)]
-    assert advance_source_watermarks(found, {"p": WITH_IDLENESS}, {}, 110) == [_of("p", 50, 100, idle=True)]
-    assert advance_source_watermarks(found, {"p": WITH_IDLENESS}, {"p": 60}, 111) == [_of("p", 54, 111)]
-    first = advance_source_watermarks([], {"p": WITH_IDLENESS}, {}, 100)
+    assert advance_source_watermarks(found, {"p": WITH_IDLENESS}, SeenTimes({}), 110) == [_of("p", 50, 100, idle=True)]
+    assert advance_source_watermarks(found, {"p": WITH_IDLENESS}, SeenTimes({"p": 60}), 111) == [_of("p", 54, 111)]
+    first = advance_source_watermarks([], {"p": WITH_IDLENESS}, SeenTimes({}), 100)
     assert first == [_of("p", None, 100)], "one that never had a row waits from the first batch on"
-    assert advance_source_watermarks(first, {"p": WITH_IDLENESS}, {}, 110) == [_of("p", None, 100, idle=True)]
+    assert advance_source_watermarks(first, {"p": WITH_IDLENESS}, SeenTimes({}), 110) == [
+        _of("p", None, 100, idle=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,37 @@ def test_event_time_is_in_milliseconds() -> None:
         assert latest_time(pa.array([at.replace(tzinfo=UTC if kind.tz else None), None], kind)) == -1
     assert latest_time(pa.array([3, None, 7], pa.int64())) == 7
     assert latest_time(pa.array([None], pa.int64())) is None
+
+
+_BATCHES = st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 100), min_size=1), max_size=6)
+
+
+@given(_BATCHES, st.sampled_from([STRATEGY, WITH_IDLENESS]))
+def test_a_source_with_splits_has_the_lowest_watermark_of_those_that_are_not_idle(
+    batches: list[dict[str, int | None]], strategy: WatermarkStrategy
+) -> None:
+    known: list[SourceWatermark] = []
+    reached: dict[str, int] = {}
+    active: dict[str, int] = {}
+    watermark: int | None = None
+    for now, batch in enumerate(batches):
+        now *= 7
+        known = advance_source_watermarks(known, {"s": strategy}, SeenTimes({}, {"s": batch}), now)
+        # The oracle keeps what is known of a split as long as each batch has it.
+        reached = {split: at for split, at in reached.items() if split in batch}
+        active = {split: active.get(split, now) for split in batch}
+        for split, time in batch.items():
+            if time is not None:
+                reached[split] = max(time - 6, reached.get(split, time - 6))
+                active[split] = now
+        idle = {s for s in batch if batch[s] is None and now - active[s] >= strategy.idleness}
+        waiting = batch.keys() - idle
+        if waiting and waiting <= reached.keys():
+            lowest = min(reached[split] for split in waiting)
+            watermark = lowest if watermark is None else max(watermark, lowest)
+        (found,) = known
+        assert (found.watermark, found.idle) == (watermark, not waiting)
+        assert {split.name: split.watermark for split in found.splits} == {s: reached.get(s) for s in batch}
+    # A batch without rows keeps the splits.
+    again = advance_source_watermarks(known, {"s": strategy}, SeenTimes(), 1000)
+    assert [s.name for each in again for s in each.splits] == [s.name for each in known for s in each.splits]

@@ -96,7 +96,12 @@ def test_a_folder_is_complete_only_with_the_recorded_jars(
 
 
 def test_the_lock_has_the_hashes_of_the_packages_that_are_used() -> None:
-    assert fetch_jars.locked(fetch_jars.LOCK).keys() == {fetch_jars.delta(), fetch_jars.hdfs()}
+    locked = fetch_jars.locked(fetch_jars.LOCK)
+    assert locked.keys() == {wanted() for wanted, _ in fetch_jars.PACKAGES.values()}
+    # A broker of the version of the client in Spark's Kafka source.
+    (client,) = [jar for jar in locked[fetch_jars.kafka()] if "kafka-clients" in jar]
+    assert client in locked[fetch_jars.kafka_broker()]
+    assert client.endswith(f"-{fetch_jars.kafka_broker().rpartition(':')[2]}.jar")
 
 
 def test_pyspark_is_compiled_once_and_another_python_takes_the_sources(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class RowStep:
         schema: columns of the rows that it emits.
         on_error: what happens to rows for which the function raises.
         emits_dead_letters: whether the step emits the dead letters of those rows instead of the function's results.
+        uid: of the source, for a step that belongs to one.
     """
 
     kind: StepKind
@@ -90,6 +91,7 @@ class RowStep:
     schema: RowSchema
     on_error: OnError = None
     emits_dead_letters: bool = False
+    uid: str = ""
 
     def __post_init__(self) -> None:
         rich = _RICH_CLASSES[self.kind]
@@ -116,5 +118,5 @@ class RowStep:
 
     @property
     def name(self) -> str:
-        """The function's name, for display."""
-        return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
+        """The name in errors and dead letters: the function's name, or the uid of a source."""
+        return self.uid or str(getattr(self.function, "__qualname__", type(self.function).__qualname__))

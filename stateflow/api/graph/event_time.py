@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from stateflow.api.functions.process import KeyedFunction, has_timers
-from stateflow.api.graph.nodes import Edge, Node, UnionNode, WatermarkNode
-from stateflow.api.graph.traversal import is_emitted, level_of, parents_of, sources_of
+from stateflow.api.graph.nodes import Edge, Node, RecordsNode, UnionNode, WatermarkNode
+from stateflow.api.graph.traversal import is_emitted, level_of, parents_of, sources_of, with_ancestors
 from stateflow.api.watermarks import WatermarkStrategy, has_event_time
 from stateflow.errors import JobDefinitionError
 
@@ -31,6 +31,18 @@ def watermark_strategies(nodes: Iterable[Node], directly: bool = False) -> dict[
         if isinstance(node, WatermarkNode):
             (source,) = set(sources_of(node))
             _add_strategies(found, {source.uid: node.strategy})
+    return found
+
+
+def times_of_splits(nodes: Iterable[Node]) -> dict[str, str]:
+    """Returns the timestamp columns of the sources that can reach `nodes` and have a watermark per split, by uid.
+
+    That needs a watermark strategy on the source's own stream: a split is not a column of later streams.
+    """
+    found: dict[str, str] = {}
+    for node in with_ancestors(nodes):
+        if isinstance(node, WatermarkNode) and isinstance(node.parent, RecordsNode):
+            found[node.parent.parent.uid] = node.strategy.column
     return found
 
 

@@ -7,10 +7,13 @@ from typing import TypeVar
 
 from stateflow.api.dead_letters import DEAD_LETTERS
 from stateflow.api.graph.event_time import event_time_of, watermark_strategies
-from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SideOutputNode, SinkNode, SourceNode
+from stateflow.api.graph.nodes import Node, ProcessNode, RecordsNode, RowsNode, SideOutputNode, SinkNode, SourceNode
+from stateflow.api.graph.rejected_records import dead_letters_of
 from stateflow.api.graph.traversal import sources_of, with_ancestors
+from stateflow.api.hidden_columns import with_hidden_columns
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
+from stateflow.api.source import LocalSource, Source
 from stateflow.errors import JobDefinitionError
 from stateflow.ids import check_name
 
@@ -22,20 +25,32 @@ class Graph:
     """The nodes that were declared while `build` ran.
 
     Attributes:
-        row_dead_letters: the dead-letter node of each row function that was declared with dead letters.
+        row_dead_letters: the node of the dead letters of each row function and source that was declared with dead
+            letters, by the node of its rows.
     """
 
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[ProcessNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
     side_outputs: list[SideOutputNode] = field(default_factory=list)
-    row_dead_letters: dict[RowsNode, RowsNode] = field(default_factory=dict)
+    row_dead_letters: dict[Node, RowsNode] = field(default_factory=dict)
 
-    def add_source(self, node: SourceNode) -> SourceNode:
-        """Registers a source. Raises JobDefinitionError for a missing or duplicate uid."""
-        self._check_uid("source", node.uid)
+    def add_source(self, uid: str, source: Source | LocalSource) -> Node:
+        """Registers a source, and the node of its dead letters if it has any; returns the node of its rows.
+
+        Raises JobDefinitionError for a missing or duplicate uid.
+        """
+        self._check_uid("source", uid)
+        if isinstance(source, LocalSource) or not source.has_splits:
+            node = SourceNode(uid, source, source.schema)
+            self.sources.append(node)
+            return node
+        node = SourceNode(uid, source, with_hidden_columns(source.schema, rejects=source.on_error is not None))
         self.sources.append(node)
-        return node
+        rows = RecordsNode(node, source.schema)
+        if source.on_error is not None:
+            self.row_dead_letters[rows] = dead_letters_of(node, source.on_error, source.reason)
+        return rows
 
     def add_operator(self, node: ProcessNode) -> ProcessNode:
         """Registers a keyed operator. Raises JobDefinitionError for a missing or duplicate uid."""
@@ -81,13 +96,14 @@ class Graph:
         Raises:
             JobDefinitionError: the function was not declared with dead letters.
         """
-        if isinstance(node, RowsNode) and node in self.row_dead_letters:
+        if node in self.row_dead_letters:
             return self.row_dead_letters[node]
         if isinstance(node, ProcessNode) and node.on_error is not None:
             return self.side_output(node, DEAD_LETTERS)
         raise JobDefinitionError(
             "the stream has no dead letters",
-            hint="call get_dead_letters on the result of a function declared with on_error=DeadLetters(budget=…)",
+            hint="call get_dead_letters on the result of a function, or of a source, that was declared with "
+            "on_error=DeadLetters(budget=…)",
         )
 
     def shadowed(self) -> Graph:
@@ -114,7 +130,7 @@ class Graph:
 
     def _check_dead_letters(self) -> None:
         declared = [(o.uid, self.dead_letters(o)) for o in self.operators if o.on_error is not None]
-        declared += [(node.step.name, letters) for node, letters in self.row_dead_letters.items()]
+        declared += [(letters.step.name, letters) for letters in self.row_dead_letters.values()]
         used = set(with_ancestors(self.consumed))
         unused = [name for name, letters in declared if letters not in used]
         if unused:

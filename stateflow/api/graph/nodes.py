@@ -22,11 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SourceNode:
-    """A source."""
+    """A source; its columns are those of its rows, and hidden ones."""
 
     uid: str
     source: Source | LocalSource
     schema: RowSchema
+
+
+@dataclass(frozen=True, eq=False)
+class RecordsNode:
+    """The rows of a source that has hidden columns, without these: those of decoded records, or rejected records."""
+
+    parent: SourceNode
+    schema: RowSchema
+    rejected: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +159,17 @@ class SideOutputNode:
     schema: RowSchema
 
 
-Node = SourceNode | TransformNode | RowsNode | PartialNode | WatermarkNode | UnionNode | ProcessNode | SideOutputNode
+Node = (
+    SourceNode
+    | RecordsNode
+    | TransformNode
+    | RowsNode
+    | PartialNode
+    | WatermarkNode
+    | UnionNode
+    | ProcessNode
+    | SideOutputNode
+)
 
 
 @dataclass(frozen=True, eq=False)

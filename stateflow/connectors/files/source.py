@@ -16,7 +16,7 @@ from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFi
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.files.columns import ColumnPolicy, check_columns, check_header
+from stateflow.connectors.columns import ColumnPolicy, check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
 from stateflow.connectors.files.reader_options import check_reader
 from stateflow.connectors.files.skipped_files import skip_files

@@ -17,7 +17,7 @@ from stateflow.runtime.job.job import Job, PositionCapture, Positions
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.quarantine import quarantine_fields
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
-from stateflow.runtime.watermarks import advance_source_watermarks, epoch_milliseconds, operator_watermarks
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, epoch_milliseconds, operator_watermarks
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
 from stateflow.storage.paths import data_folder
@@ -217,7 +217,7 @@ class BatchRunner:
             watermarks=advance_source_watermarks(
                 self._source_watermarks,
                 self._job.plan.strategies,
-                pending.event_times(),
+                SeenTimes(pending.event_times(), positions.split_times),
                 epoch_milliseconds(info.id.processing_time),
             ),
             drained=drained,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,11 +25,14 @@ class Positions:
         sources: the position of each source.
         spark: progress of Spark's query; None when the sources are read without Spark.
         quarantined: input files that the batch skips.
+        split_times: for each source with a watermark per split, by uid: the latest event time in the batch of each of
+            its splits, in milliseconds since 1970; None for a split without rows.
     """
 
     sources: list[SourcePosition]
     spark: SparkPosition | None = None
     quarantined: tuple[QuarantinedFile, ...] = ()
+    split_times: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
 
 
 PositionCapture = Callable[[str], Positions]

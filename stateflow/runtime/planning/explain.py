@@ -13,6 +13,7 @@ from stateflow.api.graph.nodes import (
     Node,
     PartialNode,
     ProcessNode,
+    RecordsNode,
     RowsNode,
     SideOutputNode,
     SourceNode,
@@ -140,7 +141,8 @@ def explain_job(graph: Graph, settings: Settings, on_spark: bool) -> JobExplanat
         settings.key_groups,
         on_spark,
         tuple(
-            SourceExplanation(n.uid, n.source.description, _columns(n.schema), n.source.bounded) for n in plan.sources
+            SourceExplanation(n.uid, n.source.description, _columns(n.source.schema), n.source.bounded)
+            for n in plan.sources
         ),
         tuple(_level(level, graph, settings.key_groups) for level in plan.levels),
     )
@@ -259,6 +261,8 @@ def _lineage(node: Node) -> str:
         return node.uid
     if isinstance(node, SideOutputNode):
         return f"{node.parent.uid}'s {node.tag.name}"
+    if isinstance(node, RecordsNode):
+        return f"{node.parent.uid} > rejected records" if node.rejected else node.parent.uid
     ways = [_lineage(parent) for parent in parents_of(node)]
     if isinstance(node, UnionNode):
         return f"({' + '.join(ways)})"
@@ -268,7 +272,8 @@ def _lineage(node: Node) -> str:
     if isinstance(node, PartialNode):
         return f"{ways[0]} > partial aggregation"
     if isinstance(node, WatermarkNode):
-        return f"{ways[0]} > watermarks by {node.strategy.column}"
+        per_split = " per split" if isinstance(node.parent, RecordsNode) else ""
+        return f"{ways[0]} > watermarks{per_split} by {node.strategy.column}"
     assert isinstance(node, TransformNode)
     return f"{ways[0]} > transform {getattr(node.function, '__qualname__', type(node.function).__qualname__)}"
 

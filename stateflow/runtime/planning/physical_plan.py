@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stateflow.api.functions.process import has_timers
-from stateflow.api.graph.event_time import event_time_of, watermark_strategies
+from stateflow.api.graph.event_time import event_time_of, times_of_splits, watermark_strategies
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.nodes import Edge, Node, ProcessNode, SinkNode, SourceNode, TransformNode
 from stateflow.api.graph.traversal import is_emitted, leaves_of, level_of, parents_of, producer_of, sources_of
@@ -143,12 +143,14 @@ class Level:
 
     def _shares(self, node: Node) -> Iterator[Share]:
         taken = any(chain.operator and e.node is node for chain in self.chains for e in chain.inputs)
-        timed = watermark_strategies([node], directly=True) if taken else {}
+        timed = set(watermark_strategies([node], directly=True) if taken else ())
+        split = times_of_splits([node]).keys()
         leaves = list(dict.fromkeys(leaves_of(node)))
         number = 0
         for leaf in leaves if timed and len(leaves) > 1 else [None]:
             of = leaves[0] if leaf is None else leaf
-            origin = self.sources.index(of.uid) if isinstance(of, SourceNode) and of.uid in timed else -1
+            # The watermark of a source with splits is the lowest of these, which does not follow from a key's rows.
+            origin = self.sources.index(of.uid) if isinstance(of, SourceNode) and of.uid in timed - split else -1
             has_timer_rows = (
                 self.has_timer_rows and leaves != [node] and any(map(is_emitted, [leaf] if leaf else leaves))
             )
@@ -193,6 +195,11 @@ class JobPlan:
     def strategies(self) -> dict[str, WatermarkStrategy]:
         """The watermark strategies of the sources that reach an operator, by uid of the source."""
         return watermark_strategies(e.node for chain in self.chains if chain.operator for e in chain.inputs)
+
+    @cached_property
+    def times_of_splits(self) -> dict[str, str]:
+        """The timestamp columns of the sources that have a watermark per split, by uid of the source."""
+        return times_of_splits(e.node for chain in self.chains if chain.operator for e in chain.inputs)
 
     @property
     def row_counting_chains(self) -> frozenset[str]:

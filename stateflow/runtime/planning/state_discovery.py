@@ -65,7 +65,7 @@ def declared_states_if_known(plan: JobPlan, max_parallelism: int) -> dict[str, D
 
 def source_columns(plan: JobPlan) -> dict[str, dict[str, str]]:
     """Returns the declared columns of each source with their Spark types, by uid of the source."""
-    return {source.uid: {column.name: column.dtype for column in source.schema.columns} for source in plan.sources}
+    return {node.uid: {column.name: column.dtype for column in node.source.schema.columns} for node in plan.sources}
 
 
 def discover_states(

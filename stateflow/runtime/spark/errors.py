@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from stateflow.api.hidden_columns import rejected_in
 from stateflow.api.input_files import unreadable_in
 from stateflow.errors import BatchFailed, SparkGone, StateflowError
 from stateflow.runtime.restart_strategy import is_restartable
@@ -63,6 +64,9 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
     unreadable = unreadable_in(str(error))
     if unreadable is not None:
         return unreadable.error()
+    rejected = rejected_in(str(error))
+    if rejected is not None:
+        return rejected
     text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
     return BatchFailed(
         f"Spark failed a micro-batch: {type(error).__name__}",

@@ -16,7 +16,7 @@ from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.frames import source_frame, split_sources
+from stateflow.runtime.spark.frames import empty_rows, split_sources
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.runtime.spark.shuffle import first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
@@ -47,8 +47,7 @@ class SparkExecutor(Executor):
 
     def empty_rows(self, plan: JobPlan) -> DataFrame:
         """Returns an empty DataFrame with the columns of all sources."""
-        spark = SparkSession.active()
-        return source_frame([(node, spark.createDataFrame([], node.schema.ddl)) for node in plan.sources])
+        return empty_rows(SparkSession.active(), plan.sources)
 
     def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
         """Runs the batch.
@@ -80,7 +79,7 @@ class SparkExecutor(Executor):
 
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
-        source = _persist(rows, persisted) if reads_of_source(level) > 1 else rows
+        source = _persist(rows, persisted) if reads_of_source(level) > 1 and not rows.is_cached else rows
         barrier = BarrierMessage(work.info.id.generation, work.info.id.ordinal)
         return first_exchange(level, split_sources(work.plan.sources, source), barrier, work.info)
 

@@ -14,8 +14,18 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.rich import RowStep
-from stateflow.api.graph.nodes import Node, PartialNode, RowsNode, SourceNode, TransformNode, UnionNode, WatermarkNode
+from stateflow.api.graph.nodes import (
+    Node,
+    PartialNode,
+    RecordsNode,
+    RowsNode,
+    SourceNode,
+    TransformNode,
+    UnionNode,
+    WatermarkNode,
+)
 from stateflow.api.graph.traversal import leaves_of
+from stateflow.api.hidden_columns import REJECTED
 from stateflow.api.input_files import reason_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
@@ -24,6 +34,7 @@ from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCo
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task.row_functions import apply_to_partition
 from stateflow.runtime.task_spec import SOURCE
+from stateflow.types.spark_sql import quoted
 
 _DECLARATION = "transform(…, output=Row), or schema=Row"
 
@@ -51,6 +62,11 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
         union = tagged if union is None else union.union(tagged)
     assert union is not None
     return union
+
+
+def empty_rows(spark: SparkSession, sources: Sequence[SourceNode]) -> DataFrame:
+    """Returns an empty frame with the columns of all sources, as `source_frame` combines them."""
+    return source_frame([(node, spark.createDataFrame([], node.schema.ddl)) for node in sources])
 
 
 def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
@@ -83,6 +99,9 @@ class FrameBuilder:
             return self._leaf(node)
         if isinstance(node, WatermarkNode):
             return self.frame(node.parent)
+        if isinstance(node, RecordsNode):
+            before = self.frame(node.parent)
+            return None if before is None else _records(node, before)
         if isinstance(node, TransformNode):
             before = self.frame(node.parent)
             return (
@@ -109,6 +128,14 @@ class FrameBuilder:
         function = partial(_run_steps, steps, at.schema, self._info)
         before = self.frame(at)
         return None if before is None else before.mapInArrow(function, node.schema.ddl)
+
+
+def _records(node: RecordsNode, before: DataFrame) -> DataFrame:
+    names = [quoted(name) for name in node.schema.names]
+    if node.rejected:
+        return before.where(f"{REJECTED} IS NOT NULL").selectExpr(*(f"{REJECTED}.{name}" for name in names))
+    has_rejected = REJECTED in node.parent.schema.names
+    return (before.where(f"{REJECTED} IS NULL") if has_rejected else before).selectExpr(*names)
 
 
 def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
@@ -207,8 +234,3 @@ def describe_function(function: Callable[..., object]) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
-
-
-def quoted(name: str) -> str:
-    """Quotes a column name for Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"

@@ -29,7 +29,7 @@ from stateflow.runtime.planning.routing import (
     Route,
     to_sql,
 )
-from stateflow.runtime.spark.frames import FrameBuilder, quoted
+from stateflow.runtime.spark.frames import FrameBuilder
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -47,6 +47,7 @@ from stateflow.runtime.task_spec import (
     input_prefix,
     output_prefix,
 )
+from stateflow.types.spark_sql import quoted
 
 _ROUTES = "_sf_routes"
 _SHARE_SHIFT = 55

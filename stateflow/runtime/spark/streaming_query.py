@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -12,16 +13,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stateflow import failpoints
 from stateflow.api.source import Source
-from stateflow.errors import StateflowError
+from stateflow.checkpoint.log.documents import NOT_BEGUN
+from stateflow.errors import InputLost, StateflowError, StorageError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.errors import to_stateflow_error
-from stateflow.runtime.spark.frames import source_frame
+from stateflow.runtime.spark.frames import empty_rows, source_frame
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
+from stateflow.runtime.spark.split_times import latest_by_split
 from stateflow.storage.paths import spark_location
 
 _POLL_SECONDS = 0.1
@@ -78,13 +81,46 @@ class SparkRun:
         ends_by_itself = all(source.ends_by_itself for source in self._sources.values())
         reached = self._bounds.reached
         while reached is None:
+            self._check_positions()
             outcome = self._query()
             if outcome.error is not None:
+                self._raise_lost_input(outcome.error)
                 raise outcome.error
+            if self._run.manifest is None:
+                self._record_start()
             reached = outcome.reached
             if reached is None and (ends_by_itself or outcome.batches == 0):
                 reached = run_ticks(self._run, self._bounds, self._on_batch)
         return reached
+
+    def _check_positions(self) -> None:
+        """Raises InputLost if a source cannot continue from its position."""
+        for position in self._run.positions:
+            if position.uid in self._sources and position.offset != NOT_BEGUN:
+                self._sources[position.uid].check_position(position.offset)
+
+    def _raise_lost_input(self, error: BaseException) -> None:
+        """Raises InputLost if a batch has failed because its input no longer exists."""
+        # A source that does not answer now is not the reason for the failure.
+        with suppress(StorageError):
+            try:
+                self._check_positions()
+            except InputLost as e:
+                raise e from error
+
+    def _record_start(self) -> None:
+        """Makes a checkpoint of where the sources begin, if no input of a new job has arrived yet.
+
+        A source that begins at its end would otherwise begin later in the next run, without the input in between.
+        """
+        uids = [uid for uid, _ in self._run.job.sources]
+        offsets = [self._sources[uid].first_offset(self._location.source_logs(at)) for at, uid in enumerate(uids)]
+        if not any(offsets):
+            return
+        position = self._location.position_before_first_batch([offset or NOT_BEGUN for offset in offsets])
+        positions = Positions(source_positions(position, list(self._run.job.sources)), position)
+        rows = empty_rows(self._spark, self._run.job.plan.sources)
+        self._on_batch(self._run.run_batch(rows, lambda _: positions))
 
     def _create_location(self) -> SparkLocation:
         root, settings = self._run.job.root, self._run.job.settings
@@ -158,10 +194,32 @@ class SparkRun:
         batch = BatchInput(self._run.job.plan.sources, self._sources, lambda: self._files(batch_id), frame)
         while True:
             try:
-                return self._run.run_batch(batch.rows(), lambda f: self._positions(batch_id, f, batch.skipped))
+                return self._run_rows(batch.rows(), batch_id, batch.skipped)
             except Exception as e:
                 if not batch.skip_corrupt(e):
                     raise
+
+    def _run_rows(self, rows: DataFrame, batch_id: int, skipped: Sequence[SkippedFile]) -> BatchResult:
+        plan = self._run.job.plan
+        if not plan.times_of_splits:
+            return self._run.run_batch(rows, lambda folder: self._positions(batch_id, folder, skipped))
+        rows = rows.persist()
+        try:
+            return self._run.run_batch(
+                rows, lambda folder: self._with_split_times(self._positions(batch_id, folder, skipped), rows)
+            )
+        finally:
+            rows.unpersist()
+
+    def _with_split_times(self, positions: Positions, rows: DataFrame) -> Positions:
+        latest = latest_by_split(self._run.job.plan, rows)
+        offsets = {position.uid: position.offset for position in positions.sources}
+        times = {
+            uid: {split: of_rows.get(split) for split in self._sources[uid].splits(offsets[uid])}
+            for uid, of_rows in latest.items()
+            if offsets[uid] != NOT_BEGUN
+        }
+        return replace(positions, split_times=times)
 
     def _files(self, batch_id: int) -> dict[str, list[str]]:
         """Returns the files of a batch, by uid of the source."""

@@ -10,6 +10,7 @@ import msgspec
 
 from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW, DeadLetter, DeadLetters
 from stateflow.api.functions.returned import InvalidReturnValue
+from stateflow.api.hidden_columns import UndecodableRecord
 from stateflow.checkpoint.barrier.task_report import Failure, TaskReport
 from stateflow.errors import LONGEST_TEXT, UserCodeError, cut
 from stateflow.runtime.planning.physical_plan import JobPlan
@@ -47,9 +48,11 @@ class DeadLetterCollector:
             UserCodeError: the budget is exceeded.
         """
         self.count += 1
-        what = str(error) if isinstance(error, InvalidReturnValue) else f"{type(error).__name__}: {error}"
+        is_known = isinstance(error, InvalidReturnValue | UndecodableRecord)
+        what = str(error) if is_known else f"{type(error).__name__}: {error}"
+        where = "" if isinstance(error, UndecodableRecord) else innermost(error)
         texts = cut(_json(key), LONGEST_KEY) if key else "", cut(_json(row), LONGEST_ROW), cut(what, LONGEST_TEXT)
-        letter = DeadLetter(self._operator, *texts, innermost(error), self._batch)
+        letter = DeadLetter(self._operator, *texts, where, self._batch)
         known = {"error": letter.error, "where": letter.where, "key": described(key), "row": described(row)}
         self.last = Failure(kind="UserCodeError", message=letter.error, hint="", facts=known)
         if self.count > self._budget:

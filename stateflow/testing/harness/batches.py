@@ -28,7 +28,7 @@ from stateflow.runtime.planning.state_discovery import declared_states
 from stateflow.runtime.spark.settings import ARROW_ROWS
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
-from stateflow.runtime.watermarks import advance_source_watermarks, combine_watermarks
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
 from stateflow.state.files.host_cache import remove_tree
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Storage, open_storage, unregister_memory
@@ -205,7 +205,8 @@ class HarnessBatchRunner:
         if not self._derives_watermark:
             return position
         now = position.processing_time
-        sources = tuple(advance_source_watermarks(position.sources, self._plan.strategies, latest, now))
+        seen = SeenTimes(latest)
+        sources = tuple(advance_source_watermarks(position.sources, self._plan.strategies, seen, now))
         return dataclasses.replace(position, sources=sources, watermark=combine_watermarks(position.watermark, sources))
 
     def _batch_info(self, start: HarnessPosition) -> BatchInfo:

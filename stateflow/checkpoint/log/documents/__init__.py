@@ -31,6 +31,7 @@ from stateflow.checkpoint.log.documents.manifest import (
     SourcePosition,
     SourceWatermark,
     SparkPosition,
+    SplitWatermark,
 )
 from stateflow.checkpoint.log.documents.request import Answer, Request, RequestKind
 from stateflow.checkpoint.log.documents.savepoint import ClaimState, Origin, Savepoint, SavepointClaim, SavepointFormat
@@ -70,4 +71,5 @@ __all__ = [
     "SourcePosition",
     "SourceWatermark",
     "SparkPosition",
+    "SplitWatermark",
 ]

@@ -55,6 +55,15 @@ class SourcePosition(Document, frozen=True, kw_only=True):
     """The source's own JSON, as in Spark's offset log; ``-`` when the source had no data yet."""
 
 
+class SplitWatermark(Document, frozen=True, kw_only=True):
+    """The watermark of one split of a source, such as a partition of Kafka; fields as in `SourceWatermark`."""
+
+    name: str
+    watermark: Int64 | None = None
+    active_at: Int64
+    idle: bool = False
+
+
 class SourceWatermark(Document, frozen=True, kw_only=True):
     """The watermark of one source, and whether the source is idle."""
 
@@ -64,6 +73,8 @@ class SourceWatermark(Document, frozen=True, kw_only=True):
     active_at: Int64
     """Processing time, in milliseconds, of the last batch with rows of this source; of the first batch if none had."""
     idle: bool = False
+    splits: list[SplitWatermark] = []
+    """Of a source whose splits have a watermark each: the source's is the lowest of those that are not idle."""
 
 
 class SparkPosition(Document, frozen=True, kw_only=True):

@@ -109,6 +109,30 @@ class SparkLocation:
             )
         return position
 
+    def source_logs(self, source: int) -> dict[str, bytes]:
+        """Returns the files of Spark's log of a source, by name.
+
+        Args:
+            source: number of the source in the query.
+        """
+        paths = [path for path in self._source_paths() if path.startswith(f"{source}/")]
+        return {path.partition("/")[2]: _content(self.folder / "sources" / path) for path in paths}
+
+    def position_before_first_batch(self, offsets: Sequence[str]) -> SparkPosition:
+        """Returns the position of a query that has not run a batch: as after a batch without rows.
+
+        Args:
+            offsets: where each source of the query begins, in its order.
+        """
+        header = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})]
+        return SparkPosition(
+            batch_id=0,
+            offsets="\n".join([*header, *offsets]).encode(),
+            previous_offsets=None,
+            commit=_COMMIT,
+            source_files=[],
+        )
+
     def _checked_log(self, file: SourceFile, position: SparkPosition, sources: Sequence[QuerySource]) -> bytes:
         number, _, name = file.path.partition("/")
         newest = dict(zip(map(str, range(len(sources))), newest_entries(position), strict=True))

@@ -1,4 +1,4 @@
-"""Compares the declared columns of a file source with those of Parquet files."""
+"""Compares the declared columns of a source with those that Spark reads."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ColumnPolicy:
 
 
 def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
-    """Compares declared columns with those of files.
+    """Compares declared columns with those of a source.
 
     Args:
-        found: the columns of the files, as Spark reads them.
-        path: path of the source, for errors.
+        found: the columns of the source, as Spark reads them.
+        path: path of the source, or its description, for errors.
 
     Raises:
         SchemaMismatch: a column is missing, has another type, or is not declared; names the column.
@@ -66,7 +66,7 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
     added = sorted(types.keys() - set(schema.names))
     if added and policy.added == "refuse":
         raise SchemaMismatch(
-            "the files have columns that are not declared",
+            "the source has columns that are not declared",
             hint="declare them in the row class, or ignore them with ColumnPolicy(added='ignore')",
             columns=added,
             path=path,
@@ -77,8 +77,8 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
             _check_type(column, types[column.name], path)
         elif not column.nullable or policy.missing == "refuse":
             raise SchemaMismatch(
-                "the files lack a declared column",
-                hint="correct the row class or the files; ColumnPolicy(missing='null') reads a nullable column as null",
+                "the source lacks a declared column",
+                hint="correct the row class or the data; ColumnPolicy(missing='null') reads a nullable column as null",
                 column=column.name,
                 found=sorted(types),
                 path=path,
@@ -86,7 +86,7 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
 
 
 def _refuse_renames(found: StructType, schema: RowSchema, path: str) -> None:
-    """Raises SchemaMismatch for a column that seems to be one of the files under another name.
+    """Raises SchemaMismatch for a column that seems to be one of the source under another name.
 
     Under a policy that reads missing columns as null, it would be null in all rows.
     """
@@ -94,7 +94,7 @@ def _refuse_renames(found: StructType, schema: RowSchema, path: str) -> None:
         field = found.fields[at]
         if _misfit(column.shape, field.dataType) is None:
             raise SchemaMismatch(
-                "a column of the files seems to have been renamed in the row class",
+                "a column of the source seems to have been renamed in the row class",
                 hint=f"name the field {field.name}, and rename it in a map; or declare {field.name} as well",
                 column=field.name,
                 renamed_to=column.name,
@@ -129,7 +129,7 @@ def _check_type(column: Column, found: DataType, path: str) -> None:
     part = _misfit(column.shape, found)
     if part is not None:
         raise SchemaMismatch(
-            "a column of the files has another type than declared",
+            "a column of the source has another type than declared",
             hint="correct the row class",
             column=column.name + part,
             declared=column.dtype,

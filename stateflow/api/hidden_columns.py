@@ -1,0 +1,97 @@
+"""Columns of a source's frame that no stream has: the split of each row, and records that cannot be decoded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import msgspec
+
+from stateflow.api.schema import Column, RowSchema
+from stateflow.errors import CorruptInput
+from stateflow.types.columns.shapes import shape_of
+from stateflow.types.decoders import json_decoder
+
+SPLIT = "_sf_split"
+"""The name of the part of the source that the row comes from, such as a partition of Kafka."""
+REJECTED = "_sf_rejected"
+"""The record that cannot be decoded, as a struct; null for all other rows."""
+_MARK = "stateflow-rejected"
+_MARKED = re.compile(rf"\[{_MARK}:([A-F0-9]+)\]")
+_SHOWN = 500
+"""Characters of a record's key and value that an error shows."""
+
+
+class RejectedRecord(msgspec.Struct, frozen=True):
+    """A record of a source that cannot be decoded.
+
+    Attributes:
+        topic: where it is: the topic,
+        partition: the partition,
+        offset: and the offset.
+        key: its key; as for `value`. None without one.
+        value: its value: as text, or ``base64:`` with the encoded bytes if it is not UTF-8. None without one.
+        reason: why it cannot be decoded.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    value: str | None
+    reason: str
+
+
+class UndecodableRecord(ValueError):
+    """A record cannot be decoded; the text is the reason."""
+
+
+def with_hidden_columns(schema: RowSchema, *, rejects: bool) -> RowSchema:
+    """Returns the columns of a source's frame: those of its rows, `SPLIT`, and `REJECTED` if it rejects records."""
+    hidden = [Column(SPLIT, shape_of(str))]
+    if rejects:
+        hidden.append(Column(REJECTED, shape_of(RejectedRecord | None)))
+    return replace(schema, columns=(*schema.columns, *hidden))
+
+
+def failing_filter(guard: str) -> str:
+    """Returns the SQL condition of a filter that keeps rows without `REJECTED`, and fails for others.
+
+    Args:
+        guard: a condition that is always true, and that Spark cannot compute before the columns of the frame: it would
+            otherwise decode each record twice.
+    """
+    fields = (f"'{name}', {_field(name)}" for name in RejectedRecord.__struct_fields__)
+    json = f"to_json(named_struct({', '.join(fields)}), map('ignoreNullFields', 'false'))"
+    text = f"concat('[{_MARK}:', hex(encode({json}, 'UTF-8')), ']')"
+    return f"CASE WHEN {REJECTED} IS NOT NULL AND {guard} THEN raise_error({text}) ELSE TRUE END"
+
+
+def _field(name: str) -> str:
+    # An error with a record of many megabytes would pass through every log.
+    return f"left({REJECTED}.{name}, {_SHOWN})" if name in ("key", "value") else f"{REJECTED}.{name}"
+
+
+def rejected_in(text: str) -> CorruptInput | None:
+    """Returns the error about the record that `failing_filter` found; None without one.
+
+    Args:
+        text: Spark's error.
+    """
+    found = _MARKED.search(text)
+    if found is None:
+        return None
+    try:
+        record = json_decoder(RejectedRecord).decode(bytes.fromhex(found[1]))
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return CorruptInput(
+        "a record of a source cannot be decoded",
+        hint="correct the declared columns or the format; to continue without such records, declare "
+        "on_error=DeadLetters(budget=…) on the source",
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        reason=record.reason,
+        value=record.value,
+    )

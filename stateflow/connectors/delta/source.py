@@ -1,0 +1,260 @@
+"""The Delta source, which reads a table's rows or changes through Delta's own source for Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from stateflow.api.source import InitialPosition, StartKind, StartPosition
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.columns import ColumnPolicy, check_columns
+from stateflow.connectors.delta.log.listing import list_log
+from stateflow.connectors.spark import SparkSource, loaded, with_columns
+from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError
+from stateflow.types.decoders import json_decoder
+from stateflow.types.spark_sql import quoted
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+EARLIEST, LATEST = "earliest", "latest"
+_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+_CHANGES: Mapping[str, tuple[str, str]] = {
+    "change": ("_change_type", "string"),
+    "version": ("_commit_version", "bigint"),
+    "committed": ("_commit_timestamp", "timestamp"),
+}
+"""Column of Delta's change data feed and Spark type of the field that takes it, by name of the metadata."""
+
+Start = str | int | datetime
+"""``earliest``, ``latest``, a version or a time."""
+
+
+class _Offset(msgspec.Struct, kw_only=True):
+    """An offset of Delta's source: the version that it reads next."""
+
+    sourceVersion: int = 1
+    reservoirId: str
+    reservoirVersion: int
+    index: int = -1
+    isStartingVersion: bool = False
+
+
+_offset = json_decoder(_Offset)
+
+
+class DeltaSource(SparkSource):
+    """Rows that are added to a Delta table, or all of its changes.
+
+    Delta's JARs must be given to the session. Positions are versions of the table, restored exactly. As long as the
+    table keeps its log and its files (``delta.logRetentionDuration``, VACUUM), a batch can be read again.
+
+    Args:
+        table: path of the table, or a URI.
+        schema: row class of the rows.
+        start: where a job begins that has no position yet: ``"earliest"`` for all rows of the table and then what is
+            added, ``"latest"`` for what is added from now on, a version, or a time (UTC, unless it has a time zone). A
+            version is read from its first change on.
+        changes: whether the source reads Delta's change data feed, which the table must have enabled, instead of rows
+            that are added. Then `metadata` tells inserts, updates and deletes apart.
+        metadata: with `changes`, fields that take ``change`` (``insert``, ``update_preimage``, ``update_postimage`` or
+            ``delete``), ``version`` or ``committed`` of a change.
+        skip_changes: without `changes`, whether commits that update or delete rows are skipped. Otherwise such a commit
+            ends the run: its rows are no additions.
+        columns: how a start handles columns that were added to or removed from the table.
+
+    Raises:
+        JobDefinitionError: the arguments do not fit each other.
+    """
+
+    start_kinds = frozenset(StartKind)
+
+    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+        self,
+        table: str | os.PathLike[str],
+        *,
+        schema: type[object],
+        start: Start = EARLIEST,
+        changes: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        skip_changes: bool = False,
+        columns: ColumnPolicy | None = None,
+    ) -> None:
+        path = str(table) if "://" in str(table) else os.path.abspath(table)
+        super().__init__("delta", schema=schema, path=path, columns=columns)
+        self._metadata = dict(metadata or {})
+        self._changes = changes
+        self._start = _checked_start(start)
+        self._skip_changes = skip_changes
+        self._next: _Offset | None = None
+        if (self._metadata or skip_changes) and changes == skip_changes:
+            raise JobDefinitionError(
+                "the arguments of a Delta source do not fit each other",
+                hint="metadata needs changes=True, and skip_changes is for a source without changes",
+                changes=changes,
+                skip_changes=skip_changes,
+                metadata=sorted(self._metadata),
+            )
+        self._check_metadata()
+
+    @property
+    def description(self) -> str:
+        return f"DeltaSource[{'changes' if self._changes else 'rows'}:{self.path}]"
+
+    def check(self, spark: SparkSession) -> None:
+        """Raises ConfigError if Spark cannot read the table, and SchemaMismatch for other columns than declared."""
+        frame = loaded(spark.readStream.format(self.format).options(**self._feed), self.format, self.path, _PACKAGE)
+        check_columns(self._renamed(frame).schema, self.schema, self.columns, self.description)
+
+    def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
+        reader = spark.readStream.format(self.format).options(**self._feed, **self._limits(limits))
+        begins_at_end = isinstance(self._start, str) and self._start == LATEST
+        if begins_at_end:
+            # Read before Spark reads the table: what is added in between must not be lost.
+            self._next = self._after_newest()
+        if isinstance(self._start, datetime):
+            reader = reader.option("startingTimestamp", self._start.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f"))
+        elif isinstance(self._start, int) or begins_at_end:
+            reader = reader.option("startingVersion", str(self._start))
+        return with_columns(self._renamed(loaded(reader, self.format, self.path, _PACKAGE)), self.schema)
+
+    def first_offset(self, logs: Mapping[str, bytes]) -> str:
+        """See `Source.first_offset`: the version after the newest one when the query started."""
+        return "" if self._next is None else msgspec.json.encode(self._next).decode()
+
+    def check_position(self, offset: str) -> None:
+        """Raises InputLost if the table was replaced, or its log no longer has the versions after a position."""
+        position, table = self._parsed(offset), self._table()
+        if str(table.metadata().id) != position.reservoirId:
+            raise InputLost(
+                "a Delta table was replaced since it was read",
+                hint="restore with --source UID=earliest to read the new table",
+                source=self.description,
+                before=position.reservoirId,
+                now=str(table.metadata().id),
+            )
+        if "://" in self.path or position.isStartingVersion or position.reservoirVersion > table.version():
+            return  # of a table elsewhere, Spark reports the same
+        entries = [version for version in list_log(Path(self.path)).entries if version >= position.reservoirVersion]
+        earliest = min(entries, default=table.version() + 1)
+        if earliest > position.reservoirVersion:
+            raise InputLost(
+                "a Delta table no longer has the log of versions that were not read",
+                hint="restore with --source UID=earliest or position:VERSION; to keep the log longer, set "
+                "delta.logRetentionDuration of the table",
+                source=self.description,
+                lost=f"versions [{position.reservoirVersion}, {earliest})",
+            )
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """See `Source.initial_position`. A position may be the number of a version."""
+        if start.kind is StartKind.LATEST:
+            return self._at(self._after_newest())
+        table = self._table()
+        if start.kind is StartKind.TIMESTAMP:
+            assert start.timestamp is not None
+            return self._at(_at_version(table, _first_version_since(table, start.timestamp)))
+        if start.position.isdecimal() and start.position.isascii():
+            return self._at(_at_version(table, int(start.position)))
+        return self._at(self._parsed(start.position))
+
+    @property
+    def _feed(self) -> dict[str, str]:
+        options = {"readChangeFeed": "true"} if self._changes else {}
+        return options | ({"skipChangeCommits": "true"} if self._skip_changes else {})
+
+    def _limits(self, limits: SourceSettings) -> dict[str, str]:
+        if limits.max_rows_per_batch is not None:
+            raise ConfigError(
+                "source.max_rows_per_batch has no effect on a Delta table",
+                hint="set source.max_files_per_batch",
+                source=self.description,
+            )
+        files = limits.max_files_per_batch
+        return {} if files is None else {"maxFilesPerTrigger": str(files)}
+
+    def _renamed(self, frame: DataFrame) -> DataFrame:
+        """Returns the frame with metadata under the names of the fields that take them."""
+        added = [f"{_CHANGES[name][0]} AS {quoted(field)}" for field, name in self._metadata.items()]
+        hidden = {column for column, _ in _CHANGES.values()}
+        kept = [quoted(name) for name in frame.columns if name not in hidden and name not in self._metadata]
+        return frame.selectExpr(*kept, *added)
+
+    def _check_metadata(self) -> None:
+        for field, name in self._metadata.items():
+            column = self.schema.column(field)
+            if name not in _CHANGES or column.spark_type != _CHANGES[name][1]:
+                raise JobDefinitionError(
+                    "a field cannot take the metadata of a change",
+                    hint="change is a str, version an int, committed an Annotated[datetime, msgspec.Meta(tz=True)]",
+                    field=field,
+                    metadata=name,
+                    type=column.spark_type,
+                )
+
+    def _parsed(self, offset: str) -> _Offset:
+        try:
+            return _offset.decode(offset)
+        except (msgspec.DecodeError, RecursionError) as e:
+            raise ConfigError(
+                "a position is not one of a Delta source",
+                hint="give the number of a version, or earliest, latest or timestamp:TIME",
+                source=self.description,
+                position=offset[:500],
+                reason=str(e),
+            ) from e
+
+    def _after_newest(self) -> _Offset:
+        table = self._table()
+        return _at_version(table, table.version() + 1)
+
+    def _table(self) -> DeltaTable:
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import DeltaError
+        except ImportError as e:
+            raise EnvironmentUnsupported(
+                "versions of a Delta table cannot be read without deltalake", hint="pip install 'stateflow[delta]'"
+            ) from e
+        try:
+            return DeltaTable(self.path)
+        except (DeltaError, OSError) as e:
+            raise ConfigError(
+                "the source's Delta table cannot be read",
+                hint="create it, or correct the path",
+                source=self.description,
+                reason=str(e)[:500],
+            ) from e
+
+    def _at(self, offset: _Offset) -> InitialPosition:
+        return InitialPosition(msgspec.json.encode(offset).decode(), text=f"version {offset.reservoirVersion}")
+
+
+def _checked_start(start: Start) -> Start:
+    if isinstance(start, datetime):
+        return start if start.tzinfo else start.replace(tzinfo=UTC)
+    is_version = isinstance(start, int) and not isinstance(start, bool) and start >= 0
+    if not is_version and start not in (EARLIEST, LATEST):
+        raise JobDefinitionError(
+            "the value of start is not supported",
+            hint=f"use {EARLIEST!r}, {LATEST!r}, the number of a version, or a datetime",
+            given=repr(start),
+        )
+    return start
+
+
+def _at_version(table: DeltaTable, version: int) -> _Offset:
+    return _Offset(reservoirId=str(table.metadata().id), reservoirVersion=version)
+
+
+def _first_version_since(table: DeltaTable, time: datetime) -> int:
+    """Returns the first version that was committed at a time or later; the next version if there is none."""
+    millis = int(time.timestamp() * 1000)
+    later = [int(commit["version"]) for commit in table.history() if int(commit["timestamp"]) >= millis]
+    return min(later, default=table.version() + 1)

@@ -1,0 +1,1 @@
+"""Reads Kafka topics through Spark's own Kafka source."""

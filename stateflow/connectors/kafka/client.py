@@ -1,0 +1,142 @@
+"""Asks Kafka for partitions and offsets, without Spark."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from stateflow.connectors.kafka.offsets import Partition
+from stateflow.errors import ConfigError, EnvironmentUnsupported, StorageError
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics that a source reads: by name, or all whose whole name matches a regular expression."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+
+    def __str__(self) -> str:
+        return f"pattern {self.pattern}" if self.pattern else ",".join(self.names)
+
+    def matches(self, topic: str) -> bool:
+        """Returns whether the source reads a topic."""
+        return bool(re.fullmatch(self.pattern, topic)) if self.pattern else topic in self.names
+
+
+class KafkaClient:
+    """A client of one Kafka cluster.
+
+    Args:
+        bootstrap_servers: addresses of brokers, separated by commas.
+        options: further options of librdkafka.
+
+    Raises:
+        EnvironmentUnsupported: its package is not installed.
+    """
+
+    def __init__(self, bootstrap_servers: str, options: Mapping[str, str]) -> None:
+        if find_spec("confluent_kafka") is None:
+            raise EnvironmentUnsupported(
+                "offsets in Kafka cannot be read without confluent-kafka",
+                hint="install it on the driver, and in Airflow for plans: pip install 'stateflow[kafka]'",
+            )
+        self._address = bootstrap_servers
+        self._options = options
+
+    def partitions(self, topics: Topics) -> list[Partition]:
+        """Returns the existing partitions of topics.
+
+        Raises:
+            StorageError: no broker answered.
+            ConfigError: a topic that was named does not exist.
+        """
+        found = [partition for partition in self._listed() if topics.matches(partition[0])]
+        missing = sorted(set(topics.names) - {name for name, _ in found})
+        if missing:
+            raise ConfigError(
+                "a topic does not exist",
+                hint="create it, or correct its name; a pattern may match no topic yet",
+                topics=missing,
+                brokers=self._address,
+            )
+        return sorted(found)
+
+    def existing(self, partitions: Collection[Partition]) -> list[Partition]:
+        """Returns those of the partitions that exist. Raises StorageError."""
+        return sorted(set(self._listed()) & set(partitions))
+
+    def earliest(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Returns the first offset of each partition. Raises StorageError."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offsets(partitions, OffsetSpec.earliest())
+
+    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Returns the offset after the last committed record of each partition. Raises StorageError."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offsets(partitions, OffsetSpec.latest())
+
+    def at(self, partitions: Sequence[Partition], time: datetime) -> dict[Partition, int]:
+        """Returns the offset of the first record of each partition that is not older; its end if there is none.
+
+        Raises StorageError.
+        """
+        from confluent_kafka.admin import OffsetSpec
+
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(int(time.timestamp() * 1000)))
+        later = [partition for partition, offset in found.items() if offset < 0]
+        return {**found, **(self.ends(later) if later else {})}
+
+    def _listed(self) -> list[Partition]:
+        with self._translated_errors():
+            topics = self._admin().list_topics(timeout=_TIMEOUT_SECONDS).topics
+        return [(name, number) for name, topic in topics.items() for number in topic.partitions]
+
+    def _offsets(self, partitions: Sequence[Partition], wanted: OffsetSpec) -> dict[Partition, int]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        if not partitions:
+            return {}
+        with self._translated_errors():
+            asked = {TopicPartition(topic, number): wanted for topic, number in partitions}
+            # Its futures fail once it is garbage.
+            admin = self._admin()
+            futures = admin.list_offsets(
+                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_SECONDS
+            )
+            return {(each.topic, each.partition): future.result().offset for each, future in futures.items()}
+
+    def _admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        # librdkafka would print to standard error.
+        return AdminClient({"bootstrap.servers": self._address, **self._options}, logger=log)
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        from confluent_kafka import KafkaException
+
+        try:
+            yield
+        except KafkaException as e:
+            raise StorageError(
+                "Kafka did not answer a question about offsets",
+                hint="check the addresses, the network and the login; a new run continues from the last checkpoint",
+                brokers=self._address,
+                reason=str(e)[:500],
+            ) from e

@@ -1,0 +1,307 @@
+"""The Kafka source, which reads topics through Spark's own Kafka source."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.hidden_columns import REJECTED, RejectedRecord, failing_filter
+from stateflow.api.schema import RowSchema
+from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.kafka.client import KafkaClient, Topics
+from stateflow.connectors.kafka.columns import GUARD, RecordColumns
+from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
+from stateflow.connectors.kafka.offsets import Gap, Partition, format_offsets, gaps_after, parse_offsets
+from stateflow.connectors.kafka.security import KafkaSecurity
+from stateflow.connectors.spark import loaded
+from stateflow.errors import ConfigError, InputLost, JobDefinitionError
+
+log = logging.getLogger(__name__)
+
+EARLIEST, LATEST = "earliest", "latest"
+CONTINUE = "continue"
+_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+_FORMATS: Mapping[str, ValueFormat] = {"json": Json(), "raw": Raw()}
+_OWN_OPTIONS = {
+    "subscribe",
+    "subscribepattern",
+    "assign",
+    "startingoffsets",
+    "startingtimestamp",
+    "startingoffsetsbytimestamp",
+    "endingoffsets",
+    "failondataloss",
+    "includeheaders",
+    "maxoffsetspertrigger",
+    "kafka.bootstrap.servers",
+}
+"""Options of Spark's source that the source sets itself."""
+_FIRST = "0"
+"""Name of the only file of the log of Spark's Kafka source."""
+_SHOWN_GAPS = 5
+
+OnDataLoss = Literal["fail", "continue"]
+Start = str | datetime | Mapping[str, Mapping[int, int]]
+"""``earliest``, ``latest``, a time, or the offset of each partition by topic and number."""
+
+
+class KafkaSource(Source):
+    """Records of Kafka topics.
+
+    Spark reads them: its JARs ``org.apache.spark:spark-sql-kafka-0-10_2.13`` must be given to the session. Positions
+    are restored exactly. Only committed records of transactions are read.
+
+    Args:
+        bootstrap_servers: addresses of brokers, separated by commas.
+        schema: row class of the rows.
+        topics: the topics; or give `pattern`.
+        pattern: regular expression of the names of topics. Topics that are created later are read from their start.
+        value: format of the values: ``"json"``, ``"raw"``, or an object such as `Json`. It has the fields of `schema`
+            that are not in `metadata`.
+        metadata: the fields that take a record's metadata: ``{"sent": "timestamp"}``. Metadata are ``topic``,
+            ``partition``, ``offset``, ``timestamp``, ``key`` (bytes or str) and ``headers`` (``list[KafkaHeader]``).
+        start: where a job begins that has no position yet: ``"earliest"``, ``"latest"``, a time (UTC, unless it has a
+            time zone), or offsets such as ``{"flights": {0: 1200, 1: 1150}}`` for all partitions.
+        on_error: what happens to records that cannot be decoded: ``"fail"``, or `DeadLetters`; `get_dead_letters` of
+            the stream then has them, with topic, partition and offset.
+        on_data_loss: what happens if Kafka has removed records before they were read: ``"fail"``, or ``"continue"``
+            with a warning. The message has the exact offsets either way.
+        security: TLS and login.
+        options: further options of Spark's Kafka source, such as ``minPartitions`` or ``kafka.fetch.max.bytes``.
+
+    Raises:
+        JobDefinitionError: the arguments do not fit each other, or the row class.
+    """
+
+    start_kinds = frozenset(StartKind)
+    has_splits = True
+
+    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+        self,
+        bootstrap_servers: str,
+        *,
+        schema: type[object],
+        topics: str | Sequence[str] = (),
+        pattern: str = "",
+        value: str | ValueFormat = "json",
+        metadata: Mapping[str, str] | None = None,
+        start: Start = EARLIEST,
+        on_error: str | DeadLetters = FAIL,
+        on_data_loss: OnDataLoss = "fail",
+        security: KafkaSecurity | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.schema = RowSchema.of(schema)
+        self.topics = _topics(topics, pattern)
+        self.value = _format(value)
+        self.on_error = checked_policy(on_error)
+        self._columns = RecordColumns(self.schema, dict(metadata or {}))
+        self._columns.check()
+        self.value.check(self._columns.of_value)
+        self._start = _checked_start(start)
+        self._continues = _checked_choice("on_data_loss", on_data_loss, (FAIL, CONTINUE)) == CONTINUE
+        self._security = security
+        self._options = _checked_options(options or {})
+
+    def __repr__(self) -> str:
+        return self.description
+
+    @property
+    def description(self) -> str:
+        return f"KafkaSource[{self.topics}]"
+
+    def check(self, spark: SparkSession) -> None:
+        """Raises ConfigError if Spark does not have its Kafka source, and what `KafkaClient.partitions` raises."""
+        if self.topics.names:
+            self._client().partitions(self.topics)
+
+    def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
+        reader = spark.readStream.format("kafka").options(**self._reader_options(limits))
+        return self.rows(loaded(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
+
+    def rows(self, records: DataFrame) -> DataFrame:
+        """Returns the rows of records, as `stream` returns them.
+
+        Args:
+            records: the columns of Spark's Kafka source.
+        """
+        decoded = self.value.decode(records, self._columns.of_value)
+        rows = decoded.selectExpr(*self._columns.decoded())
+        checked = rows.selectExpr("*", f"{self._columns.reason()} AS _sf_reason").selectExpr(*self._columns.checked())
+        if self.on_error is None:
+            checked = checked.where(failing_filter(f"{GUARD} >= 0")).drop(REJECTED)
+        return checked.drop(GUARD)
+
+    def reason(self, record: RejectedRecord) -> str:
+        return self.value.reason(record)
+
+    def splits(self, offset: str) -> list[str]:
+        return [f"{topic}-{number}" for topic, number in sorted(self._parsed(offset))]
+
+    def check_position(self, offset: str) -> None:
+        """See `Source.check_position`."""
+        gaps = self._gaps(offset)
+        if gaps and not self._continues:
+            raise InputLost(
+                "Kafka has removed records before they were read",
+                hint='to continue without them, set on_data_loss="continue" of the source, or restore with --source '
+                "UID=earliest or another position; to keep records longer, raise retention.ms of the topic",
+                source=self.description,
+                lost=_shown(gaps),
+            )
+        if gaps:
+            log.warning("continuing after lost records: source=%s lost=%s", self.description, _shown(gaps))
+
+    def first_offset(self, logs: Mapping[str, bytes]) -> str:
+        """See `Source.first_offset`: the offsets that Spark has determined for the end, or for a time."""
+        if self._start == EARLIEST or _FIRST not in logs:
+            return ""
+        # A zero byte for old versions of Spark, the format's version and the offsets.
+        _, _, offsets = logs[_FIRST].partition(b"v1\n")
+        return format_offsets(self._parsed(offsets.decode()))
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """See `Source.initial_position`: asks Kafka for the offsets of a time."""
+        if start.kind is StartKind.POSITION:
+            return InitialPosition(format_offsets(self._parsed(start.position)))
+        client = self._client()
+        partitions = client.partitions(self.topics)
+        if start.kind is StartKind.LATEST:
+            return InitialPosition(format_offsets(client.ends(partitions)))
+        assert start.timestamp is not None
+        return InitialPosition(format_offsets(client.at(partitions, start.timestamp)))
+
+    def can_keep(self, description: str) -> bool:
+        """Returns whether the source reads all topics that it read before: Spark needs a partition per position."""
+        before = description.removeprefix("KafkaSource[").removesuffix("]")
+        if not description.startswith("KafkaSource[") or before.startswith("pattern "):
+            return description == self.description
+        return all(map(self.topics.matches, before.split(",")))
+
+    def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """Returns whether Kafka still has all records after a position."""
+        return not self._gaps(offset)
+
+    def _gaps(self, offset: str) -> list[Gap]:
+        position, client = self._parsed(offset), self._client()
+        existing = client.existing(position)
+        return list(gaps_after(position, client.earliest(existing), client.ends(existing)))
+
+    def _parsed(self, offset: str) -> dict[Partition, int]:
+        try:
+            return parse_offsets(offset)
+        except ValueError as e:
+            raise ConfigError(
+                "a position is not one of a Kafka source",
+                hint='such as {"flights":{"0":1200,"1":1150}}, with all partitions',
+                source=self.description,
+                position=offset[:500],
+                reason=str(e)[:500],
+            ) from e
+
+    def _client(self) -> KafkaClient:
+        return KafkaClient(self.bootstrap_servers, self._security.for_client() if self._security else {})
+
+    def _reader_options(self, limits: SourceSettings) -> dict[str, str]:
+        """Returns the options of Spark's source."""
+        connection = self._security.for_java() if self._security else {}
+        options = {
+            # Without it, Spark would return the records of aborted transactions as well.
+            "kafka.isolation.level": "read_committed",
+            **self._options,
+            **{f"kafka.{name}": value for name, value in connection.items()},
+            **_start_options(self._start),
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "includeHeaders": str(self._columns.needs_headers).lower(),
+            "failOnDataLoss": str(not self._continues).lower(),
+        }
+        if self.topics.pattern:
+            options["subscribePattern"] = self.topics.pattern
+        else:
+            options["subscribe"] = ",".join(self.topics.names)
+        if limits.max_rows_per_batch is not None:
+            options["maxOffsetsPerTrigger"] = str(limits.max_rows_per_batch)
+        return options
+
+
+def _topics(topics: str | Sequence[str], pattern: str) -> Topics:
+    names = tuple(sorted({topics} if isinstance(topics, str) and topics else set(topics)))
+    if bool(names) == bool(pattern):
+        raise JobDefinitionError(
+            "a Kafka source reads either named topics, or those of a pattern",
+            hint='pass topics="flights", topics=["flights", "planes"] or pattern="flights-.*"',
+            topics=list(names),
+            pattern=pattern,
+        )
+    return Topics(names, pattern)
+
+
+def _format(value: object) -> ValueFormat:
+    found = _FORMATS.get(value) if isinstance(value, str) else value
+    if not isinstance(found, ValueFormat):
+        raise JobDefinitionError(
+            "the format of a record's value is not supported",
+            hint=f"use {', '.join(map(repr, _FORMATS))}, or an object such as Json(options=…)",
+            value=repr(value),
+        )
+    return found
+
+
+def _checked_choice(name: str, given: str, choices: tuple[str, ...]) -> str:
+    if given not in choices:
+        raise JobDefinitionError(
+            f"the value of {name} is not supported", hint=f"use {' or '.join(map(repr, choices))}", given=given
+        )
+    return given
+
+
+def _checked_start(start: Start) -> Start:
+    if isinstance(start, str):
+        return _checked_choice("start", start, (EARLIEST, LATEST))
+    if isinstance(start, datetime):
+        return start if start.tzinfo else start.replace(tzinfo=UTC)
+    return start
+
+
+def _checked_options(options: Mapping[str, str]) -> Mapping[str, str]:
+    own = sorted(o for o in options if o.lower() in _OWN_OPTIONS)
+    if own:
+        raise JobDefinitionError(
+            "an option of Spark's Kafka source is set by the source itself",
+            hint="use the arguments of KafkaSource; limits of a batch are settings, such as source.max_rows_per_batch",
+            options=own,
+        )
+    secret = sorted(o for o in options if o.lower().startswith(("kafka.sasl.", "kafka.ssl.", "kafka.security.")))
+    if secret:
+        raise JobDefinitionError(
+            "a login is not an option of the source",
+            hint="pass security=KafkaSecurity(…), which also takes java_options and client_options",
+            options=secret,
+        )
+    return dict(options)
+
+
+def _start_options(start: Start) -> dict[str, str]:
+    """Returns Spark's options for where a source begins without a position."""
+    if isinstance(start, str):
+        return {"startingOffsets": start}
+    if isinstance(start, datetime):
+        # A partition without a record of that time or later begins at its end.
+        millis = str(int(start.timestamp() * 1000))
+        return {"startingTimestamp": millis, "startingOffsetsByTimestampStrategy": LATEST}
+    offsets = {topic: {str(number): offset for number, offset in numbers.items()} for topic, numbers in start.items()}
+    return {"startingOffsets": json.dumps(offsets)}
+
+
+def _shown(gaps: Sequence[Gap]) -> list[str]:
+    more = len(gaps) - _SHOWN_GAPS
+    return [*map(str, gaps[:_SHOWN_GAPS]), *([f"and {more} more partitions"] if more > 0 else [])]

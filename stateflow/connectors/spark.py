@@ -1,0 +1,139 @@
+"""Any replayable source of Spark's Structured Streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamReader
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.source import Source
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.columns import ColumnPolicy, check_columns
+from stateflow.errors import ConfigError, JobDefinitionError
+from stateflow.types.spark_sql import quoted
+
+_NOT_REPLAYABLE = ("socket", "console", "memory")
+
+
+class SparkSource(Source):
+    """Rows of a source of Spark, such as Iceberg, Kinesis, Pub/Sub or a vendor's file loader.
+
+    Positions are the offsets of Spark's source, restored exactly. Each row is processed exactly once if the source
+    returns the same rows for the same offsets whenever it is read: after a failure, a batch is read again from the
+    position of the last checkpoint. How long it can do that is a property of the source, and a restore needs it as
+    well.
+
+    Args:
+        format: name of the source, as in ``spark.readStream.format(…)``. Its JARs must be given to the session.
+        schema: row class of the rows. Spark's columns of the same names are read; further columns are ignored.
+        options: options of the source. They are not stored, logged or shown: they may contain a login.
+        path: path, or name of a table, that the source reads; empty if an option has it.
+        name: identifies the data: a restore refuses to continue from the position of other data. By default `path`.
+        columns: how a start handles columns that were added or removed.
+        ends_by_itself: whether the source supports Spark's AvailableNow trigger. Otherwise a run reads one batch after
+            another until none has rows.
+
+    Raises:
+        JobDefinitionError: neither `path` nor `name` is given, or the source cannot be read again.
+    """
+
+    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+        self,
+        format: str,
+        *,
+        schema: type[object],
+        options: Mapping[str, str] | None = None,
+        path: str = "",
+        name: str = "",
+        columns: ColumnPolicy | None = None,
+        ends_by_itself: bool = True,
+    ) -> None:
+        if format.lower() in _NOT_REPLAYABLE:
+            raise JobDefinitionError(
+                "a source cannot be read again from an earlier position",
+                hint="read from a source that keeps its data, such as Kafka or files",
+                format=format,
+            )
+        if not (path or name):
+            raise JobDefinitionError(
+                "a source has nothing that identifies its data",
+                hint="pass path=…, or name=… with a text that changes when other data is read",
+                format=format,
+            )
+        self.format = format
+        self.schema = RowSchema.of(schema)
+        self.path = path
+        self.columns = columns or ColumnPolicy()
+        self.ends_by_itself = ends_by_itself
+        self._options = dict(options or {})
+        self._name = name or path
+
+    def __repr__(self) -> str:
+        return self.description
+
+    @property
+    def description(self) -> str:
+        return f"SparkSource[{self.format}:{self._name}]"
+
+    def check(self, spark: SparkSession) -> None:
+        """Raises ConfigError if Spark does not have the source, and SchemaMismatch for other columns than declared."""
+        found = self._loaded(self._reader(spark)).schema
+        check_columns(found, self.schema, self.columns, self.description)
+
+    def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
+        """See `Source.stream`. Raises ConfigError for a limit, which only an option of the source can set."""
+        set_limits = sorted(name for name, value in vars(limits).items() if value is not None)
+        if set_limits:
+            raise ConfigError(
+                "the limit of a batch has no effect on this source",
+                hint="set the option of the source that limits a batch, and not source.*",
+                settings=set_limits,
+                source=self.description,
+            )
+        return with_columns(self._loaded(self._reader(spark)), self.schema)
+
+    def can_keep(self, description: str) -> bool:
+        return description == self.description
+
+    def _reader(self, spark: SparkSession) -> DataStreamReader:
+        return spark.readStream.format(self.format).options(**self._options)
+
+    def _loaded(self, reader: DataStreamReader) -> DataFrame:
+        return loaded(reader, self.format, self.path)
+
+
+def loaded(reader: DataStreamReader, format: str, path: str = "", package: str = "") -> DataFrame:
+    """Returns the frame of a reader.
+
+    Args:
+        path: path to load; empty if an option has it.
+        package: Maven coordinate of the source, for the error.
+
+    Raises:
+        ConfigError: Spark does not have the source.
+    """
+    try:
+        return reader.load(path) if path else reader.load()
+    except AnalysisException as e:
+        if "Failed to find" not in str(e):
+            raise
+        wanted = f"spark.jars.packages={package}" if package else "spark.jars.packages"
+        raise ConfigError(
+            "Spark does not have the source",
+            hint=f"give its JARs to the session: {wanted}, or the paths of the JARs as spark.jars",
+            format=format,
+        ) from e
+
+
+def with_columns(frame: DataFrame, schema: RowSchema) -> DataFrame:
+    """Returns the declared columns of a frame; those that it lacks are null, as the policy of `check` permits."""
+    found = {name.lower() for name in frame.columns}
+    texts = []
+    for column in schema.columns:
+        name = quoted(column.name)
+        value = name if column.name.lower() in found else "NULL"
+        texts.append(f"CAST({value} AS {column.spark_type}) AS {name}")
+    return frame.selectExpr(*texts)

@@ -1,0 +1,178 @@
+"""Records of Kafka as rows: what is decoded, and what is rejected with which reason; on frames without a broker."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import pytest
+
+from stateflow import DeadLetters, Json, KafkaHeader, KafkaSecurity, KafkaSource
+from stateflow.api.hidden_columns import REJECTED, rejected_in
+from stateflow.errors import JobDefinitionError
+from tests.servers.running import CANARY
+from tests.support.errors import raises
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+_RECORD = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "headers array<struct<key: string, value: binary>>"
+)
+_AT = datetime.datetime(2026, 1, 1)  # noqa: DTZ001 - what a column without a time zone contains
+Value = bytes | None
+
+
+class Item(msgspec.Struct):
+    name: str
+    size: int | None
+
+
+class Order(msgspec.Struct, kw_only=True):
+    id: int
+    first: Item | None
+    items: list[Item]
+    sizes: dict[str, int]
+    note: str | None
+
+
+def _rows(spark: SparkSession, source: KafkaSource, values: Sequence[Value], key: Value = None) -> list[Row]:
+    records: list[tuple[Any, ...]] = [(key, value, "t", 3, n, _AT, 0, []) for n, value in enumerate(values)]
+    return source.rows(spark.createDataFrame(records, _RECORD)).collect()
+
+
+def _source(row_class: type[object], **more: Any) -> KafkaSource:
+    return KafkaSource("localhost:1", schema=row_class, topics="t", **more)
+
+
+_GOOD: dict[str, Any] = {"id": 1, "first": None, "items": [], "sizes": {}, "note": None}
+_REASONS: list[tuple[dict[str, Any], str]] = [
+    ({"id": None}, "id is null"),
+    ({"first": {"name": None}}, "first.name is null"),
+    ({"items": [{"name": "a"}, {"size": 1}]}, "items[].name is null"),
+    ({"items": [None]}, "items[] is null"),
+    ({"sizes": {"a": 1, "b": None}}, "sizes[] is null"),
+    ({"sizes": {"a": "x"}}, "not a JSON object of the declared columns"),
+    ({"id": 1 << 70}, "not a JSON object of the declared columns"),
+    ({"id": 1.5}, "not a JSON object of the declared columns"),
+]
+
+
+@pytest.mark.spark
+def test_a_value_with_a_null_where_none_may_be_is_rejected_with_its_path(spark_session: SparkSession) -> None:
+    source = _source(Order, on_error=DeadLetters(10))
+    values = [json.dumps({**_GOOD, **change}).encode() for change, _ in _REASONS]
+    good: list[dict[str, Any]] = [
+        {},
+        {"note": "x", "first": {"name": "a"}},
+        {"items": [{"name": "b", "size": 2}], "more": 1},
+    ]
+    values += [json.dumps({**_GOOD, **change}).encode() for change in good]
+    rows = _rows(spark_session, source, values)
+    joined = json.dumps(_GOOD).encode()
+    (two, trailing) = _rows(spark_session, source, [joined + joined, joined + b" x"])
+    assert "more after its first" in two[REJECTED].reason and "more after its first" in trailing[REJECTED].reason
+    for row, value, (_, reason) in zip(rows, values, _REASONS, strict=False):
+        rejected = row[REJECTED]
+        assert (rejected.topic, rejected.partition, rejected.value) == ("t", 3, value.decode())
+        assert reason in rejected.reason
+    assert [row[REJECTED] for row in rows[len(_REASONS) :]] == [None] * len(good)
+    assert rows[-1]["items"][0].asDict() == {"name": "b", "size": 2}
+
+
+@pytest.mark.spark
+def test_without_dead_letters_the_first_such_value_fails_the_frame(spark_session: SparkSession) -> None:
+    values = [json.dumps(_GOOD).encode(), b'{"id": "' + b"x" * 2000 + b'"}']
+    with pytest.raises(Exception) as failed:
+        _rows(spark_session, _source(Order), values)
+    error = rejected_in(str(failed.value))
+    assert error is not None
+    assert (error.facts["topic"], error.facts["partition"], error.facts["offset"]) == ("t", 3, 1)
+    assert len(str(error.facts["value"])) == 500
+
+
+@pytest.mark.spark
+def test_each_record_is_decoded_once(spark_session: SparkSession) -> None:
+    frame = _source(Order).rows(spark_session.createDataFrame([], _RECORD))
+    plan = frame._jdf.queryExecution().optimizedPlan().toString()
+    assert plan.count("from_json") == 1, plan
+
+
+class Text(msgspec.Struct):
+    text: str | None
+    key: str | None
+
+
+@pytest.mark.spark
+def test_raw_values_are_not_decoded(spark_session: SparkSession) -> None:
+    source = _source(Text, value="raw", metadata={"key": "key"}, on_error=DeadLetters(10))
+    rows = _rows(spark_session, source, [b"{", b"", None, b"\xff"], key=b"k")
+    assert [(row.text, row.key) for row in rows[:3]] == [("{", "k"), ("", "k"), (None, "k")]
+    assert [row[REJECTED] is None for row in rows] == [True, True, True, False]
+    assert (rows[3][REJECTED].value, rows[3][REJECTED].reason) == ("base64:/w==", "the value is not UTF-8")
+    (long,) = _rows(spark_session, source, [b"\xff" * 100], key=b"k")
+    assert base64.b64decode(long[REJECTED].value.removeprefix("base64:"), validate=True) == b"\xff" * 100
+    (wrong_key,) = _rows(spark_session, source, [b"a"], key=b"\xff")
+    assert wrong_key[REJECTED].reason == "the key is not UTF-8"
+
+
+class Timed(msgspec.Struct):
+    id: int
+    zoned: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+    naive: datetime.datetime
+    millis: int
+    headers: list[KafkaHeader]
+
+
+@pytest.mark.spark
+def test_a_timestamp_may_have_each_type_of_event_time(spark_session: SparkSession) -> None:
+    times = dict.fromkeys(("zoned", "naive", "millis"), "timestamp")
+    source = _source(Timed, metadata={**times, "headers": "headers"})
+    (row,) = _rows(spark_session, source, [b'{"id": 1}'])
+    assert (row.naive, row.millis, row.headers) == (_AT, int(_AT.replace(tzinfo=datetime.UTC).timestamp() * 1000), [])
+
+
+class Bad(msgspec.Struct):
+    offset: str
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"topics": ()},
+        {"topics": "t", "pattern": "t"},
+        {"value": "xml"},
+        {"start": "newest"},
+        {"on_data_loss": "ignore"},
+        {"on_error": "drop"},
+        {"metadata": {"offset": "offset"}},
+        {"metadata": {"offset": "position"}},
+        {"metadata": {"other": "offset"}},
+        {"value": "raw", "schema": Order},
+        {"value": Json({"mode": "FAILFAST"})},
+        {"options": {"failOnDataLoss": "false"}},
+        {"options": {"kafka.sasl.jaas.config": "x"}},
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any]) -> None:
+    with raises(JobDefinitionError):
+        KafkaSource("localhost:1", **{"schema": Bad, "topics": "t", **given})
+
+
+def test_a_login_is_given_to_both_clients_and_shown_by_none() -> None:
+    security = KafkaSecurity("SASL_SSL", "PLAIN", 'na"me', CANARY + "\\")
+    java = security.for_java()
+    assert java["sasl.jaas.config"].endswith(f'required username="na\\"me" password="{CANARY}\\\\";')
+    assert security.for_client()["sasl.password"] == CANARY + "\\"
+    source = _source(Bad, security=security)
+    assert CANARY not in repr(security) + repr(source) + source.description
+    for wrong in (("SSL", "PLAIN", "a", "b"), ("SASL_SSL",), ("TLS",), ("SASL_SSL", "GSSAPI", "a", "b")):
+        with raises(JobDefinitionError):
+            KafkaSecurity(*wrong)
+    with raises(JobDefinitionError, path="/none"):
+        KafkaSecurity("SSL", ca_file="/none")

@@ -1,0 +1,50 @@
+"""Rows or changes of a Delta table, or of another source of Spark, copied to a folder."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stateflow import DeltaSource, SparkSource, StreamExecutionEnvironment
+from stateflow.testing.sinks import FolderSink
+
+
+class Item(msgspec.Struct):
+    id: int
+    name: str | None
+
+
+class Change(msgspec.Struct):
+    id: int
+    name: str | None
+    change: str
+    version: int
+
+
+class Tick(msgspec.Struct):
+    value: int
+
+
+def _start(text: str) -> Any:
+    if text.isdecimal():
+        return int(text)
+    return datetime.fromisoformat(text) if text[0].isdigit() else text
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    home = Path(env.parameter("home"))
+    env.parameter("spark")
+    kind, start = env.parameter("kind", "rows"), _start(env.parameter("start", "earliest"))
+    source: DeltaSource | SparkSource
+    if kind == "rate":
+        options = {"rowsPerBatch": "10", "numPartitions": "2", "advanceMillisPerBatch": "1000"}
+        source = SparkSource("rate-micro-batch", schema=Tick, options=options, name="ticks", ends_by_itself=False)
+    elif kind == "changes":
+        metadata = {"change": "change", "version": "version"}
+        source = DeltaSource(home / "items", schema=Change, changes=True, start=start, metadata=metadata)
+    else:
+        skip = env.parameter("skip", "no") == "yes"
+        source = DeltaSource(home / "items", schema=Item, start=start, skip_changes=skip)
+    env.from_source(source, uid="items").sink_to(FolderSink(home / "copied"), uid="copied")

@@ -1,0 +1,77 @@
+"""Orders from Kafka: copied to a folder, counted by name, and their dead letters."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stateflow import (
+    Context,
+    DeadLetters,
+    KafkaHeader,
+    KafkaSource,
+    KeyedProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+from stateflow.testing.sinks import FolderSink
+
+
+class Order(msgspec.Struct, kw_only=True):
+    id: int
+    name: str
+    price: float | None
+    topic: str
+    partition: int
+    offset: int
+    sent: Annotated[datetime, msgspec.Meta(tz=True)]
+    key: str | None
+    headers: list[KafkaHeader]
+
+
+class Count(msgspec.Struct):
+    name: str
+    count: int
+
+
+class Counter(KeyedProcessFunction[Order, Count]):
+    def open(self, ctx: RuntimeContext) -> None:
+        self.count = ctx.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, row: Order, ctx: Context) -> tuple[Count]:
+        count = (self.count.value() or 0) + 1
+        self.count.update(count)
+        return (Count(row.name, count),)
+
+
+METADATA = {name: name for name in ("topic", "partition", "offset", "key", "headers")} | {"sent": "timestamp"}
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    home = Path(env.parameter("home"))
+    env.parameter("spark")
+    budget = int(env.parameter("budget", "0"))
+    start = env.parameter("start", "earliest")
+    source = KafkaSource(
+        env.parameter("brokers"),
+        schema=Order,
+        topics=env.parameter("topics", ""),
+        pattern=env.parameter("pattern", ""),
+        metadata=METADATA,
+        start=datetime.fromisoformat(start) if start[0].isdigit() else start,
+        on_error=DeadLetters(budget) if budget else "fail",
+        on_data_loss=env.parameter("on_data_loss", "fail"),  # type: ignore[arg-type]
+    )
+    orders = letters = env.from_source(source, uid="orders")
+    if env.parameter("timed", "no") == "yes":
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("sent")
+        orders = orders.assign_timestamps_and_watermarks(strategy.with_idleness(timedelta(days=1)))
+    orders.sink_to(FolderSink(home / "orders"), uid="orders-out")
+    counts = orders.key_by("name").process(Counter(), output=Count, uid="count")
+    counts.sink_to(FolderSink(home / "counts"), uid="counts-out")
+    if budget:
+        letters.get_dead_letters().sink_to(FolderSink(home / "letters"), uid="letters-out")

@@ -1,0 +1,148 @@
+"""Jobs that read Delta tables, or another source of Spark, through Spark's own sources."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.spark.jobs import delta_input
+from tests.spark.processes import ModuleJob
+
+pytestmark = pytest.mark.spark
+_DELTA = {
+    "spark__conf__spark.jars": ",".join(sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))),
+    "spark__conf__spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark__conf__spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark__conf__spark.databricks.delta.snapshotPartitions": "2",
+}
+_FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+class DeltaJob(ModuleJob):
+    """The job of `tests.spark.jobs.delta_input`, and the table that it reads."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, delta_input, parallelism=2, **_DELTA)  # type: ignore[arg-type]
+
+    @property
+    def input(self) -> Path:
+        return self.folder / "items"
+
+    def add(self, *ids: int, name: str | None = "a") -> None:
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array([name] * len(ids), pa.string())})
+        write_deltalake(str(self.input), rows, mode="append", configuration=_FEED)
+
+    def copied(self) -> Counter[tuple[Any, ...]]:
+        return self.rows("copied")
+
+    def restore(self, start: str) -> None:
+        plan = str(self.folder / "plan.json")
+        for words in (["--plan", "latest", "--out", plan, "--source", f"items={start}"], ["--execute", plan]):
+            restored = self.begin("restore", self.job_file, *words, with_job=True).wait()
+            assert restored.code == 0, str(restored)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[DeltaJob]:
+    job = DeltaJob(tmp_path)
+    yield job
+    job.close()
+
+
+def test_each_row_that_is_added_to_a_table_is_read_once(job: DeltaJob) -> None:
+    job.add(1, 2, 3)
+    job.finish()
+    job.add(4)
+    job.reach("batch.reported")
+    job.add(5, name=None)
+    job.finish()
+    assert job.copied() == Counter([(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, None)])
+    # A commit that rewrites rows adds none.
+    DeltaTable(str(job.input)).update(updates={"name": "'b'"}, predicate="id = 1")
+    job.run().check_error(5, "batch-failed")
+    job.add(6)
+    job.finish(job__skip="yes")
+    assert job.copied()[6, "a"] == 1 and job.copied().total() == 6
+    before = job.copied()
+    job.restore("position:4")
+    job.finish(job__skip="yes")
+    assert job.copied() == before + Counter([(6, "a")])
+
+
+def test_the_changes_of_a_table_are_rows(job: DeltaJob) -> None:
+    job.add(1, 2)
+    job.finish(job__kind="changes", job__start="0")
+    table = DeltaTable(str(job.input))
+    table.update(updates={"name": "'b'"}, predicate="id = 1")
+    table.delete("id = 2")
+    job.finish(job__kind="changes", job__start="0")
+    assert job.copied() == Counter(
+        [
+            (1, "a", "insert", 0),
+            (2, "a", "insert", 0),
+            (1, "a", "update_preimage", 1),
+            (1, "b", "update_postimage", 1),
+            (2, "a", "delete", 2),
+        ]
+    )
+
+
+def test_a_job_that_starts_at_the_end_reads_what_is_added_between_its_runs(job: DeltaJob) -> None:
+    job.add(1)
+    job.finish(job__start="latest")
+    job.add(2)
+    job.finish(job__start="latest")
+    assert job.copied() == Counter([(2, "a")])
+
+
+def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:
+    for version in range(3):
+        job.add(version)
+    job.finish(job__start="1")
+    assert job.copied() == Counter([(1, "a"), (2, "a")])
+    (committed,) = [c["timestamp"] for c in DeltaTable(str(job.input)).history() if c["version"] == 2]
+    job.restore(f"timestamp:{datetime.fromtimestamp(committed / 1000, UTC).isoformat()}")
+    job.finish(job__start="1")
+    assert job.copied() == Counter([(1, "a"), (2, "a"), (2, "a")])
+
+
+def test_versions_that_no_longer_exist_and_a_new_table_end_the_run(job: DeltaJob) -> None:
+    job.add(1)
+    job.finish()
+    for number in range(2, 5):
+        job.add(number)
+    table = DeltaTable(str(job.input))
+    table.create_checkpoint()
+    for version in (1, 2):
+        (job.input / "_delta_log" / f"{version:020}.json").unlink()
+    lost = job.run()
+    lost.check_error(4, "input-lost")
+    assert lost.result["error"]["facts"]["lost"] == "versions [1, 3)"
+    for path in (job.input / "_delta_log").iterdir():
+        path.unlink()
+    job.add(9)
+    job.run().check_error(4, "input-lost")
+    job.restore("earliest")
+    job.finish()
+    assert job.copied() == Counter([(1, "a"), (9, "a")])
+
+
+def test_columns_that_the_table_does_not_have_end_the_run_before_a_batch(job: DeltaJob) -> None:
+    write_deltalake(str(job.input), pa.table({"id": [1], "title": ["a"]}))
+    job.run().check_error(2, "schema-mismatch", column="title")
+
+
+def test_any_replayable_source_of_spark_can_be_read(job: DeltaJob) -> None:
+    job.finish(job__kind="rate", run__max_batches=2)
+    job.reach("batch.reported", job__kind="rate", run__max_batches=2)
+    job.finish(job__kind="rate", run__max_batches=2)
+    values = sorted(value for (value,) in job.copied().elements())
+    assert values == list(range(len(values))) and len(values) == 40

@@ -1,0 +1,245 @@
+"""A job that reads Kafka through Spark, from a real broker."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.kafka import Kafka, kafka_broker
+from tests.spark.jobs import kafka as job_module
+from tests.spark.processes import ModuleJob
+from tests.support import folder_tables
+from tests.support.processes import Ended
+
+pytestmark = pytest.mark.spark
+JARS = ",".join(sorted(map(str, (Path(sys.prefix) / "kafka").glob("*.jar"))))
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+class KafkaJob(ModuleJob):
+    """The job of `tests.spark.jobs.kafka`, on a topic of its own."""
+
+    def __init__(self, folder: Path, kafka: Kafka, **settings: object) -> None:
+        self.kafka = kafka
+        self.topic = f"orders-{folder.name}"
+        self.sent: list[dict[str, Any]] = []
+        given = {"job__brokers": kafka.address, "job__topics": self.topic, "spark__conf__spark.jars": JARS}
+        super().__init__(folder, job_module, parallelism=2, **(given | settings))  # type: ignore[arg-type]
+
+    def create(self, topic: str = "", partitions: int = 2) -> None:
+        self.kafka.create(topic or self.topic, partitions)
+
+    def send(self, count: int, *, topic: str = "", partition: int = 0) -> None:
+        """Sends the next orders to a partition."""
+        first = len(self.sent)
+        orders = [
+            {"id": n, "name": f"n{n % 3}", "price": n / 4 if n % 5 else None} for n in range(first, first + count)
+        ]
+        self.kafka.send(topic or self.topic, *[json.dumps(order).encode() for order in orders], partition=partition)
+        self.sent += [{**order, "topic": topic or self.topic, "partition": partition} for order in orders]
+
+    def check_rows(self) -> None:
+        """Each order was read once, and the counts are those of all orders."""
+        found = self.table_rows("orders")
+        assert sorted(row["id"] for row in found) == [order["id"] for order in self.sent]
+        by_id = {row["id"]: row for row in found}
+        assert [{name: by_id[order["id"]][name] for name in order} for order in self.sent] == self.sent
+        names = Counter(order["name"] for order in self.sent)
+        counts = Counter((row["name"], row["count"]) for row in self.table_rows("counts"))
+        assert counts == Counter((name, n) for name, total in names.items() for n in range(1, total + 1))
+
+    def table_rows(self, table: str) -> list[dict[str, Any]]:
+        return folder_tables.rows(self.folder / table)
+
+
+@pytest.fixture
+def job(tmp_path: Path, kafka: Kafka) -> Iterator[KafkaJob]:
+    job = KafkaJob(tmp_path, kafka)
+    job.create()
+    yield job
+    job.close()
+
+
+def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
+    job.send(30)
+    job.send(7, partition=1)
+    job.finish(source__max_rows_per_batch=10)
+    job.check_rows()
+    job.send(25, partition=1)
+    # Positions and state of the killed run are those before its batch.
+    job.reach("batch.reported")
+    job.kafka.add_partitions(job.topic, 3)
+    job.send(5, partition=2)
+    job.finish()
+    job.check_rows()
+
+
+def test_metadata_of_a_record_are_columns(job: KafkaJob) -> None:
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=datetime.UTC)
+    value = b'{"id": 1, "name": "a", "price": 2.5, "more": [1]}'
+    headers = [("h", b"1"), ("h", b"\xff"), ("null", None)]
+    record = {"value": value, "key": "k\u00e9", "headers": headers, "timestamp": int(at.timestamp() * 1000)}
+    job.kafka.send(job.topic, {"value": value}, record, partition=1)
+    job.finish()
+    first, second = sorted(job.table_rows("orders"), key=lambda row: row["offset"])
+    assert (first["key"], first["headers"], first["offset"]) == (None, [], 0)
+    assert (second["key"], second["partition"], second["offset"], second["topic"]) == ("k\u00e9", 1, 1, job.topic)
+    assert datetime.datetime.fromisoformat(second["sent"]) == at
+    assert [header["key"] for header in second["headers"]] == ["h", "h", "null"]
+
+
+BAD = {
+    b"{": "JSON",
+    b"[1]": "JSON object",
+    b'{"id": "x", "name": "a"}': "JSON object",
+    b'{"name": "a"}': "id is null",
+    b'{"id": 1, "name": null}': "name is null",
+    b"\xff\xfe": "JSON",
+    None: "id is null",
+}
+"""Values that are no orders, each with a part of the reason."""
+
+
+def test_a_record_that_cannot_be_decoded_ends_the_run_with_its_position(job: KafkaJob) -> None:
+    job.send(5)
+    job.kafka.send(job.topic, b'{"name": "a"}', partition=1)
+    error = job.run().check_error(4, "corrupt-input", topic=job.topic, partition=1, offset=0)
+    assert "id is null" in error.facts["reason"]
+    assert job.table_rows("orders") == []
+
+
+def test_records_that_cannot_be_decoded_become_dead_letters(job: KafkaJob) -> None:
+    job.send(4)
+    job.kafka.send(job.topic, *BAD, partition=0)
+    job.send(4)
+    job.finish(job__budget=len(BAD))
+    job.check_rows()
+    letters = job.table_rows("letters")
+    assert [letter["operator"] for letter in letters] == ["orders"] * len(BAD)
+    assert {letter["where"] for letter in letters} == {""}
+    records = {(record := json.loads(letter["row"]))["offset"]: (record, letter["error"]) for letter in letters}
+    assert sorted(records) == list(range(4, 4 + len(BAD)))
+    for offset, (value, reason) in enumerate(BAD.items(), 4):
+        record, error = records[offset]
+        assert (record["topic"], record["partition"]) == (job.topic, 0)
+        assert reason in error
+        if value is not None and value.isascii():
+            assert record["value"] == value.decode()
+    job.kafka.send(job.topic, *BAD, partition=0)
+    job.run(job__budget=len(BAD) - 1).check_error(4, "user-code", operator="orders", budget=str(len(BAD) - 1))
+    assert len(job.table_rows("letters")) == len(BAD)
+
+
+def test_lost_records_end_the_run_with_the_exact_gap_or_are_skipped(job: KafkaJob) -> None:
+    job.send(10)
+    job.finish()
+    job.send(20)
+    job.kafka.delete_records(job.topic, 0, 17)
+    ended = job.run()
+    ended.check_error(4, "input-lost")
+    lost = [f"{job.topic}-0: 7 records [10, 17)"]
+    assert ended.result["error"]["facts"]["lost"] == lost
+    job.finish(job__on_data_loss="continue")
+    del job.sent[10:17]
+    assert sorted(row["id"] for row in job.table_rows("orders")) == [order["id"] for order in job.sent]
+
+
+def test_a_job_that_starts_at_the_end_reads_what_arrives_between_its_runs(job: KafkaJob) -> None:
+    job.send(5)
+    job.sent.clear()
+    job.finish(job__start="latest")
+    job.send(6, partition=1)
+    job.finish(job__start="latest")
+    job.check_rows()
+
+
+def test_a_job_starts_at_a_time(job: KafkaJob) -> None:
+    times = [datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC) for hour in (1, 2, 3)]
+    for n, time in enumerate(times):
+        value = json.dumps({"id": n, "name": "a", "price": None}).encode()
+        job.kafka.send(job.topic, {"value": value, "timestamp": int(time.timestamp() * 1000)})
+    job.finish(job__start=times[1].isoformat())
+    assert sorted(row["id"] for row in job.table_rows("orders")) == [1, 2]
+    # The position of the second partition, which had no record, was its end.
+    job.send(1, partition=1)
+    job.finish(job__start=times[1].isoformat())
+    assert sorted(row["id"] for row in job.table_rows("orders")) == [0, 1, 2]
+
+
+def test_the_watermark_is_that_of_the_partition_that_is_behind(job: KafkaJob) -> None:
+    def send(partition: int, *seconds: int) -> None:
+        for second in seconds:
+            number = len(job.sent)
+            job.sent.append({"id": number, "name": "a"})
+            value = json.dumps(job.sent[-1]).encode()
+            job.kafka.send(job.topic, {"value": value, "timestamp": 1000 * second}, partition=partition)
+
+    def watermarks() -> tuple[int | None, dict[str, int | None]]:
+        (found,) = job.manifest["watermarks"]
+        splits = {split["name"].rpartition("-")[2]: split["watermark"] for split in found["splits"]}
+        return found["watermark"], splits
+
+    timed = {"job__timed": "yes", "job__budget": 5}
+    send(0, 1000, 900)
+    job.kafka.send(job.topic, {"value": b"{", "timestamp": 5_000_000})
+    job.finish(**timed)
+    assert watermarks() == (None, {"0": 999_999, "1": None})
+    send(1, 500)
+    job.finish(**timed)
+    assert watermarks() == (499_999, {"0": 999_999, "1": 499_999})
+    send(0, 2000)
+    send(1, 700)
+    job.finish(**timed)
+    assert watermarks() == (699_999, {"0": 1_999_999, "1": 699_999})
+    job.check_rows()
+
+
+def test_topics_of_a_pattern_are_read_from_their_start(job: KafkaJob) -> None:
+    pattern = {"job__topics": "", "job__pattern": f"{job.topic}.*"}
+    job.send(5)
+    job.finish(**pattern)
+    job.create(f"{job.topic}-more")
+    job.send(5, topic=f"{job.topic}-more", partition=1)
+    job.finish(**pattern)
+    job.check_rows()
+
+
+def test_records_of_aborted_transactions_are_not_read(job: KafkaJob) -> None:
+    job.kafka.send_aborted(job.topic, b'{"id": 99, "name": "a"}')
+    job.send(3)
+    job.finish()
+    job.check_rows()
+
+
+def test_a_restore_sets_positions_by_time_and_by_offset(job: KafkaJob) -> None:
+    job.send(10)
+    job.finish()
+    ends = json.dumps({job.topic: {"0": 8, "1": 0}})
+    for start, expected in ((ends, 2), ("earliest", 10), ("latest", 0), ("timestamp:2020-01-01", 10)):
+        before = len(job.table_rows("orders"))
+        _restore(job, start).check()
+        job.finish()
+        assert len(job.table_rows("orders")) - before == expected, start
+    _restore(job, "position:x").check_error(2, "config", uid="orders")
+
+
+def _restore(job: KafkaJob, start: str) -> Ended:
+    """Restores the newest checkpoint with another position of the source."""
+    plan = str(job.folder / "plan.json")
+    words = ["--plan", "latest", "--out", plan, "--source", f"orders={start}"]
+    planned = job.begin("restore", job.job_file, *words, with_job=True).wait()
+    if planned.code:
+        return planned
+    return job.begin("restore", job.job_file, "--execute", plan, with_job=True).wait()
