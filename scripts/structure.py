@@ -21,6 +21,7 @@ PUBLIC_CONSTRUCTORS = {
     "stateflow/connectors/files/source.py": "FileSource: keyword arguments of the public API, most with a default",
     "stateflow/connectors/kafka/source.py": "KafkaSource: the same",
     "stateflow/connectors/spark.py": "SparkSource: the same",
+    "stateflow/connectors/delta/sink.py": "DeltaSink: the same",
     "stateflow/connectors/delta/source.py": "DeltaSource: the same",
 }
 """Modules whose `__init__` may have more parameters than others, each with the reason."""

@@ -58,6 +58,12 @@ _COLUMN_PROPERTIES = {
 }
 
 _OTHER_TABLE = "or let the sink write to another table"
+_REFUSED_FOR_UPSERTS = {
+    "delta.appendOnly": "its rows may not be replaced",
+    "delta.enableDeletionVectors": "rows that other writers delete by a deletion vector would come back",
+    "delta.enableChangeDataFeed": "its feed would list rows that were only written again",
+}
+"""Properties that are refused when they are true, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,37 @@ def check_table(table: str, head: DeltaHead, schema: RowSchema, added: Iterable[
             table=table,
             declared=declared,
             found=found,
+        )
+
+
+def check_upserts(table: str, head: DeltaHead, schema: RowSchema) -> None:
+    """Checks that data files of a table can be written again without some of their rows.
+
+    Args:
+        table: its path, for errors.
+        schema: all columns that the table may have.
+
+    Raises:
+        SinkRefused: that would violate a property of the table.
+        SchemaMismatch: the table has further columns, whose values would be lost.
+    """
+    configuration = head.metadata.configuration or {}
+    for name, reason in _REFUSED_FOR_UPSERTS.items():
+        if (configuration.get(name) or "").lower() == "true":
+            raise SinkRefused(
+                f"the Delta table does not permit upserts: {reason}",
+                hint=f"ALTER TABLE ... UNSET TBLPROPERTIES ('{name}'), {_OTHER_TABLE}",
+                table=table,
+                property=name,
+            )
+    known = {name.lower() for name in schema.names}
+    others = [field.name for field in head.metadata.fields() if field.name.lower() not in known]
+    if others:
+        raise SchemaMismatch(
+            "the Delta table has columns that the rows of an upsert do not have",
+            hint="declare them in the row class: an upsert replaces whole rows",
+            table=table,
+            columns=others,
         )
 
 

@@ -208,7 +208,13 @@ class ParquetWriter(SinkWriter):
                 expected=str(self._schema.arrow),
                 found=str(rows.schema),
             )
-        self._rows.append(pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=self._stored))
+        self.write_stored(pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=self._stored))
+
+    def write_stored(self, rows: pa.RecordBatch) -> None:
+        """Writes rows with the types of data files."""
+        if rows.num_rows == 0:
+            return
+        self._rows.append(rows)
         self._rows_bytes += rows.nbytes
         if self._rows_bytes >= self._limits.row_group_bytes:
             self._flush()

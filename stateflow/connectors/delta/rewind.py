@@ -43,7 +43,7 @@ class FileChange:
         Args:
             now: timestamp in milliseconds since 1970.
         """
-        return [*({"remove": _remove(f, now)} for f in self.removed), *({"add": _add(f)} for f in self.restored)]
+        return [*({"remove": remove_action(f, now)} for f in self.removed), *({"add": _add(f)} for f in self.restored)]
 
 
 class Rewinder:
@@ -201,7 +201,8 @@ def _change(newest: Content, older: Content) -> FileChange:
     return FileChange(removed, restored)
 
 
-def _remove(file: DataFile, now: int) -> Action:
+def remove_action(file: DataFile, now: int) -> Action:
+    """Returns the action that removes a file from the table at a time in milliseconds since 1970."""
     fields = _without(file, "modificationTime")
     return {**fields, "deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
 

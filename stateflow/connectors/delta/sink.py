@@ -11,45 +11,46 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from stateflow.api.schema import Column
-from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
+from stateflow.api.schema import Column, RowSchema
+from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
+from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.added_columns import column_actions, columns_to_add
-from stateflow.connectors.delta.checks import check_table, new_table
+from stateflow.connectors.delta.checks import check_table, check_upserts, new_table
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, sync_folder
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
 from stateflow.connectors.delta.log.table_log import (
-    Action,
     DeltaHead,
     append_after,
     append_entry,
     create_overdue_checkpoint,
-    entry_path,
-    is_current,
     read_head,
     unreferenced_files,
 )
-from stateflow.connectors.delta.rewind import FileChange, Rewinder
-from stateflow.connectors.delta.versions import ENGINE, RESTORE
+from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
+from stateflow.connectors.delta.upsert import UpsertSettings
+from stateflow.connectors.delta.versions import ENGINE
 from stateflow.errors import (
     ConfigError,
-    DataError,
     EnvironmentUnsupported,
-    InternalError,
+    JobDefinitionError,
     SinkDiverged,
     SinkRefused,
     StorageError,
 )
-from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
 
 SchemaEvolution = Literal["refuse", "add-columns"]
-_REFUSE, _ADD_COLUMNS = "refuse", "add-columns"
+Mode = Literal["append", "upsert"]
+_REFUSE: SchemaEvolution = "refuse"
+_ADD_COLUMNS: SchemaEvolution = "add-columns"
+_APPEND: Mode = "append"
+_UPSERT: Mode = "upsert"
 _TRIES = 20
 _logger = logging.getLogger(__name__)
 _clock = SystemClock()
@@ -57,7 +58,7 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
 class DeltaSink(Sink):
-    """Appends a stream's rows to a Delta table, each row exactly once.
+    """Appends a stream's rows to a Delta table, or upserts them by key, exactly once.
 
     The sink creates a missing table with one nullable column per field of the row class. An existing table must have
     these columns. It may have further columns, which stay null, but no property that requires more of a writer than
@@ -66,21 +67,42 @@ class DeltaSink(Sink):
 
     Args:
         table: a path, or ``file:///path``.
+        mode: ``"append"``, or ``"upsert"``: each row replaces the row of its key, all rows of a checkpoint at once.
+            Data files with rows of these keys are written again, so the cost grows with their size; the driver holds
+            the rows of a checkpoint in memory. The table must have exactly the columns of the rows.
+        keys: for upserts, the columns that identify a row.
+        order_by: for upserts, columns by which the last row of a key in a checkpoint wins; without them, the row that
+            was emitted last, if one subtask emits all rows of a key.
+        deletes: for upserts, a bool column that is true in rows that delete their key; the table does not have it.
         schema_evolution: what happens to columns that only the row class has: ``"refuse"`` ends the start of a run;
             ``"add-columns"`` adds them to the table, where they are null in existing rows. A column that seems to have
             been renamed is refused in any case. Columns are never removed, also not by a rewind.
 
     Raises:
+        JobDefinitionError: arguments of an upsert are missing, or given for an append.
         ConfigError: the path is not on a POSIX file system, or looks percent-encoded; or `schema_evolution` is not one
             of its values.
     """
 
-    def __init__(self, table: str | os.PathLike[str], *, schema_evolution: SchemaEvolution = "refuse") -> None:
-        if schema_evolution not in (_REFUSE, _ADD_COLUMNS):
-            raise ConfigError(
-                "the value of schema_evolution is not supported",
-                hint=f'use "{_REFUSE}" or "{_ADD_COLUMNS}"',
-                given=schema_evolution,
+    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, all but one with a default
+        self,
+        table: str | os.PathLike[str],
+        *,
+        mode: Mode = "append",
+        keys: str | Sequence[str] = (),
+        order_by: str | Sequence[str] = (),
+        deletes: str = "",
+        schema_evolution: SchemaEvolution = "refuse",
+    ) -> None:
+        _check_choice("schema_evolution", schema_evolution, _REFUSE, _ADD_COLUMNS)
+        _check_choice("mode", mode, _APPEND, _UPSERT)
+        upsert = UpsertSettings(_names(keys), _names(order_by), deletes)
+        if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and upsert != UpsertSettings(())):
+            raise JobDefinitionError(
+                "mode and key of a Delta sink do not fit",
+                hint='keys, order_by and deletes belong to mode="upsert", which needs keys',
+                mode=mode,
+                keys=list(upsert.keys),
             )
         address = os.fspath(table)
         log = open_storage(address).local_path(LOG_FOLDER)
@@ -97,14 +119,16 @@ class DeltaSink(Sink):
         self.table = str(log.parent)
         self.schema_evolution: SchemaEvolution = schema_evolution
         self._root = log.parent
+        self._upsert = upsert if mode == _UPSERT else None
+        self._files: dict[str, ActiveFiles] = {}
         self._heads: dict[str, DeltaHead] = {}
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.table!r})"
 
-    def __reduce__(self) -> tuple[Callable[[str, SchemaEvolution], DeltaSink], tuple[str, SchemaEvolution]]:
+    def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[str, SchemaEvolution, UpsertSettings | None]]:
         # Tasks do not need the cached heads.
-        return _sink, (self.table, self.schema_evolution)
+        return _sink, (self.table, self.schema_evolution, self._upsert)
 
     @property
     def location(self) -> str:
@@ -120,7 +144,7 @@ class DeltaSink(Sink):
             raise ConfigError("the Delta table's path is not a folder", hint="choose another", table=self.table)
         head = self._head(context)
         if head is None:
-            new_table("", context.schema, 0)
+            new_table("", self._schema(context), 0)
             self._check_vacant()
             existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
             _check_writable(existing)
@@ -140,7 +164,7 @@ class DeltaSink(Sink):
             added = self._check_table(context, head)
             if not added:
                 return head.metadata.id
-            if append_after(self._root, head, column_actions(self.table, head, added, _now_ms())) is not None:
+            if append_after(self._root, head, column_actions(self.table, head, added, now_ms())) is not None:
                 _logger.info("added columns: table=%s columns=%s", self.table, [column.name for column in added])
             head = self._existing_head(context)
         raise StorageError(
@@ -156,7 +180,10 @@ class DeltaSink(Sink):
         head = self._existing_head(context)
         # Output that is pending when a run starts is published before `prepare` adds columns.
         self._check_table(context, head)
-        return DeltaSinkTable(self._root, context, head)
+        if self._upsert is None:
+            return DeltaSinkTable(self._root, context, head)
+        files = self._files.setdefault(context.application, ActiveFiles(self._root, context.application))
+        return UpsertTable(self._root, context, head, (self._upsert, files))
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         head = self._head(context)
@@ -175,13 +202,23 @@ class DeltaSink(Sink):
         return leftovers
 
     def shadow(self) -> DeltaSink:
-        return _sink(f"{self.table}_shadow", self.schema_evolution)
+        return _sink(f"{self.table}_shadow", self.schema_evolution, self._upsert)
+
+    def _schema(self, context: SinkContext) -> RowSchema:
+        """Returns the columns of the table. Raises JobDefinitionError if the rows cannot be upserted."""
+        if self._upsert is None:
+            return context.schema
+        self._upsert.check(context.schema)
+        return self._upsert.table_schema(context.schema)
 
     def _check_table(self, context: SinkContext, head: DeltaHead) -> tuple[Column, ...]:
         """Checks the table, and returns the columns that have to be added to it."""
+        schema = self._schema(context)
         adds = self.schema_evolution == _ADD_COLUMNS
-        added = columns_to_add(self.table, head.metadata.fields(), context.schema) if adds else ()
-        check_table(self.table, head, context.schema, added)
+        added = columns_to_add(self.table, head.metadata.fields(), schema) if adds else ()
+        check_table(self.table, head, schema, added)
+        if self._upsert is not None:
+            check_upserts(self.table, head, schema)
         return added
 
     def _existing_head(self, context: SinkContext) -> DeltaHead:
@@ -200,8 +237,8 @@ class DeltaSink(Sink):
 
     def _create(self, context: SinkContext) -> DeltaHead:
         """Creates the table, unless another process creates it first."""
-        now = _now_ms()
-        actions = new_table(str(uuid.UUID(_clock.new_id())), context.schema, now)
+        now = now_ms()
+        actions = new_table(str(uuid.UUID(_clock.new_id())), self._schema(context), now)
         info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
         self._make_folders()
         append_entry(self._root, 0, [{"commitInfo": info}, *actions])
@@ -247,8 +284,28 @@ class DeltaSink(Sink):
         yield from filter(None, found)
 
 
-def _sink(table: str, schema_evolution: SchemaEvolution) -> DeltaSink:
-    return DeltaSink(table, schema_evolution=schema_evolution)
+def _sink(table: str, schema_evolution: SchemaEvolution, upsert: UpsertSettings | None) -> DeltaSink:
+    if upsert is None:
+        return DeltaSink(table, schema_evolution=schema_evolution)
+    return DeltaSink(
+        table,
+        mode=_UPSERT,
+        keys=upsert.keys,
+        order_by=upsert.order_by,
+        deletes=upsert.deletes,
+        schema_evolution=schema_evolution,
+    )
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) and given else tuple(given)
+
+
+def _check_choice(name: str, given: str, *choices: str) -> None:
+    if given not in choices:
+        raise ConfigError(
+            f"the value of {name} is not supported", hint=f"use {' or '.join(map(repr, choices))}", given=given
+        )
 
 
 def _require_deltalake(table: str) -> None:
@@ -268,122 +325,3 @@ def _check_writable(*folders: Path) -> None:
             UnnamedFile.create(folder).close()
         except OSError as e:
             raise disk_error(e, folder) from e
-
-
-class DeltaSinkTable(SinkTable):
-    """A table at the version of its head; a commit creates the next version, or fails."""
-
-    def __init__(self, root: Path, context: SinkContext, head: DeltaHead) -> None:
-        self.table_id = head.metadata.id
-        self.version = head.version
-        self.token: int = head.token
-        self._root = root
-        self._context = context
-        self._head = head
-
-    def missing(self, committables: list[Committable]) -> list[str]:
-        return [c.path for c in committables if self._size(c.path) != c.size]
-
-    def commit(self, token: int, committables: list[Committable]) -> int | None:
-        return append_after(self._root, self._head, self._actions(token, committables))
-
-    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
-        return self._rewinder().plan(checkpoint_id)
-
-    def changes_since(self, version: int) -> TableChanges:
-        return self._rewinder().changes_since(version)
-
-    def rewind(self, to_version: int | None, token: int) -> int | None:
-        if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
-            raise InternalError(
-                "a rewind needs an older version and a larger token",
-                table=str(self._root),
-                version=self.version,
-                to_version=to_version,
-                known=self.token,
-                token=token,
-            )
-        # Checked first: a table that has changed may have lost the files that the rewind restores.
-        if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
-            return None
-        change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
-        return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
-
-    def _rewinder(self) -> Rewinder:
-        return Rewinder(self._root, self._context.application, self._head)
-
-    def _size(self, path: str) -> int | None:
-        if FileName.parse(path) is None:
-            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
-        try:
-            return (self._root / path).lstat().st_size
-        except FileNotFoundError:
-            return None
-        except OSError as e:
-            raise disk_error(e, self._root / path) from e
-
-    def _actions(self, token: int, committables: list[Committable]) -> list[Action]:
-        if len({c.path for c in committables}) < len(committables):
-            application = self._context.application
-            raise InternalError("a checkpoint has a file twice", application=application, token=token)
-        now = _now_ms()
-        info = {
-            "timestamp": now,
-            "operation": "STREAMING UPDATE",
-            "operationParameters": {
-                "outputMode": "Append",
-                "queryId": self._context.application,
-                "epochId": str(token),
-            },
-            "operationMetrics": {
-                "numAddedFiles": str(len(committables)),
-                "numRemovedFiles": "0",
-                "numOutputRows": str(sum(c.rows for c in committables)),
-                "numOutputBytes": str(sum(c.size for c in committables)),
-            },
-            "readVersion": self.version,
-            # Avoids conflicts with concurrent MERGE, UPDATE and DELETE, which could not have read these rows.
-            "isBlindAppend": True,
-            "engineInfo": ENGINE,
-        }
-        added = [{"add": _add(c, now)} for c in committables]
-        return [{"commitInfo": info}, self._transaction(token, now), *added]
-
-    def _rewind_actions(self, to_version: int | None, token: int, change: FileChange) -> list[Action]:
-        now = _now_ms()
-        parameters = {"queryId": self._context.application, "epochId": str(token)}
-        result = "kept" if to_version is None else f"back to version {to_version}"
-        info = {
-            "timestamp": now,
-            "operation": "STREAMING UPDATE" if to_version is None else RESTORE,
-            "operationParameters": parameters if to_version is None else {"version": str(to_version), **parameters},
-            "operationMetrics": {
-                "numRestoredFiles": str(len(change.restored)),
-                "numRemovedFiles": str(len(change.removed)),
-                "restoredFilesSize": str(sum(f.size for f in change.restored)),
-                "removedFilesSize": str(sum(f.size for f in change.removed)),
-            },
-            "readVersion": self.version,
-            "isBlindAppend": False,
-            "userMetadata": f"rewind of {self._context.application}: {result}, token {token}",
-            "engineInfo": ENGINE,
-        }
-        return [{"commitInfo": info}, self._transaction(token, now), *change.actions(now)]
-
-    def _transaction(self, token: int, now: int) -> Action:
-        return {"txn": {"appId": self._context.application, "version": token, "lastUpdated": now}}
-
-
-def _now_ms() -> int:
-    return int(_clock.now().timestamp() * 1000)
-
-
-def _add(file: Committable, now: int) -> Action:
-    return {
-        "path": file.path,
-        "partitionValues": {},
-        "size": file.size,
-        "modificationTime": now,
-        "dataChange": True,
-        "stats": file.stats or f'{{"numRecords":{file.rows}}}',
-    }

@@ -1,0 +1,196 @@
+"""Handles of a Delta table at one version: commits of appended files, and of upserts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, TableChanges
+from stateflow.clock import SystemClock
+from stateflow.connectors.delta.active_files import ActiveFiles
+from stateflow.connectors.delta.data_files import FileName, disk_error
+from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after, entry_path, is_current
+from stateflow.connectors.delta.rewind import FileChange, Rewinder, remove_action
+from stateflow.connectors.delta.upsert import Rewrite, Upsert, UpsertSettings, remove_files
+from stateflow.connectors.delta.versions import ENGINE, RESTORE
+from stateflow.errors import DataError, InternalError
+from stateflow.state.handles import Committable
+
+_clock = SystemClock()
+
+
+def now_ms() -> int:
+    """Returns the time in milliseconds since 1970."""
+    return int(_clock.now().timestamp() * 1000)
+
+
+class DeltaSinkTable(SinkTable):
+    """A table at the version of its head; a commit creates the next version, or fails."""
+
+    def __init__(self, root: Path, context: SinkContext, head: DeltaHead) -> None:
+        self.table_id = head.metadata.id
+        self.version = head.version
+        self.token: int = head.token
+        self._root = root
+        self._context = context
+        self._head = head
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        return [c.path for c in committables if self._size(c.path) != c.size]
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        self._check_distinct(token, committables)
+        return append_after(self._root, self._head, self._append_actions(token, committables))
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        return self._rewinder().plan(checkpoint_id)
+
+    def changes_since(self, version: int) -> TableChanges:
+        return self._rewinder().changes_since(version)
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
+            raise InternalError(
+                "a rewind needs an older version and a larger token",
+                table=str(self._root),
+                version=self.version,
+                to_version=to_version,
+                known=self.token,
+                token=token,
+            )
+        # Checked first: a table that has changed may have lost the files that the rewind restores.
+        if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
+            return None
+        change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
+        return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
+
+    def _rewinder(self) -> Rewinder:
+        return Rewinder(self._root, self._context.application, self._head)
+
+    def _size(self, path: str) -> int | None:
+        if FileName.parse(path) is None:
+            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
+        try:
+            return (self._root / path).lstat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise disk_error(e, self._root / path) from e
+
+    def _check_distinct(self, token: int, committables: list[Committable]) -> None:
+        if len({c.path for c in committables}) < len(committables):
+            application = self._context.application
+            raise InternalError("a checkpoint has a file twice", application=application, token=token)
+
+    def _append_actions(self, token: int, committables: list[Committable]) -> list[Action]:
+        now = now_ms()
+        info = {
+            "timestamp": now,
+            "operation": "STREAMING UPDATE",
+            "operationParameters": {
+                "outputMode": "Append",
+                "queryId": self._context.application,
+                "epochId": str(token),
+            },
+            "operationMetrics": {
+                "numAddedFiles": str(len(committables)),
+                "numRemovedFiles": "0",
+                "numOutputRows": str(sum(c.rows for c in committables)),
+                "numOutputBytes": str(sum(c.size for c in committables)),
+            },
+            "readVersion": self.version,
+            # Avoids conflicts with concurrent MERGE, UPDATE and DELETE, which could not have read these rows.
+            "isBlindAppend": True,
+            "engineInfo": ENGINE,
+        }
+        added = [{"add": _add(c, now)} for c in committables]
+        return [{"commitInfo": info}, self._transaction(token, now), *added]
+
+    def _rewind_actions(self, to_version: int | None, token: int, change: FileChange) -> list[Action]:
+        now = now_ms()
+        parameters = {"queryId": self._context.application, "epochId": str(token)}
+        result = "kept" if to_version is None else f"back to version {to_version}"
+        info = {
+            "timestamp": now,
+            "operation": "STREAMING UPDATE" if to_version is None else RESTORE,
+            "operationParameters": parameters if to_version is None else {"version": str(to_version), **parameters},
+            "operationMetrics": {
+                "numRestoredFiles": str(len(change.restored)),
+                "numRemovedFiles": str(len(change.removed)),
+                "restoredFilesSize": str(sum(f.size for f in change.restored)),
+                "removedFilesSize": str(sum(f.size for f in change.removed)),
+            },
+            "readVersion": self.version,
+            "isBlindAppend": False,
+            "userMetadata": f"rewind of {self._context.application}: {result}, token {token}",
+            "engineInfo": ENGINE,
+        }
+        return [{"commitInfo": info}, self._transaction(token, now), *change.actions(now)]
+
+    def _transaction(self, token: int, now: int) -> Action:
+        return {"txn": {"appId": self._context.application, "version": token, "lastUpdated": now}}
+
+
+class UpsertTable(DeltaSinkTable):
+    """A table at the version of its head, whose commits replace rows by key.
+
+    Args:
+        upsert: how rows are matched, and the files of the table.
+    """
+
+    def __init__(
+        self, root: Path, context: SinkContext, head: DeltaHead, upsert: tuple[UpsertSettings, ActiveFiles]
+    ) -> None:
+        super().__init__(root, context, head)
+        self._settings, self._files = upsert
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        self._check_distinct(token, committables)
+        if not committables:
+            return super().commit(token, [])
+        rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head))
+        version = append_after(self._root, self._head, self._upsert_actions(token, rewrite))
+        # The emitted rows are in the new files now; or no version has the new files.
+        useless = rewrite.added if version is None else committables
+        remove_files(self._root, (file.path for file in useless))
+        return version
+
+    def _upsert(self, last: Committable) -> Upsert:
+        emitted = FileName.parse(last.path)
+        assert emitted is not None
+        writing = replace(emitted.writing, subtask=0, attempt=f"u{_clock.new_id()}")
+        return Upsert(self._root, self._settings, self._context.schema, FileName.first(self._context, writing))
+
+    def _upsert_actions(self, token: int, rewrite: Rewrite) -> list[Action]:
+        now = now_ms()
+        info = {
+            "timestamp": now,
+            "operation": "MERGE",
+            "operationParameters": {
+                "predicate": " AND ".join(f"target.{name} = source.{name}" for name in self._settings.keys),
+                "queryId": self._context.application,
+                "epochId": str(token),
+            },
+            "operationMetrics": {
+                "numTargetFilesAdded": str(len(rewrite.added)),
+                "numTargetFilesRemoved": str(len(rewrite.removed)),
+                "numOutputRows": str(sum(c.rows for c in rewrite.added)),
+            },
+            "readVersion": self.version,
+            "isBlindAppend": False,
+            "engineInfo": ENGINE,
+        }
+        removed = [{"remove": remove_action(file, now)} for file in rewrite.removed]
+        added = [{"add": _add(file, now)} for file in rewrite.added]
+        return [{"commitInfo": info}, self._transaction(token, now), *removed, *added]
+
+
+def _add(file: Committable, now: int) -> Action:
+    return {
+        "path": file.path,
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": now,
+        "dataChange": True,
+        "stats": file.stats or f'{{"numRecords":{file.rows}}}',
+    }

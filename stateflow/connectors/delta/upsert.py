@@ -1,0 +1,267 @@
+"""Upserts into a Delta table: which rows of a checkpoint win, and which data files are written again without others.
+
+Copy on write: a data file that has a row of one of the keys is replaced by one without these rows. The log entry that
+replaces them also sets the sink's token, as for appended files, so an upsert is published once or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stateflow.api.schema import RowSchema
+from stateflow.connectors.delta.column_types import stored_type
+from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error
+from stateflow.connectors.delta.versions import DataFile
+from stateflow.errors import JobDefinitionError, SinkDiverged
+from stateflow.state.handles import Committable
+from stateflow.types.columns.shapes import Leaf
+from stateflow.types.decoders import json_decoder
+
+_POSITION = "_sf_position"
+_ROWS = 1 << 16
+"""Rows that are read from a data file at a time."""
+_COMBINED_BYTES = 32 << 20
+"""Data files below this size are combined when they are written again; larger ones keep their rows together."""
+
+
+@dataclass(frozen=True)
+class UpsertSettings:
+    """How rows are matched with those of the table.
+
+    Attributes:
+        keys: the columns that identify a row.
+        order_by: columns by which the last row of a key wins; without them, the row that was emitted last.
+        deletes: column that is true in rows that delete their key; empty for none. The table does not have it.
+    """
+
+    keys: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+    deletes: str = ""
+
+    def check(self, schema: RowSchema) -> None:
+        """Raises JobDefinitionError if the rows do not have such columns."""
+        if not self.keys:
+            raise JobDefinitionError("an upsert needs a key", hint='pass keys=["order_id"]')
+        for name in self.keys:
+            column = schema.column(name)
+            if column.nullable or not isinstance(column.shape, Leaf) or column.spark_type == "double":
+                raise JobDefinitionError(
+                    "a column cannot be the key of an upsert",
+                    hint="use columns that are never null, and neither float nor a class, list or dict",
+                    column=name,
+                    type=column.spark_type,
+                    nullable=column.nullable,
+                )
+        for name in self.order_by:
+            if not isinstance(schema.column(name).shape, Leaf):
+                raise JobDefinitionError(
+                    "rows cannot be ordered by a column", hint="use a column of a scalar type", column=name
+                )
+        if self.deletes and (schema.column(self.deletes).spark_type != "boolean" or self.deletes in self.keys):
+            raise JobDefinitionError(
+                "a column cannot tell deletes", hint="use a bool that is not part of the key", column=self.deletes
+            )
+
+    def table_schema(self, schema: RowSchema) -> RowSchema:
+        """Returns the columns of the table."""
+        return replace(schema, columns=tuple(c for c in schema.columns if c.name != self.deletes))
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The data files that an upsert replaces, and those that it adds."""
+
+    removed: tuple[DataFile, ...]
+    added: tuple[Committable, ...]
+
+
+class Upsert:
+    """One upsert.
+
+    Args:
+        table: folder of the table.
+        settings: how rows are matched.
+        schema: columns of the emitted rows.
+        name: name of the first file that is written.
+    """
+
+    def __init__(self, table: Path, settings: UpsertSettings, schema: RowSchema, name: FileName) -> None:
+        self._table = table
+        self._settings = settings
+        self._schema = schema
+        self._name = name
+        self._stored = stored_schema(settings.table_schema(schema))
+
+    def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile]) -> Rewrite:
+        """Writes the new data files.
+
+        Args:
+            emitted: files with the rows of the checkpoint.
+            active: the files of the table.
+
+        Raises:
+            SinkDiverged: a file of the table does not exist, or has other columns.
+        """
+        winners = self._winners(emitted)
+        matches = [match for file in active if (match := self._match(file, winners))]
+        outputs = self._outputs(matches, _not_true(winners, self._settings.deletes))
+        added = tuple(written for number, rows in enumerate(outputs) for written in self._written(number, rows))
+        return Rewrite(tuple(match.file for match in matches), added)
+
+    def _winners(self, emitted: Sequence[Committable]) -> pa.Table:
+        """Returns the last row of each key."""
+        ordered = sorted(emitted, key=_order)
+        tables = [pq.read_table(self._table / file.path, schema=stored_schema(self._schema)) for file in ordered]
+        rows = pa.concat_tables(tables)
+        names, settings = rows.schema.names, self._settings
+        rows = rows.append_column(_POSITION, pa.array(range(len(rows)), pa.int64()))
+        if settings.order_by:
+            order = [(name, "ascending", "at_start") for name in (*settings.order_by, _POSITION)]
+            rows = rows.take(pc.sort_indices(rows, order))
+            rows = rows.set_column(len(names), _POSITION, pa.array(range(len(rows)), pa.int64()))
+        last = rows.group_by(list(settings.keys)).aggregate([(_POSITION, "max")]).column(f"{_POSITION}_max")
+        return rows.take(last.sort()).select(names)
+
+    def _match(self, file: DataFile, winners: pa.Table) -> _Match | None:
+        """Returns which rows of a file have one of the keys; None if none has."""
+        if not _may_contain(file, winners, self._settings.keys):
+            return None
+        if file.vector is not None:
+            raise self._unusable(file, "some of its rows are deleted by a deletion vector")
+        path = self._table / unquote(file.path)
+        try:
+            keys = pq.read_table(path, columns=list(self._settings.keys))
+        except FileNotFoundError as e:
+            raise self._unusable(file, "it does not exist") from e
+        except OSError as e:
+            raise disk_error(e, path) from e
+        except pa.ArrowException as e:
+            raise self._unusable(file, str(e)) from e
+        matched = _matched(self._cast(keys, file), winners, self._settings.keys)
+        return _Match(file, path, pc.invert(matched)) if pc.any(matched).as_py() else None
+
+    def _outputs(self, matches: Sequence[_Match], kept: pa.Table) -> Iterator[Iterator[pa.RecordBatch]]:
+        """Yields the rows of each new data file: large files are written again one by one, small ones together."""
+        small = [match for match in matches if match.file.size < _COMBINED_BYTES]
+        yield (batch for source in (kept.to_batches(), *map(self._remaining, small)) for batch in source)
+        for match in matches:
+            if match.file.size >= _COMBINED_BYTES:
+                yield self._remaining(match)
+
+    def _remaining(self, match: _Match) -> Iterator[pa.RecordBatch]:
+        start = 0
+        with pq.ParquetFile(match.path) as file:
+            for batch in file.iter_batches(_ROWS):
+                rows = batch.filter(match.remaining.slice(start, len(batch)))
+                start += len(batch)
+                yield from self._cast(pa.Table.from_batches([rows]), match.file).to_batches()
+
+    def _written(self, number: int, rows: Iterable[pa.RecordBatch]) -> list[Committable]:
+        writing = self._name.writing
+        name = replace(self._name, writing=replace(writing, attempt=f"{writing.attempt}f{number}"))
+        writer = ParquetWriter(self._table, name, self._settings.table_schema(self._schema))
+        for batch in rows:
+            writer.write_stored(batch.select(self._stored.names))
+        return writer.close()
+
+    def _cast(self, rows: pa.Table, file: DataFile) -> pa.Table:
+        """Returns rows of a data file with the columns of the table; a column that the file lacks is null."""
+        found, wanted = rows.schema.names, self._stored
+        if len(found) < len(wanted) and set(found) <= set(self._settings.keys):
+            wanted = pa.schema([wanted.field(name) for name in found])
+        if more := sorted(set(found) - set(wanted.names)):
+            raise self._unusable(file, f"it has further columns: {', '.join(more)}")
+        columns = [rows.column(f.name) if f.name in found else pa.nulls(len(rows), f.type) for f in wanted]
+        try:
+            return pa.table(columns, names=wanted.names).cast(wanted)
+        except pa.ArrowException as e:
+            raise self._unusable(file, str(e)) from e
+
+    def _unusable(self, file: DataFile, reason: str) -> SinkDiverged:
+        return SinkDiverged(
+            "a data file of the Delta table cannot be rewritten",
+            hint="restore the file, or the table to a version without it",
+            table=str(self._table),
+            file=file.path,
+            reason=reason[:500],
+        )
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A data file with rows of some of the keys; `remaining` is false for these rows."""
+
+    file: DataFile
+    path: Path
+    remaining: pa.ChunkedArray
+
+
+def stored_schema(schema: RowSchema) -> pa.Schema:
+    """Returns the columns of a data file with rows of a row class."""
+    return pa.schema([pa.field(c.name, stored_type(c.arrow_type)) for c in schema.columns])
+
+
+def remove_files(table: Path, names: Iterable[str]) -> None:
+    """Removes data files that no version of the table has; the next run removes what is left."""
+    for name in names:
+        try:
+            os.unlink(table / name)
+        except OSError:  # another process has removed it, or a sweep will
+            continue
+
+
+def _order(file: Committable) -> tuple[int, int, int, int]:
+    """Returns the position of a file in the order in which its rows were emitted."""
+    name = FileName.parse(file.path)
+    assert name is not None
+    writing = name.writing
+    return writing.generation, writing.ordinal, writing.subtask, name.part
+
+
+def _not_true(rows: pa.Table, column: str) -> pa.Table:
+    """Returns the rows whose column is not true; all rows without a column."""
+    return rows.filter(pc.invert(pc.fill_null(rows.column(column), False))) if column else rows
+
+
+def _matched(keys: pa.Table, winners: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
+    """Returns for each row of `keys` whether `winners` has a row of its key."""
+    if len(names) == 1:
+        (name,) = names
+        return pc.is_in(keys.column(name), value_set=winners.column(name).combine_chunks())
+    numbered = keys.append_column(_POSITION, pa.array(range(len(keys)), pa.int64()))
+    found = numbered.join(winners.select(list(names)), list(names), join_type="left semi").column(_POSITION)
+    return pc.is_in(numbered.column(_POSITION), value_set=found.combine_chunks())
+
+
+class _Bounds(msgspec.Struct):
+    minValues: dict[str, object] = {}
+    maxValues: dict[str, object] = {}
+
+
+_bounds = json_decoder(_Bounds)
+
+
+def _may_contain(file: DataFile, winners: pa.Table, keys: Sequence[str]) -> bool:
+    """Returns whether a file may have a row of one of the keys, by its statistics."""
+    try:
+        bounds = _bounds.decode(str(file.action.get("stats") or "{}"))
+    except (msgspec.DecodeError, RecursionError):
+        return True
+    for name in keys:
+        low, high = bounds.minValues.get(name), bounds.maxValues.get(name)
+        ends = pc.min_max(winners.column(name)).as_py()
+        for kind in (int, str):
+            # Bounds of texts are in the order of UTF-8, which is that of Python's code points.
+            if all(isinstance(v, kind) and not isinstance(v, bool) for v in (low, high, *ends.values())):
+                if ends["max"] < low or high < ends["min"]:
+                    return False
+    return True
