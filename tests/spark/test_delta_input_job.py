@@ -103,6 +103,7 @@ def test_a_job_that_starts_at_the_end_reads_what_is_added_between_its_runs(job: 
     assert job.copied() == Counter([(2, "a")])
 
 
+@pytest.mark.slow
 def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:
     for version in range(3):
         job.add(version)

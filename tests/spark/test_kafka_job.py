@@ -165,6 +165,7 @@ def test_a_job_that_starts_at_the_end_reads_what_arrives_between_its_runs(job: K
     job.check_rows()
 
 
+@pytest.mark.slow
 def test_a_job_starts_at_a_time(job: KafkaJob) -> None:
     times = [datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC) for hour in (1, 2, 3)]
     for n, time in enumerate(times):
@@ -178,7 +179,7 @@ def test_a_job_starts_at_a_time(job: KafkaJob) -> None:
     assert sorted(row["id"] for row in job.table_rows("orders")) == [0, 1, 2]
 
 
-def test_the_watermark_is_that_of_the_partition_that_is_behind(job: KafkaJob) -> None:
+def test_the_watermark_is_the_lowest_of_the_partitions(job: KafkaJob) -> None:
     def send(partition: int, *seconds: int) -> None:
         for second in seconds:
             number = len(job.sent)
@@ -206,6 +207,7 @@ def test_the_watermark_is_that_of_the_partition_that_is_behind(job: KafkaJob) ->
     job.check_rows()
 
 
+@pytest.mark.slow
 def test_topics_of_a_pattern_are_read_from_their_start(job: KafkaJob) -> None:
     pattern = {"job__topics": "", "job__pattern": f"{job.topic}.*"}
     job.send(5)
@@ -223,6 +225,7 @@ def test_records_of_aborted_transactions_are_not_read(job: KafkaJob) -> None:
     job.check_rows()
 
 
+@pytest.mark.slow
 def test_a_restore_sets_positions_by_time_and_by_offset(job: KafkaJob) -> None:
     job.send(10)
     job.finish()

@@ -62,7 +62,7 @@ class DeltaSource(SparkSource):
             added, ``"latest"`` for what is added from now on, a version, or a time (UTC, unless it has a time zone). A
             version is read from its first change on.
         changes: whether the source reads Delta's change data feed, which the table must have enabled, instead of rows
-            that are added. Then `metadata` tells inserts, updates and deletes apart.
+            that are added. Then `metadata` has the kind of each change.
         metadata: with `changes`, fields that take ``change`` (``insert``, ``update_preimage``, ``update_postimage`` or
             ``delete``), ``version`` or ``committed`` of a change.
         skip_changes: without `changes`, whether commits that update or delete rows are skipped. Otherwise such a commit

@@ -68,7 +68,7 @@ class UpsertSettings:
                 )
         if self.deletes and (schema.column(self.deletes).spark_type != "boolean" or self.deletes in self.keys):
             raise JobDefinitionError(
-                "a column cannot tell deletes", hint="use a bool that is not part of the key", column=self.deletes
+                "a column cannot mark deletes", hint="use a bool that is not part of the key", column=self.deletes
             )
 
     def table_schema(self, schema: RowSchema) -> RowSchema:

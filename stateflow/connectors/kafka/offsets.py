@@ -48,7 +48,7 @@ class Gap:
     Attributes:
         start: the position.
         end: the first offset after it that exists; below `start` if the partition was created again, and None if it
-            does not exist any more.
+            no longer exists.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class Gap:
 
     def __str__(self) -> str:
         if self.end is None:
-            return f"{self.topic}-{self.partition}: does not exist any more; the position is {self.start}"
+            return f"{self.topic}-{self.partition}: no longer exists; the position is {self.start}"
         if self.end < self.start:
             return f"{self.topic}-{self.partition}: ends at {self.end}, before the position {self.start}"
         return f"{self.topic}-{self.partition}: {self.end - self.start} records [{self.start}, {self.end})"
