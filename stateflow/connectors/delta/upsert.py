@@ -120,8 +120,7 @@ class Upsert:
     def _winners(self, emitted: Sequence[Committable]) -> pa.Table:
         """Returns the last row of each key."""
         ordered = sorted(emitted, key=_order)
-        tables = [pq.read_table(self._table / file.path, schema=stored_schema(self._schema)) for file in ordered]
-        rows = pa.concat_tables(tables)
+        rows = pa.concat_tables([self._emitted(self._table / file.path) for file in ordered])
         names, settings = rows.schema.names, self._settings
         rows = rows.append_column(_POSITION, pa.array(range(len(rows)), pa.int64()))
         if settings.order_by:
@@ -131,6 +130,12 @@ class Upsert:
         last = rows.group_by(list(settings.keys)).aggregate([(_POSITION, "max")]).column(f"{_POSITION}_max")
         return rows.take(last.sort()).select(names)
 
+    def _emitted(self, path: Path) -> pa.Table:
+        try:
+            return pq.read_table(path, schema=stored_schema(self._schema), partitioning=None)
+        except OSError as e:
+            raise disk_error(e, path) from e
+
     def _match(self, file: DataFile, winners: pa.Table) -> _Match | None:
         """Returns which rows of a file have one of the keys; None if none has."""
         if not _may_contain(file, winners, self._settings.keys):
@@ -139,7 +144,8 @@ class Upsert:
             raise self._unusable(file, "some of its rows are deleted by a deletion vector")
         path = self._table / unquote(file.path)
         try:
-            keys = pq.read_table(path, columns=list(self._settings.keys))
+            # Without a partitioning, which Arrow would otherwise take from folders such as `day=1` above the table.
+            keys = pq.read_table(path, columns=list(self._settings.keys), partitioning=None)
         except FileNotFoundError as e:
             raise self._unusable(file, "it does not exist") from e
         except OSError as e:
