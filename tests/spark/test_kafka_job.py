@@ -1,4 +1,4 @@
-"""A job that reads Kafka through Spark, from a real broker."""
+"""A job that reads Kafka through Spark, from a real broker, and keeps the newest count of each name by upsert."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.spark.jobs import kafka as job_module
@@ -59,6 +61,9 @@ class KafkaJob(ModuleJob):
         names = Counter(order["name"] for order in self.sent)
         counts = Counter((row["name"], row["count"]) for row in self.table_rows("counts"))
         assert counts == Counter((name, n) for name, total in names.items() for n in range(1, total + 1))
+        files = DeltaTable(str(self.folder / "newest")).file_uris()
+        newest = [(row["name"], row["count"]) for uri in files for row in pq.read_table(uri).to_pylist()]
+        assert sorted(newest) == sorted(names.items())
 
     def table_rows(self, table: str) -> list[dict[str, Any]]:
         return folder_tables.rows(self.folder / table)

@@ -9,6 +9,7 @@ import msgspec
 from stateflow import (
     Context,
     DeadLetters,
+    DeltaSink,
     KafkaHeader,
     KafkaSource,
     KeyedProcessFunction,
@@ -73,5 +74,6 @@ def build(env: StreamExecutionEnvironment) -> None:
     orders.sink_to(FolderSink(home / "orders"), uid="orders-out")
     counts = orders.key_by("name").process(Counter(), output=Count, uid="count")
     counts.sink_to(FolderSink(home / "counts"), uid="counts-out")
+    counts.sink_to(DeltaSink(home / "newest", mode="upsert", keys="name"), uid="newest-out")
     if budget:
         letters.get_dead_letters().sink_to(FolderSink(home / "letters"), uid="letters-out")
