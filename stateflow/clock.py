@@ -11,6 +11,14 @@ import uuid
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def epoch_milliseconds(timestamp: datetime) -> int:
+    """Returns a timestamp in milliseconds since 1970; one without a time zone is in UTC."""
+    zoned = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+    return (zoned - _EPOCH) // timedelta(milliseconds=1)
+
 
 def is_timestamp(text: str) -> bool:
     """Returns whether a stored text is a time with a zone, as `Clock.now` returns it; others cannot be compared."""

@@ -1,4 +1,4 @@
-"""Columns of a source's frame that no stream has: the split of each row, and records that cannot be decoded."""
+"""Columns that a source's frame has in addition to its rows: the split of each row, and undecodable records."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RejectedRecord(msgspec.Struct, frozen=True):
     """A record of a source that cannot be decoded.
 
     Attributes:
-        topic: where it is: the topic,
-        partition: the partition,
-        offset: and the offset.
-        key: its key; as for `value`. None without one.
-        value: its value: as text, or ``base64:`` with the encoded bytes if it is not UTF-8. None without one.
+        topic: its topic.
+        partition: number of its partition.
+        offset: its offset in the partition.
+        key: its key, in the form of `value`; None without one.
+        value: its value as text, or ``base64:`` and the encoded bytes if it is not UTF-8; None without one.
         reason: why it cannot be decoded.
     """
 
@@ -55,11 +55,11 @@ def with_hidden_columns(schema: RowSchema, *, rejects: bool) -> RowSchema:
 
 
 def failing_filter(guard: str) -> str:
-    """Returns the SQL condition of a filter that keeps rows without `REJECTED`, and fails for others.
+    """Returns the SQL condition of a filter that fails for a rejected record, and keeps all other rows.
 
     Args:
-        guard: a condition that is always true, and that Spark cannot compute before the columns of the frame: it would
-            otherwise decode each record twice.
+        guard: a condition that is always true, on a column that is not deterministic for Spark. Without it, Spark
+            would move the filter below the decoding, and decode each record twice.
     """
     fields = (f"'{name}', {_field(name)}" for name in RejectedRecord.__struct_fields__)
     json = f"to_json(named_struct({', '.join(fields)}), map('ignoreNullFields', 'false'))"

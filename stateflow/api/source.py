@@ -74,8 +74,8 @@ class Source(ABC):
     """Whether an unreadable file fails the run, or is skipped as a whole and recorded."""
 
     has_splits: bool = False
-    """Whether the source consists of parts with a watermark each. Then `stream` returns the columns of `hidden_columns`
-    after those of `schema`: `SPLIT`, and with dead letters `REJECTED`."""
+    """Whether each part of the source, such as a partition, has a watermark of its own. Then the frame of `stream` ends
+    with the columns `SPLIT` and, with dead letters, `REJECTED` of `stateflow.api.hidden_columns`."""
     on_error: OnError = None
     """What happens to records of a source with splits that cannot be decoded."""
 
@@ -117,7 +117,9 @@ class Source(ABC):
         """
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
-        """Returns where the source begins in a new job, if a later run would begin somewhere else; otherwise empty.
+        """Returns the position at which the source begins in a new job; empty if each run would begin at the same one.
+
+        A run that finds no input stores it, so that the next run does not miss what arrives in between.
 
         Args:
             logs: contents of the files of Spark's log of the source, by name.

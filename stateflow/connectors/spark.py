@@ -40,6 +40,9 @@ class SparkSource(Source):
         JobDefinitionError: neither `path` nor `name` is given, or the source cannot be read again.
     """
 
+    package: str = ""
+    """Maven coordinate of Spark's source, for an error; empty if it is not known."""
+
     def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
         self,
         format: str,
@@ -80,8 +83,7 @@ class SparkSource(Source):
 
     def check(self, spark: SparkSession) -> None:
         """Raises ConfigError if Spark does not have the source, and SchemaMismatch for other columns than declared."""
-        found = self._loaded(self._reader(spark)).schema
-        check_columns(found, self.schema, self.columns, self.description)
+        check_columns(self._frame(spark, {}).schema, self.schema, self.columns, self.description)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit, which only an option of the source can set."""
@@ -93,16 +95,15 @@ class SparkSource(Source):
                 settings=set_limits,
                 source=self.description,
             )
-        return with_columns(self._loaded(self._reader(spark)), self.schema)
+        return with_columns(self._frame(spark, {}), self.schema)
 
     def can_keep(self, description: str) -> bool:
         return description == self.description
 
-    def _reader(self, spark: SparkSession) -> DataStreamReader:
-        return spark.readStream.format(self.format).options(**self._options)
-
-    def _loaded(self, reader: DataStreamReader) -> DataFrame:
-        return loaded(reader, self.format, self.path)
+    def _frame(self, spark: SparkSession, more: Mapping[str, str]) -> DataFrame:
+        """Returns the frame of Spark's source, with further options."""
+        reader = spark.readStream.format(self.format).options(**self._options, **more)
+        return loaded(reader, self.format, self.path, self.package)
 
 
 def loaded(reader: DataStreamReader, format: str, path: str = "", package: str = "") -> DataFrame:

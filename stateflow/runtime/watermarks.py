@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TypedDict
 
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def epoch_milliseconds(timestamp: datetime) -> int:
-    """Returns a timestamp in milliseconds since 1970; one without a time zone is in UTC."""
-    zoned = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
-    return (zoned - _EPOCH) // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)

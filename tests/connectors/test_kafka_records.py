@@ -6,14 +6,15 @@ import base64
 import datetime
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import pytest
 
 from stateflow import DeadLetters, Json, KafkaHeader, KafkaSecurity, KafkaSource
 from stateflow.api.hidden_columns import REJECTED, rejected_in
-from stateflow.errors import JobDefinitionError
+from stateflow.connectors.kafka.client import KafkaClient
+from stateflow.errors import ConfigError, JobDefinitionError, StorageError
 from tests.servers.running import CANARY
 from tests.support.errors import raises
 
@@ -147,8 +148,6 @@ class Bad(msgspec.Struct):
         {"topics": ()},
         {"topics": "t", "pattern": "t"},
         {"value": "xml"},
-        {"start": "newest"},
-        {"on_data_loss": "ignore"},
         {"on_error": "drop"},
         {"metadata": {"offset": "offset"}},
         {"metadata": {"offset": "position"}},
@@ -162,6 +161,42 @@ class Bad(msgspec.Struct):
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any]) -> None:
     with raises(JobDefinitionError):
         KafkaSource("localhost:1", **{"schema": Bad, "topics": "t", **given})
+
+
+@pytest.mark.parametrize("given", [{"start": "newest"}, {"on_data_loss": "ignore"}])
+def test_values_that_do_not_exist_are_refused(given: dict[str, Any]) -> None:
+    with raises(ConfigError, given=next(iter(given.values()))):
+        _source(Bad, **given)
+
+
+def test_a_plan_can_be_made_while_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: object) -> NoReturn:
+        raise StorageError("Kafka did not answer")
+
+    monkeypatch.setattr(KafkaClient, "existing", no_answer)
+    assert _source(Bad).holds('{"t":{"0":1}}', []) is None
+
+
+@pytest.mark.spark
+def test_a_timestamp_without_zone_is_in_utc_in_every_session(spark_session: SparkSession) -> None:
+    spark_session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        times = dict.fromkeys(("zoned", "naive", "millis"), "timestamp")
+        source = _source(Timed, metadata={**times, "headers": "headers"})
+        record: tuple[Any, ...] = (
+            None,
+            b'{"id": 1}',
+            "t",
+            0,
+            0,
+            datetime.datetime(2026, 1, 1, 9, tzinfo=datetime.UTC),
+            0,
+            [],
+        )
+        (row,) = source.rows(spark_session.createDataFrame([record], _RECORD)).collect()
+    finally:
+        spark_session.conf.set("spark.sql.session.timeZone", "UTC")
+    assert row.naive == datetime.datetime(2026, 1, 1, 9)  # noqa: DTZ001 - a column without a time zone
 
 
 def test_a_login_is_given_to_both_clients_and_shown_by_none() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from stateflow import WatermarkStrategy
 from stateflow.checkpoint.log.documents import SourceWatermark
+from stateflow.clock import epoch_milliseconds
 from stateflow.runtime.task.row_conversion import latest_time
-from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks, epoch_milliseconds
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
 
 STRATEGY = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5)).with_timestamp_column("at")
 WITH_IDLENESS = STRATEGY.with_idleness(timedelta(milliseconds=10))

@@ -110,9 +110,16 @@ def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:
     job.finish(job__start="1")
     assert job.copied() == Counter([(1, "a"), (2, "a")])
     (committed,) = [c["timestamp"] for c in DeltaTable(str(job.input)).history() if c["version"] == 2]
-    job.restore(f"timestamp:{datetime.fromtimestamp(committed / 1000, UTC).isoformat()}")
+    at = datetime.fromtimestamp(committed / 1000, UTC).isoformat()
+    job.restore(f"timestamp:{at}")
     job.finish(job__start="1")
     assert job.copied() == Counter([(1, "a"), (2, "a"), (2, "a")])
+    # A new job that begins at that time, in a session with another time zone.
+    other = DeltaJob(job.folder / "other")
+    other.input.symlink_to(job.input)
+    other.finish(job__start=at, **{"spark__conf__spark.sql.session.timeZone": "Asia/Tokyo"})
+    assert other.copied() == Counter([(2, "a")])
+    other.close()
 
 
 def test_versions_that_no_longer_exist_and_a_new_table_end_the_run(job: DeltaJob) -> None:

@@ -179,6 +179,14 @@ def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
     return StorageError("operation on the Delta table's file system failed", **facts, errno=e.errno)
 
 
+def stored_schema(schema: RowSchema) -> pa.Schema:
+    """Returns the columns of data files with rows of a row class.
+
+    Always nullable: readers of the table expect the table's nullability, not that of the row class.
+    """
+    return pa.schema([pa.field(c.name, stored_type(c.arrow_type)) for c in schema.columns])
+
+
 class ParquetWriter(SinkWriter):
     """Writes the rows of one attempt to a Parquet file, or to several when it exceeds `limits`.
 
@@ -191,8 +199,7 @@ class ParquetWriter(SinkWriter):
         self._name = name
         self._schema = schema
         self._limits = limits or Limits()
-        # Always nullable: readers of the table expect the table's nullability, not that of the row class.
-        self._stored = pa.schema([pa.field(c.name, stored_type(c.arrow_type)) for c in schema.columns])
+        self._stored = stored_schema(schema)
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
         self._file: _ParquetFile | None = None

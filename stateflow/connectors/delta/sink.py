@@ -19,6 +19,7 @@ from typing import Literal
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
+from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.added_columns import column_actions, columns_to_add
 from stateflow.connectors.delta.checks import check_table, check_upserts, new_table
@@ -94,8 +95,8 @@ class DeltaSink(Sink):
         deletes: str = "",
         schema_evolution: SchemaEvolution = "refuse",
     ) -> None:
-        _check_choice("schema_evolution", schema_evolution, _REFUSE, _ADD_COLUMNS)
-        _check_choice("mode", mode, _APPEND, _UPSERT)
+        check_choice("schema_evolution", schema_evolution, (_REFUSE, _ADD_COLUMNS))
+        check_choice("mode", mode, (_APPEND, _UPSERT))
         upsert = UpsertSettings(_names(keys), _names(order_by), deletes)
         if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and upsert != UpsertSettings(())):
             raise JobDefinitionError(
@@ -299,13 +300,6 @@ def _sink(table: str, schema_evolution: SchemaEvolution, upsert: UpsertSettings 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) and given else tuple(given)
-
-
-def _check_choice(name: str, given: str, *choices: str) -> None:
-    if given not in choices:
-        raise ConfigError(
-            f"the value of {name} is not supported", hint=f"use {' or '.join(map(repr, choices))}", given=given
-        )
 
 
 def _require_deltalake(table: str) -> None:

@@ -59,10 +59,15 @@ class DeltaSinkTable(SinkTable):
                 token=token,
             )
         # Checked first: a table that has changed may have lost the files that the rewind restores.
-        if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
+        if self._is_stale:
             return None
         change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
         return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
+
+    @property
+    def _is_stale(self) -> bool:
+        """Whether the table has changed since the handle was made, so that a commit would fail."""
+        return not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists()
 
     def _rewinder(self) -> Rewinder:
         return Rewinder(self._root, self._context.application, self._head)
@@ -148,6 +153,9 @@ class UpsertTable(DeltaSinkTable):
         self._check_distinct(token, committables)
         if not committables:
             return super().commit(token, [])
+        # Before data files are written in vain.
+        if self._is_stale:
+            return None
         rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head))
         version = append_after(self._root, self._head, self._upsert_actions(token, rewrite))
         # The emitted rows are in the new files now; or no version has the new files.

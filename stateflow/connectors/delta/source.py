@@ -12,10 +12,11 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.source import InitialPosition, StartKind, StartPosition
+from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns import ColumnPolicy, check_columns
+from stateflow.connectors.columns import ColumnPolicy
 from stateflow.connectors.delta.log.listing import list_log
-from stateflow.connectors.spark import SparkSource, loaded, with_columns
+from stateflow.connectors.spark import SparkSource, with_columns
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import quoted
@@ -23,8 +24,6 @@ from stateflow.types.spark_sql import quoted
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-EARLIEST, LATEST = "earliest", "latest"
-_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 _CHANGES: Mapping[str, tuple[str, str]] = {
     "change": ("_change_type", "string"),
     "version": ("_commit_version", "bigint"),
@@ -74,24 +73,25 @@ class DeltaSource(SparkSource):
     """
 
     start_kinds = frozenset(StartKind)
+    package = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
     def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
         self,
         table: str | os.PathLike[str],
         *,
         schema: type[object],
-        start: Start = EARLIEST,
+        start: Start = StartKind.EARLIEST,
         changes: bool = False,
         metadata: Mapping[str, str] | None = None,
         skip_changes: bool = False,
         columns: ColumnPolicy | None = None,
     ) -> None:
         path = str(table) if "://" in str(table) else os.path.abspath(table)
-        super().__init__("delta", schema=schema, path=path, columns=columns)
+        options = {"readChangeFeed": "true"} if changes else {"skipChangeCommits": "true"} if skip_changes else {}
+        super().__init__("delta", schema=schema, path=path, columns=columns, options=options)
         self._metadata = dict(metadata or {})
         self._changes = changes
         self._start = _checked_start(start)
-        self._skip_changes = skip_changes
         self._next: _Offset | None = None
         if (self._metadata or skip_changes) and changes == skip_changes:
             raise JobDefinitionError(
@@ -107,22 +107,12 @@ class DeltaSource(SparkSource):
     def description(self) -> str:
         return f"DeltaSource[{'changes' if self._changes else 'rows'}:{self.path}]"
 
-    def check(self, spark: SparkSession) -> None:
-        """Raises ConfigError if Spark cannot read the table, and SchemaMismatch for other columns than declared."""
-        frame = loaded(spark.readStream.format(self.format).options(**self._feed), self.format, self.path, _PACKAGE)
-        check_columns(self._renamed(frame).schema, self.schema, self.columns, self.description)
-
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
-        reader = spark.readStream.format(self.format).options(**self._feed, **self._limits(limits))
-        begins_at_end = isinstance(self._start, str) and self._start == LATEST
-        if begins_at_end:
+        """See `Source.stream`. Raises ConfigError for a limit of rows."""
+        if self._start == StartKind.LATEST:
             # Read before Spark reads the table: what is added in between must not be lost.
             self._next = self._after_newest()
-        if isinstance(self._start, datetime):
-            reader = reader.option("startingTimestamp", self._start.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f"))
-        elif isinstance(self._start, int) or begins_at_end:
-            reader = reader.option("startingVersion", str(self._start))
-        return with_columns(self._renamed(loaded(reader, self.format, self.path, _PACKAGE)), self.schema)
+        return with_columns(self._frame(spark, {**_start_options(self._start), **self._limits(limits)}), self.schema)
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """See `Source.first_offset`: the version after the newest one when the query started."""
@@ -164,11 +154,6 @@ class DeltaSource(SparkSource):
             return self._at(_at_version(table, int(start.position)))
         return self._at(self._parsed(start.position))
 
-    @property
-    def _feed(self) -> dict[str, str]:
-        options = {"readChangeFeed": "true"} if self._changes else {}
-        return options | ({"skipChangeCommits": "true"} if self._skip_changes else {})
-
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         if limits.max_rows_per_batch is not None:
             raise ConfigError(
@@ -179,8 +164,9 @@ class DeltaSource(SparkSource):
         files = limits.max_files_per_batch
         return {} if files is None else {"maxFilesPerTrigger": str(files)}
 
-    def _renamed(self, frame: DataFrame) -> DataFrame:
-        """Returns the frame with metadata under the names of the fields that take them."""
+    def _frame(self, spark: SparkSession, more: Mapping[str, str]) -> DataFrame:
+        """Returns the frame of Spark's source, with metadata under the names of the fields that take them."""
+        frame = super()._frame(spark, more)
         added = [f"{_CHANGES[name][0]} AS {quoted(field)}" for field, name in self._metadata.items()]
         hidden = {column for column, _ in _CHANGES.values()}
         kept = [quoted(name) for name in frame.columns if name not in hidden and name not in self._metadata]
@@ -237,16 +223,23 @@ class DeltaSource(SparkSource):
 
 
 def _checked_start(start: Start) -> Start:
-    if isinstance(start, datetime):
-        return start if start.tzinfo else start.replace(tzinfo=UTC)
     is_version = isinstance(start, int) and not isinstance(start, bool) and start >= 0
-    if not is_version and start not in (EARLIEST, LATEST):
+    if not is_version and not isinstance(start, datetime) and start not in (StartKind.EARLIEST, StartKind.LATEST):
         raise JobDefinitionError(
             "the value of start is not supported",
-            hint=f"use {EARLIEST!r}, {LATEST!r}, the number of a version, or a datetime",
+            hint='use "earliest", "latest", the number of a version, or a datetime',
             given=repr(start),
         )
     return start
+
+
+def _start_options(start: Start) -> dict[str, str]:
+    """Returns the options of Delta's source for where it begins without a position."""
+    if isinstance(start, datetime):
+        zoned = start.astimezone(UTC) if start.tzinfo else start
+        # Delta takes a time of the session's zone unless the text has one.
+        return {"startingTimestamp": zoned.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+    return {} if start == StartKind.EARLIEST else {"startingVersion": str(start)}
 
 
 def _at_version(table: DeltaTable, version: int) -> _Offset:
@@ -255,6 +248,6 @@ def _at_version(table: DeltaTable, version: int) -> _Offset:
 
 def _first_version_since(table: DeltaTable, time: datetime) -> int:
     """Returns the first version that was committed at a time or later; the next version if there is none."""
-    millis = int(time.timestamp() * 1000)
+    millis = epoch_milliseconds(time)
     later = [int(commit["version"]) for commit in table.history() if int(commit["timestamp"]) >= millis]
     return min(later, default=table.version() + 1)

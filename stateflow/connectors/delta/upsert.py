@@ -7,19 +7,20 @@ replaces them also sets the sink's token, as for appended files, so an upsert is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.delta.column_types import stored_type
-from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error
+from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error, stored_schema
 from stateflow.connectors.delta.versions import DataFile
 from stateflow.errors import JobDefinitionError, SinkDiverged
 from stateflow.state.handles import Committable
@@ -100,6 +101,7 @@ class Upsert:
         self._schema = schema
         self._name = name
         self._stored = stored_schema(settings.table_schema(schema))
+        self._keys = pa.schema([self._stored.field(name) for name in settings.keys])
 
     def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile]) -> Rewrite:
         """Writes the new data files.
@@ -112,7 +114,9 @@ class Upsert:
             SinkDiverged: a file of the table does not exist, or has other columns.
         """
         winners = self._winners(emitted)
-        matches = [match for file in active if (match := self._match(file, winners))]
+        bounds = {name: pc.min_max(winners.column(name)).as_py() for name in self._settings.keys}
+        possible = (file for file in active if _may_contain(file, bounds))
+        matches = [match for file in possible if (match := self._match(file, winners))]
         outputs = self._outputs(matches, _not_true(winners, self._settings.deletes))
         added = tuple(written for number, rows in enumerate(outputs) for written in self._written(number, rows))
         return Rewrite(tuple(match.file for match in matches), added)
@@ -122,11 +126,11 @@ class Upsert:
         ordered = sorted(emitted, key=_order)
         rows = pa.concat_tables([self._emitted(self._table / file.path) for file in ordered])
         names, settings = rows.schema.names, self._settings
-        rows = rows.append_column(_POSITION, pa.array(range(len(rows)), pa.int64()))
+        rows = rows.append_column(_POSITION, _numbers(len(rows)))
         if settings.order_by:
             order = [(name, "ascending", "at_start") for name in (*settings.order_by, _POSITION)]
             rows = rows.take(pc.sort_indices(rows, order))
-            rows = rows.set_column(len(names), _POSITION, pa.array(range(len(rows)), pa.int64()))
+            rows = rows.set_column(len(names), _POSITION, _numbers(len(rows)))
         last = rows.group_by(list(settings.keys)).aggregate([(_POSITION, "max")]).column(f"{_POSITION}_max")
         return rows.take(last.sort()).select(names)
 
@@ -138,21 +142,19 @@ class Upsert:
 
     def _match(self, file: DataFile, winners: pa.Table) -> _Match | None:
         """Returns which rows of a file have one of the keys; None if none has."""
-        if not _may_contain(file, winners, self._settings.keys):
-            return None
         if file.vector is not None:
             raise self._unusable(file, "some of its rows are deleted by a deletion vector")
         path = self._table / unquote(file.path)
         try:
             # Without a partitioning, which Arrow would otherwise take from folders such as `day=1` above the table.
-            keys = pq.read_table(path, columns=list(self._settings.keys), partitioning=None)
+            keys = pq.read_table(path, columns=self._keys.names, partitioning=None)
         except FileNotFoundError as e:
             raise self._unusable(file, "it does not exist") from e
         except OSError as e:
             raise disk_error(e, path) from e
         except pa.ArrowException as e:
             raise self._unusable(file, str(e)) from e
-        matched = _matched(self._cast(keys, file), winners, self._settings.keys)
+        matched = _matched(self._cast(keys, self._keys, file), winners, self._settings.keys)
         return _Match(file, path, pc.invert(matched)) if pc.any(matched).as_py() else None
 
     def _outputs(self, matches: Sequence[_Match], kept: pa.Table) -> Iterator[Iterator[pa.RecordBatch]]:
@@ -169,7 +171,7 @@ class Upsert:
             for batch in file.iter_batches(_ROWS):
                 rows = batch.filter(match.remaining.slice(start, len(batch)))
                 start += len(batch)
-                yield from self._cast(pa.Table.from_batches([rows]), match.file).to_batches()
+                yield from self._cast(pa.Table.from_batches([rows]), self._stored, match.file).to_batches()
 
     def _written(self, number: int, rows: Iterable[pa.RecordBatch]) -> list[Committable]:
         writing = self._name.writing
@@ -179,11 +181,9 @@ class Upsert:
             writer.write_stored(batch.select(self._stored.names))
         return writer.close()
 
-    def _cast(self, rows: pa.Table, file: DataFile) -> pa.Table:
-        """Returns rows of a data file with the columns of the table; a column that the file lacks is null."""
-        found, wanted = rows.schema.names, self._stored
-        if len(found) < len(wanted) and set(found) <= set(self._settings.keys):
-            wanted = pa.schema([wanted.field(name) for name in found])
+    def _cast(self, rows: pa.Table, wanted: pa.Schema, file: DataFile) -> pa.Table:
+        """Returns rows of a data file with some columns of the table; a column that the file lacks is null."""
+        found = rows.schema.names
         if more := sorted(set(found) - set(wanted.names)):
             raise self._unusable(file, f"it has further columns: {', '.join(more)}")
         columns = [rows.column(f.name) if f.name in found else pa.nulls(len(rows), f.type) for f in wanted]
@@ -211,11 +211,6 @@ class _Match:
     remaining: pa.ChunkedArray
 
 
-def stored_schema(schema: RowSchema) -> pa.Schema:
-    """Returns the columns of a data file with rows of a row class."""
-    return pa.schema([pa.field(c.name, stored_type(c.arrow_type)) for c in schema.columns])
-
-
 def remove_files(table: Path, names: Iterable[str]) -> None:
     """Removes data files that no version of the table has; the next run removes what is left."""
     for name in names:
@@ -233,6 +228,11 @@ def _order(file: Committable) -> tuple[int, int, int, int]:
     return writing.generation, writing.ordinal, writing.subtask, name.part
 
 
+def _numbers(count: int) -> pa.Array:
+    """Returns the numbers from 0 on."""
+    return pa.array(np.arange(count))
+
+
 def _not_true(rows: pa.Table, column: str) -> pa.Table:
     """Returns the rows whose column is not true; all rows without a column."""
     return rows.filter(pc.invert(pc.fill_null(rows.column(column), False))) if column else rows
@@ -243,28 +243,31 @@ def _matched(keys: pa.Table, winners: pa.Table, names: Sequence[str]) -> pa.Chun
     if len(names) == 1:
         (name,) = names
         return pc.is_in(keys.column(name), value_set=winners.column(name).combine_chunks())
-    numbered = keys.append_column(_POSITION, pa.array(range(len(keys)), pa.int64()))
+    numbered = keys.append_column(_POSITION, _numbers(len(keys)))
     found = numbered.join(winners.select(list(names)), list(names), join_type="left semi").column(_POSITION)
     return pc.is_in(numbered.column(_POSITION), value_set=found.combine_chunks())
 
 
 class _Bounds(msgspec.Struct):
-    minValues: dict[str, object] = {}
-    maxValues: dict[str, object] = {}
+    minValues: dict[str, Any] = {}
+    maxValues: dict[str, Any] = {}
 
 
 _bounds = json_decoder(_Bounds)
 
 
-def _may_contain(file: DataFile, winners: pa.Table, keys: Sequence[str]) -> bool:
-    """Returns whether a file may have a row of one of the keys, by its statistics."""
+def _may_contain(file: DataFile, wanted: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Returns whether a file may have a row of one of the keys, by its statistics.
+
+    Args:
+        wanted: the smallest and largest value of each key column, as ``min`` and ``max``.
+    """
     try:
         bounds = _bounds.decode(str(file.action.get("stats") or "{}"))
     except (msgspec.DecodeError, RecursionError):
         return True
-    for name in keys:
+    for name, ends in wanted.items():
         low, high = bounds.minValues.get(name), bounds.maxValues.get(name)
-        ends = pc.min_max(winners.column(name)).as_py()
         for kind in (int, str):
             # Bounds of texts are in the order of UTF-8, which is that of Python's code points.
             if all(isinstance(v, kind) and not isinstance(v, bool) for v in (low, high, *ends.values())):

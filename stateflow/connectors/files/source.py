@@ -16,6 +16,7 @@ from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFi
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.columns import ColumnPolicy, check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
 from stateflow.connectors.files.reader_options import check_reader
@@ -71,12 +72,7 @@ class FileSource(Source):
         on_corrupt_file: OnCorruptFile = "fail",
         **options: str,
     ) -> None:
-        if on_corrupt_file not in (FAIL, QUARANTINE):
-            raise ConfigError(
-                "the value of on_corrupt_file is not supported",
-                hint='use "fail" or "quarantine"',
-                given=on_corrupt_file,
-            )
+        check_choice("on_corrupt_file", on_corrupt_file, (FAIL, QUARANTINE))
         unsupported = sorted(o for o in options if o.lower() in _UNSUPPORTED)
         if unsupported:
             raise ConfigError(

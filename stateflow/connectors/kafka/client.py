@@ -11,11 +11,12 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from stateflow.clock import epoch_milliseconds
 from stateflow.connectors.kafka.offsets import Partition
 from stateflow.errors import ConfigError, EnvironmentUnsupported, StorageError
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, OffsetSpec
+    from confluent_kafka.admin import OffsetSpec
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Topics:
 
 
 class KafkaClient:
-    """A client of one Kafka cluster.
+    """Answers questions about the offsets of one Kafka cluster.
 
     Args:
         bootstrap_servers: addresses of brokers, separated by commas.
@@ -54,8 +55,11 @@ class KafkaClient:
                 "offsets in Kafka cannot be read without confluent-kafka",
                 hint="install it on the driver, and in Airflow for plans: pip install 'stateflow[kafka]'",
             )
+        from confluent_kafka.admin import AdminClient
+
         self._address = bootstrap_servers
-        self._options = options
+        # With a logger, because librdkafka would otherwise print to standard error.
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, **options}, logger=log)
 
     def partitions(self, topics: Topics) -> list[Partition]:
         """Returns the existing partitions of topics.
@@ -85,11 +89,15 @@ class KafkaClient:
 
         return self._offsets(partitions, OffsetSpec.earliest())
 
-    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """Returns the offset after the last committed record of each partition. Raises StorageError."""
+    def ends(self, partitions: Sequence[Partition], *, committed: bool = True) -> dict[Partition, int]:
+        """Returns the offset after the last record of each partition. Raises StorageError.
+
+        Args:
+            committed: whether records of open transactions, and what follows them, do not count.
+        """
         from confluent_kafka.admin import OffsetSpec
 
-        return self._offsets(partitions, OffsetSpec.latest())
+        return self._offsets(partitions, OffsetSpec.latest(), committed=committed)
 
     def at(self, partitions: Sequence[Partition], time: datetime) -> dict[Partition, int]:
         """Returns the offset of the first record of each partition that is not older; its end if there is none.
@@ -98,34 +106,27 @@ class KafkaClient:
         """
         from confluent_kafka.admin import OffsetSpec
 
-        found = self._offsets(partitions, OffsetSpec.for_timestamp(int(time.timestamp() * 1000)))
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(epoch_milliseconds(time)))
         later = [partition for partition, offset in found.items() if offset < 0]
         return {**found, **(self.ends(later) if later else {})}
 
     def _listed(self) -> list[Partition]:
         with self._translated_errors():
-            topics = self._admin().list_topics(timeout=_TIMEOUT_SECONDS).topics
+            topics = self._admin.list_topics(timeout=_TIMEOUT_SECONDS).topics
         return [(name, number) for name, topic in topics.items() for number in topic.partitions]
 
-    def _offsets(self, partitions: Sequence[Partition], wanted: OffsetSpec) -> dict[Partition, int]:
+    def _offsets(
+        self, partitions: Sequence[Partition], wanted: OffsetSpec, *, committed: bool = True
+    ) -> dict[Partition, int]:
         from confluent_kafka import IsolationLevel, TopicPartition
 
         if not partitions:
             return {}
         with self._translated_errors():
             asked = {TopicPartition(topic, number): wanted for topic, number in partitions}
-            # Its futures fail once it is garbage.
-            admin = self._admin()
-            futures = admin.list_offsets(
-                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_SECONDS
-            )
+            isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+            futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
             return {(each.topic, each.partition): future.result().offset for each, future in futures.items()}
-
-    def _admin(self) -> AdminClient:
-        from confluent_kafka.admin import AdminClient
-
-        # librdkafka would print to standard error.
-        return AdminClient({"bootstrap.servers": self._address, **self._options}, logger=log)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ VALUE = "_sf_value"
 VALUE_ERROR = "_sf_value_error"
 """Column with the reason for which the value cannot be decoded; null for all others."""
 GUARD = "_sf_partition"
-"""Column with the number of Spark's partition, which keeps Spark from computing what follows before it."""
+"""Column with the number of Spark's partition. An expression that uses it cannot be moved below the decoding."""
 
 
 class KafkaHeader(msgspec.Struct, frozen=True):
@@ -28,6 +28,7 @@ class KafkaHeader(msgspec.Struct, frozen=True):
     value: bytes | None
 
 
+_RAW_VALUE = "_sf_raw_value"
 _HEADERS = "array<struct<`key`:string,`value`:binary>>"
 _METADATA: Mapping[str, Mapping[str, str]] = {
     "topic": {"string": "topic"},
@@ -35,7 +36,8 @@ _METADATA: Mapping[str, Mapping[str, str]] = {
     "offset": {"bigint": "offset"},
     "timestamp": {
         "timestamp": "timestamp",
-        "timestamp_ntz": "CAST(timestamp AS TIMESTAMP_NTZ)",
+        # Not a cast, which would depend on the time zone of the session.
+        "timestamp_ntz": "timestampadd(MICROSECOND, unix_micros(timestamp), TIMESTAMP_NTZ '1970-01-01')",
         "bigint": "unix_millis(timestamp)",
     },
     "key": {"binary": "key", "string": "CAST(key AS STRING)"},
@@ -100,9 +102,9 @@ class RecordColumns:
         return [
             *columns,
             *(f"{name} AS _sf_{name}" for name in ("topic", "offset", "key")),
+            f"value AS {_RAW_VALUE}",
             "CAST(partition AS BIGINT) AS _sf_number",
             f"concat(topic, '-', partition) AS {SPLIT}",
-            f"{_text('value')} AS _sf_text",
             VALUE_ERROR,
             f"spark_partition_id() AS {GUARD}",
         ]
@@ -116,7 +118,7 @@ class RecordColumns:
                 "partition": "_sf_number",
                 "offset": "_sf_offset",
                 "key": _text("_sf_key"),
-                "value": "_sf_text",
+                "value": _text(_RAW_VALUE),
                 "reason": "_sf_reason",
             }.items()
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 import pyspark
@@ -15,18 +15,19 @@ from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.hidden_columns import REJECTED, RejectedRecord, failing_filter
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
+from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.kafka.client import KafkaClient, Topics
 from stateflow.connectors.kafka.columns import GUARD, RecordColumns
 from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
 from stateflow.connectors.kafka.offsets import Gap, Partition, format_offsets, gaps_after, parse_offsets
 from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.spark import loaded
-from stateflow.errors import ConfigError, InputLost, JobDefinitionError
+from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StorageError
 
 log = logging.getLogger(__name__)
 
-EARLIEST, LATEST = "earliest", "latest"
 CONTINUE = "continue"
 _PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _FORMATS: Mapping[str, ValueFormat] = {"json": Json(), "raw": Raw()}
@@ -78,6 +79,7 @@ class KafkaSource(Source):
         options: further options of Spark's Kafka source, such as ``minPartitions`` or ``kafka.fetch.max.bytes``.
 
     Raises:
+        ConfigError: `start` or `on_data_loss` is not one of its values.
         JobDefinitionError: the arguments do not fit each other, or the row class.
     """
 
@@ -93,7 +95,7 @@ class KafkaSource(Source):
         pattern: str = "",
         value: str | ValueFormat = "json",
         metadata: Mapping[str, str] | None = None,
-        start: Start = EARLIEST,
+        start: Start = StartKind.EARLIEST,
         on_error: str | DeadLetters = FAIL,
         on_data_loss: OnDataLoss = "fail",
         security: KafkaSecurity | None = None,
@@ -107,8 +109,11 @@ class KafkaSource(Source):
         self._columns = RecordColumns(self.schema, dict(metadata or {}))
         self._columns.check()
         self.value.check(self._columns.of_value)
-        self._start = _checked_start(start)
-        self._continues = _checked_choice("on_data_loss", on_data_loss, (FAIL, CONTINUE)) == CONTINUE
+        if isinstance(start, str):
+            check_choice("start", start, (StartKind.EARLIEST.value, StartKind.LATEST.value))
+        self._start = start
+        check_choice("on_data_loss", on_data_loss, (FAIL, CONTINUE))
+        self._continues = on_data_loss == CONTINUE
         self._security = security
         self._options = _checked_options(options or {})
 
@@ -120,7 +125,7 @@ class KafkaSource(Source):
         return f"KafkaSource[{self.topics}]"
 
     def check(self, spark: SparkSession) -> None:
-        """Raises ConfigError if Spark does not have its Kafka source, and what `KafkaClient.partitions` raises."""
+        """Raises ConfigError if a topic does not exist, and StorageError if no broker answers."""
         if self.topics.names:
             self._client().partitions(self.topics)
 
@@ -163,7 +168,7 @@ class KafkaSource(Source):
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """See `Source.first_offset`: the offsets that Spark has determined for the end, or for a time."""
-        if self._start == EARLIEST or _FIRST not in logs:
+        if self._start == StartKind.EARLIEST or _FIRST not in logs:
             return ""
         # A zero byte for old versions of Spark, the format's version and the offsets.
         _, _, offsets = logs[_FIRST].partition(b"v1\n")
@@ -188,13 +193,17 @@ class KafkaSource(Source):
         return all(map(self.topics.matches, before.split(",")))
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
-        """Returns whether Kafka still has all records after a position."""
-        return not self._gaps(offset)
+        """Returns whether Kafka still has all records after a position; None if it does not answer."""
+        try:
+            return not self._gaps(offset)
+        except (StorageError, EnvironmentUnsupported):
+            # A restore must be possible while Kafka is not.
+            return None
 
     def _gaps(self, offset: str) -> list[Gap]:
         position, client = self._parsed(offset), self._client()
         existing = client.existing(position)
-        return list(gaps_after(position, client.earliest(existing), client.ends(existing)))
+        return list(gaps_after(position, client.earliest(existing), client.ends(existing, committed=False)))
 
     def _parsed(self, offset: str) -> dict[Partition, int]:
         try:
@@ -256,22 +265,6 @@ def _format(value: object) -> ValueFormat:
     return found
 
 
-def _checked_choice(name: str, given: str, choices: tuple[str, ...]) -> str:
-    if given not in choices:
-        raise JobDefinitionError(
-            f"the value of {name} is not supported", hint=f"use {' or '.join(map(repr, choices))}", given=given
-        )
-    return given
-
-
-def _checked_start(start: Start) -> Start:
-    if isinstance(start, str):
-        return _checked_choice("start", start, (EARLIEST, LATEST))
-    if isinstance(start, datetime):
-        return start if start.tzinfo else start.replace(tzinfo=UTC)
-    return start
-
-
 def _checked_options(options: Mapping[str, str]) -> Mapping[str, str]:
     own = sorted(o for o in options if o.lower() in _OWN_OPTIONS)
     if own:
@@ -296,8 +289,8 @@ def _start_options(start: Start) -> dict[str, str]:
         return {"startingOffsets": start}
     if isinstance(start, datetime):
         # A partition without a record of that time or later begins at its end.
-        millis = str(int(start.timestamp() * 1000))
-        return {"startingTimestamp": millis, "startingOffsetsByTimestampStrategy": LATEST}
+        millis = str(epoch_milliseconds(start))
+        return {"startingTimestamp": millis, "startingOffsetsByTimestampStrategy": StartKind.LATEST}
     offsets = {topic: {str(number): offset for number, offset in numbers.items()} for topic, numbers in start.items()}
     return {"startingOffsets": json.dumps(offsets)}
 

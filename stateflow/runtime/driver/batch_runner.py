@@ -9,6 +9,7 @@ from stateflow import failpoints
 from stateflow.checkpoint.barrier.pending_barrier import PendingBarrier
 from stateflow.checkpoint.log.documents import Manifest, SourceWatermark
 from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.clock import epoch_milliseconds
 from stateflow.observability.logging import set_log_context
 from stateflow.runtime.driver.barrier import CompletedBarrier, barrier_metrics, operator_states_after, run_to_barrier
 from stateflow.runtime.driver.job_restore import RestoredJob
@@ -17,7 +18,7 @@ from stateflow.runtime.job.job import Job, PositionCapture, Positions
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.quarantine import quarantine_fields
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
-from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, epoch_milliseconds, operator_watermarks
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
 from stateflow.storage.paths import data_folder

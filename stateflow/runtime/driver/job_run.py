@@ -12,6 +12,7 @@ from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.restore.state_matching import StateAssignment
+from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError, StorageError
 from stateflow.observability.logging import set_log_context
@@ -28,7 +29,6 @@ from stateflow.runtime.driver.run_context import RunContext
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import BatchResult, Job, PositionCapture, RunTotals
 from stateflow.runtime.job.start_checks import StartChecks
-from stateflow.runtime.watermarks import epoch_milliseconds
 from stateflow.state.handles import Committable
 
 _MAX_SENTENCE = 2000

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stateflow import failpoints
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN
-from stateflow.errors import InputLost, StateflowError, StorageError
+from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
@@ -84,7 +84,8 @@ class SparkRun:
             self._check_positions()
             outcome = self._query()
             if outcome.error is not None:
-                self._raise_lost_input(outcome.error)
+                if isinstance(outcome.error, BatchFailed):
+                    self._raise_lost_input(outcome.error)
                 raise outcome.error
             if self._run.manifest is None:
                 self._record_start()

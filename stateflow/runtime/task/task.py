@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.barrier.task_report import Failure, TaskReport
-from stateflow.clock import SystemClock
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import StateflowError, StorageError
 from stateflow.observability.exporters import export_spans
 from stateflow.runtime.task import store_cache
@@ -26,7 +26,6 @@ from stateflow.runtime.task.outputs import Outputs
 from stateflow.runtime.task.subtask_store import SubtaskStore
 from stateflow.runtime.task.task_input import PhaseRows, TaskInput
 from stateflow.runtime.task_spec import SOURCE_PHASE, BatchInfo, LevelSpec, TaskSpec
-from stateflow.runtime.watermarks import epoch_milliseconds
 from stateflow.state.handles import Committable, OperatorPart, SubtaskState
 
 _clock = SystemClock()

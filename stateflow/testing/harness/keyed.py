@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from stateflow.api.dead_letters import FAIL, DeadLetter, DeadLetters
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.state_backends import MemoryStateBackend, StateBackend
+from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry
-from stateflow.runtime.watermarks import epoch_milliseconds
 from stateflow.testing.harness.batches import HarnessBatchRunner, HarnessPosition, HarnessSnapshot
 from stateflow.testing.harness.job import Definition, HarnessFunction, Input, source_uid
 from stateflow.testing.harness.operator_view import PendingTimer

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
+from stateflow.clock import epoch_milliseconds
 from stateflow.errors import InternalError, SchemaMismatch, StateError
 from stateflow.runtime.task.operators.key_types import EncodedKey, KeyTypes
 from stateflow.runtime.task.row_conversion import event_times, group_starts, to_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
-from stateflow.runtime.watermarks import epoch_milliseconds
 from stateflow.types.columns.conversion import path_of_null, to_list
 from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_encoding import encode_key

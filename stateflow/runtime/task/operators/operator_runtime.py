@@ -9,6 +9,7 @@ from stateflow.api.functions.process import Context, KeyedFunction, OnTimerConte
 from stateflow.api.functions.timers import TimerService
 from stateflow.api.side_outputs import SideOutputs
 from stateflow.checkpoint.restore.redistribution import AssignedState
+from stateflow.clock import epoch_milliseconds
 from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.operators.emitters import Emitters
@@ -16,7 +17,6 @@ from stateflow.runtime.task.operators.function_errors import FunctionErrors
 from stateflow.runtime.task.operators.key_time import KeyTime
 from stateflow.runtime.task.operators.key_types import KeyTypes
 from stateflow.runtime.task_spec import ChainSpec
-from stateflow.runtime.watermarks import epoch_milliseconds
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
