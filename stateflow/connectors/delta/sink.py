@@ -34,8 +34,8 @@ from stateflow.connectors.delta.log.table_log import (
     unreferenced_files,
 )
 from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
-from stateflow.connectors.delta.upsert import UpsertSettings
 from stateflow.connectors.delta.versions import ENGINE
+from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -97,7 +97,7 @@ class DeltaSink(Sink):
     ) -> None:
         check_choice("schema_evolution", schema_evolution, (_REFUSE, _ADD_COLUMNS))
         check_choice("mode", mode, (_APPEND, _UPSERT))
-        upsert = UpsertSettings(_names(keys), _names(order_by), deletes)
+        upsert = UpsertSettings(names_of(keys), names_of(order_by), deletes)
         if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and upsert != UpsertSettings(())):
             raise JobDefinitionError(
                 "mode and key of a Delta sink do not fit",
@@ -296,10 +296,6 @@ def _sink(table: str, schema_evolution: SchemaEvolution, upsert: UpsertSettings 
         deletes=upsert.deletes,
         schema_evolution=schema_evolution,
     )
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) and given else tuple(given)
 
 
 def _require_deltalake(table: str) -> None:

@@ -11,8 +11,9 @@ from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.data_files import FileName, disk_error
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after, entry_path, is_current
 from stateflow.connectors.delta.rewind import FileChange, Rewinder, remove_action
-from stateflow.connectors.delta.upsert import Rewrite, Upsert, UpsertSettings, remove_files
+from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
+from stateflow.connectors.upserts import UpsertSettings
 from stateflow.errors import DataError, InternalError
 from stateflow.state.handles import Committable
 

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -22,59 +21,15 @@ import pyarrow.parquet as pq
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error, stored_schema
 from stateflow.connectors.delta.versions import DataFile
-from stateflow.errors import JobDefinitionError, SinkDiverged
+from stateflow.connectors.upserts import POSITION, UpsertSettings, last_rows, numbered
+from stateflow.errors import SinkDiverged
 from stateflow.state.handles import Committable
-from stateflow.types.columns.shapes import Leaf
 from stateflow.types.decoders import json_decoder
 
-_POSITION = "_sf_position"
 _ROWS = 1 << 16
 """Rows that are read from a data file at a time."""
 _COMBINED_BYTES = 32 << 20
 """Data files below this size are combined when they are written again; larger ones keep their rows together."""
-
-
-@dataclass(frozen=True)
-class UpsertSettings:
-    """How rows are matched with those of the table.
-
-    Attributes:
-        keys: the columns that identify a row.
-        order_by: columns by which the last row of a key wins; without them, the row that was emitted last.
-        deletes: column that is true in rows that delete their key; empty for none. The table does not have it.
-    """
-
-    keys: tuple[str, ...]
-    order_by: tuple[str, ...] = ()
-    deletes: str = ""
-
-    def check(self, schema: RowSchema) -> None:
-        """Raises JobDefinitionError if the rows do not have such columns."""
-        if not self.keys:
-            raise JobDefinitionError("an upsert needs a key", hint='pass keys=["order_id"]')
-        for name in self.keys:
-            column = schema.column(name)
-            if column.nullable or not isinstance(column.shape, Leaf) or column.spark_type == "double":
-                raise JobDefinitionError(
-                    "a column cannot be the key of an upsert",
-                    hint="use columns that are never null, and neither float nor a class, list or dict",
-                    column=name,
-                    type=column.spark_type,
-                    nullable=column.nullable,
-                )
-        for name in self.order_by:
-            if not isinstance(schema.column(name).shape, Leaf):
-                raise JobDefinitionError(
-                    "rows cannot be ordered by a column", hint="use a column of a scalar type", column=name
-                )
-        if self.deletes and (schema.column(self.deletes).spark_type != "boolean" or self.deletes in self.keys):
-            raise JobDefinitionError(
-                "a column cannot mark deletes", hint="use a bool that is not part of the key", column=self.deletes
-            )
-
-    def table_schema(self, schema: RowSchema) -> RowSchema:
-        """Returns the columns of the table."""
-        return replace(schema, columns=tuple(c for c in schema.columns if c.name != self.deletes))
 
 
 @dataclass(frozen=True)
@@ -125,14 +80,7 @@ class Upsert:
         """Returns the last row of each key."""
         ordered = sorted(emitted, key=_order)
         rows = pa.concat_tables([self._emitted(self._table / file.path) for file in ordered])
-        names, settings = rows.schema.names, self._settings
-        rows = rows.append_column(_POSITION, _numbers(len(rows)))
-        if settings.order_by:
-            order = [(name, "ascending", "at_start") for name in (*settings.order_by, _POSITION)]
-            rows = rows.take(pc.sort_indices(rows, order))
-            rows = rows.set_column(len(names), _POSITION, _numbers(len(rows)))
-        last = rows.group_by(list(settings.keys)).aggregate([(_POSITION, "max")]).column(f"{_POSITION}_max")
-        return rows.take(last.sort()).select(names)
+        return last_rows(rows, self._settings)
 
     def _emitted(self, path: Path) -> pa.Table:
         try:
@@ -228,11 +176,6 @@ def _order(file: Committable) -> tuple[int, int, int, int]:
     return writing.generation, writing.ordinal, writing.subtask, name.part
 
 
-def _numbers(count: int) -> pa.Array:
-    """Returns the numbers from 0 on."""
-    return pa.array(np.arange(count))
-
-
 def _not_true(rows: pa.Table, column: str) -> pa.Table:
     """Returns the rows whose column is not true; all rows without a column."""
     return rows.filter(pc.invert(pc.fill_null(rows.column(column), False))) if column else rows
@@ -243,9 +186,9 @@ def _matched(keys: pa.Table, winners: pa.Table, names: Sequence[str]) -> pa.Chun
     if len(names) == 1:
         (name,) = names
         return pc.is_in(keys.column(name), value_set=winners.column(name).combine_chunks())
-    numbered = keys.append_column(_POSITION, _numbers(len(keys)))
-    found = numbered.join(winners.select(list(names)), list(names), join_type="left semi").column(_POSITION)
-    return pc.is_in(numbered.column(_POSITION), value_set=found.combine_chunks())
+    with_numbers = numbered(keys)
+    found = with_numbers.join(winners.select(list(names)), list(names), join_type="left semi").column(POSITION)
+    return pc.is_in(with_numbers.column(POSITION), value_set=found.combine_chunks())
 
 
 class _Bounds(msgspec.Struct):

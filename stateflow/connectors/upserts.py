@@ -1,0 +1,81 @@
+"""Upserts of any sink: how rows are matched, and which row of a key wins within a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.api.schema import RowSchema
+from stateflow.errors import JobDefinitionError
+from stateflow.types.columns.shapes import Leaf
+
+POSITION = "_sf_position"
+"""A column with the numbers of rows; no column of a row class has such a name."""
+
+
+@dataclass(frozen=True)
+class UpsertSettings:
+    """How rows are matched with those of the table.
+
+    Attributes:
+        keys: the columns that identify a row.
+        order_by: columns by which the last row of a key wins; without them, the row that was emitted last.
+        deletes: column that is true in rows that delete their key; empty for none. The table does not have it.
+    """
+
+    keys: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+    deletes: str = ""
+
+    def check(self, schema: RowSchema) -> None:
+        """Raises JobDefinitionError if the rows do not have such columns."""
+        if not self.keys:
+            raise JobDefinitionError("an upsert needs a key", hint='pass keys=["order_id"]')
+        for name in self.keys:
+            column = schema.column(name)
+            if column.nullable or not isinstance(column.shape, Leaf) or column.spark_type == "double":
+                raise JobDefinitionError(
+                    "a column cannot be the key of an upsert",
+                    hint="use columns that are never null, and neither float nor a class, list or dict",
+                    column=name,
+                    type=column.spark_type,
+                    nullable=column.nullable,
+                )
+        for name in self.order_by:
+            if not isinstance(schema.column(name).shape, Leaf):
+                raise JobDefinitionError(
+                    "rows cannot be ordered by a column", hint="use a column of a scalar type", column=name
+                )
+        if self.deletes and (schema.column(self.deletes).spark_type != "boolean" or self.deletes in self.keys):
+            raise JobDefinitionError(
+                "a column cannot mark deletes", hint="use a bool that is not part of the key", column=self.deletes
+            )
+
+    def table_schema(self, schema: RowSchema) -> RowSchema:
+        """Returns the columns of the table."""
+        return replace(schema, columns=tuple(c for c in schema.columns if c.name != self.deletes))
+
+
+def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of columns that an argument gives: a name, or several."""
+    return (given,) if isinstance(given, str) and given else tuple(given)
+
+
+def last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
+    """Returns the last row of each key: in the declared order, or else in the order of the rows."""
+    names = rows.schema.names
+    rows = numbered(rows)
+    if settings.order_by:
+        order = [(name, "ascending", "at_start") for name in (*settings.order_by, POSITION)]
+        rows = numbered(rows.take(pc.sort_indices(rows, order)).select(names))
+    last = rows.group_by(list(settings.keys)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
+    return rows.take(last.sort()).select(names)
+
+
+def numbered(rows: pa.Table) -> pa.Table:
+    """Returns the rows with a column of their numbers."""
+    return rows.append_column(POSITION, pa.array(np.arange(len(rows))))
