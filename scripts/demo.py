@@ -1,6 +1,6 @@
-"""``make demo``: Airflow runs a job over a year of flights; a driver is killed, and the tables are compared.
+"""``make demo``: Airflow runs two jobs over a year of flights; drivers are killed, and the tables are compared.
 
-``demo.py`` ends with 0 only if every row of both tables is correct. ``demo.py ui`` starts Airflow with the results of
+``demo.py`` ends with 0 only if every row of all tables is correct. ``demo.py ui`` starts Airflow with the results of
 the demo, which it runs first if necessary, and keeps it running until Ctrl-C.
 """
 
@@ -11,11 +11,15 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from flights_demo import aircraft
+from flights_demo.aircraft import AircraftRun
 from flights_demo.airflow_home import USER, AirflowHome, wipe
+from flights_demo.broker import Broker
 from flights_demo.client import AirflowError
 from flights_demo.crash import DemoCheckFailed, Kill
 from flights_demo.deliveries import YEAR
-from flights_demo.flights import prepare
+from flights_demo.expected import read_flights
+from flights_demo.flights import csv_file, prepare
 from flights_demo.layout import Layout
 from flights_demo.polling import Stopwatch, poll
 from flights_demo.quarters import DAG, DemoContext, QuarterResult, collect_garbage, run_quarter
@@ -55,12 +59,12 @@ def run_demo(screen: Screen, layout: Layout) -> int:
     watch = Stopwatch()
     wipe(layout.root)
     layout.root.mkdir(parents=True)
-    with layout.airflow_home() as airflow:
+    with Broker(layout.broker) as broker, layout.airflow_home(broker.address) as airflow:
         deploy(layout)
-        prepare_everything(screen, layout, airflow)
-        rounds = run_the_year(screen, DemoContext(layout, airflow, airflow.client()))
-    with screen.step("Compare both tables, row for row, with a plain computation") as news:
-        comparisons = compare_tables(layout, news)
+        prepare_everything(screen, layout, airflow, broker)
+        rounds = run_the_year(screen, DemoContext(layout, airflow, airflow.client()), broker)
+    with screen.step("Compare the tables, row for row, with a plain computation") as news:
+        comparisons = compare_tables(layout, list(layout.tables), news)
     for result in comparisons:
         if result.equal:
             screen.good(f"{result.name}: all {result.rows:,} rows are equal")
@@ -74,38 +78,53 @@ def run_demo(screen: Screen, layout: Layout) -> int:
     return 0 if all(result.equal for result in comparisons) else 1
 
 
-def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> None:
-    """Writes the input files while Airflow starts."""
-    with screen.step("Write a year of flights as Parquet files; start Airflow") as news, ThreadPoolExecutor() as pool:
+def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome, broker: Broker) -> None:
+    """Writes the input files while Airflow and Kafka start."""
+    with (
+        screen.step("Write a year of flights as Parquet files; start Airflow and Kafka") as news,
+        ThreadPoolExecutor() as pool,
+    ):
         news("making Airflow's database, writing files")
         written = pool.submit(prepare, layout.staging)
+        broker.start()
         airflow.migrate()
         news(f"{written.result():,} flights are written; Airflow starts")
         airflow.start()
         watch = Stopwatch()
         airflow.wait_until_healthy(STARTING, lambda: news(f"Airflow starts, {watch.seconds:.0f} s"))
         client = airflow.client()
-        if not poll(lambda: client.has_dag(DAG), 60):
-            raise AirflowError(f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why")
+        for dag in (DAG, aircraft.DAG):
+            if not poll(lambda dag=dag: client.has_dag(dag), 60):  # type: ignore[misc]
+                raise AirflowError(f"Airflow does not find the DAG {dag!r}: airflow dags list-import-errors says why")
         client.unpause(DAG)
+        broker.create_topic()
     screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
 
 
-def run_the_year(screen: Screen, demo: DemoContext) -> list[QuarterResult]:
-    """Runs the four quarters: the second with a killed driver, the fourth first with a wrong version of the job."""
+def run_the_year(screen: Screen, demo: DemoContext, broker: Broker) -> list[QuarterResult]:
+    """Runs the four quarters: the second with a killed driver, the fourth first with a wrong version of the job.
+
+    The job that reads Kafka runs during the third and the last one.
+    """
     rounds = []
+    flights = read_flights(csv_file())
     for quarter in range(1, 4):
         killed = quarter == KILLED_QUARTER
         title = f"Quarter {quarter} arrives: one DAG run" + (", whose driver gets SIGKILL" if killed else "")
         with screen.step(title) as news:
+            if quarter == 3:
+                first_half = aircraft.start_run(demo, broker, flights, half=1, kill=True)
             done = run_quarter(demo, quarter, news, kill=killed)
         show_kill(screen, done.kill, done)
         show_run(screen, done)
         rounds.append(done)
+    show_aircraft(screen, demo, first_half)
     rounds += upgrade_and_go_back(screen, demo)
+    second_half = aircraft.start_run(demo, broker, flights, half=2)
     with screen.step("The retention DAG retains one checkpoint and deletes the files that it does not need") as news:
         report = collect_garbage(demo, news)
     kept = ", ".join(map(str, report["retained"]))
+    show_aircraft(screen, demo, second_half)
     screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; retained checkpoints: {kept}")
     return rounds
 
@@ -119,7 +138,7 @@ def upgrade_and_go_back(screen: Screen, demo: DemoContext) -> list[QuarterResult
     with screen.step("Quarter 4 arrives, and the new version of the job is wrong") as news:
         wrong = run_quarter(demo, 4, news)
         show_run(screen, wrong)
-        comparisons = compare_tables(demo.layout, news)
+        comparisons = compare_tables(demo.layout, ("delays", "routes"), news)
     if any(c.equal for c in comparisons):
         raise DemoCheckFailed("the wrong version of the job wrote correct rows")
     for result in comparisons:
@@ -134,6 +153,18 @@ def upgrade_and_go_back(screen: Screen, demo: DemoContext) -> list[QuarterResult
         done = run_quarter(demo, 4, news, again=True)
     show_run(screen, done)
     return [wrong, done]
+
+
+def show_aircraft(screen: Screen, demo: DemoContext, run: AircraftRun) -> None:
+    """Waits for a run of the job that reads Kafka, and prints its result."""
+    title = f"Meanwhile: the job {aircraft.DAG} reads {run.flights:,} records from Kafka"
+    with screen.step(title + (", and its driver gets SIGKILL" if run.kill else "")) as news:
+        result = aircraft.wait_for_run(demo, run, news)
+    if run.kill:
+        screen.good(
+            "try 1 was killed after its second commit to the table; try 2 continued from the checkpoint after it"
+        )
+    screen.say(f"{result['batches']} micro-batches, to checkpoint {result['checkpoint_id']}")
 
 
 def show_run(screen: Screen, done: QuarterResult) -> None:

@@ -53,7 +53,7 @@ class AirflowHome:
 
     folders: Folders
     environment: Mapping[str, str] = field(default_factory=dict)
-    port: int = field(default_factory=lambda: _free_port())
+    port: int = field(default_factory=lambda: free_port())
     components: Sequence[str] = tuple(_COMPONENTS)
 
     def __enter__(self) -> Self:
@@ -194,7 +194,8 @@ def _end_all(folder: Path) -> None:
         Launcher(Path(launch.folder).parent).stop(launch)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port without a listener."""
     with socket.socket() as candidate:
         candidate.bind(("127.0.0.1", 0))
         return int(candidate.getsockname()[1])

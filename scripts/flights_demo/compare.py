@@ -30,10 +30,21 @@ SCHEMAS = {
             *_FIGURES,
         ]
     ),
+    "aircraft": pa.schema(
+        [
+            ("tailnum", pa.string()),
+            ("time", pa.timestamp("us")),
+            ("flight", pa.int64()),
+            ("carrier", pa.string()),
+            ("origin", pa.string()),
+            ("dest", pa.string()),
+            ("flights", pa.int64()),
+        ]
+    ),
     "routes": pa.schema([("carrier", pa.string()), ("origin", pa.string()), ("batch", pa.int64()), *_FIGURES]),
 }
 # Columns that identify a row.
-KEYS = {"delays": ("time", "carrier", "flight"), "routes": ("carrier", "origin", "batch")}
+KEYS = {"delays": ("time", "carrier", "flight"), "routes": ("carrier", "origin", "batch"), "aircraft": ("tailnum",)}
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,17 @@ def expected_routes(flights: list[Row]) -> list[Row]:
     return rows
 
 
+def expected_aircraft(flights: list[Row]) -> list[Row]:
+    """Returns one row per aircraft, with its newest flight and the number of its flights."""
+    newest: dict[str, Row] = {}
+    counts: dict[str, int] = defaultdict(int)
+    for flight in flights:
+        newest[flight["tailnum"]] = flight
+        counts[flight["tailnum"]] += 1
+    columns = ("tailnum", "time", "flight", "carrier", "origin", "dest")
+    return [{**{name: row[name] for name in columns}, "flights": counts[row["tailnum"]]} for row in newest.values()]
+
+
 def _by_delivery(flights: list[Row]) -> list[list[Row]]:
     deliveries: dict[int, list[Row]] = defaultdict(list)
     for flight in flights:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kafka_broker import CLIENT_JARS
+
 from flights_demo.airflow_home import AirflowHome, Folders
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -39,7 +41,12 @@ class Layout:
     @property
     def tables(self) -> dict[str, Path]:
         """The output tables, by name."""
-        return {name: self.root / "tables" / name for name in ("delays", "routes")}
+        return {name: self.root / "tables" / name for name in ("delays", "routes", "aircraft")}
+
+    @property
+    def broker(self) -> Path:
+        """Data, log and settings of the Kafka broker."""
+        return self.root / "kafka"
 
     @property
     def exported(self) -> Path:
@@ -56,11 +63,17 @@ class Layout:
         """AIRFLOW_HOME."""
         return self.root / "airflow"
 
-    def airflow_home(self) -> AirflowHome:
-        """Returns an Airflow with the plugins of the repository and the deployed DAGs."""
+    def airflow_home(self, brokers: str = "") -> AirflowHome:
+        """Returns an Airflow with the plugins of the repository and the deployed DAGs.
+
+        Args:
+            brokers: address of Kafka, for the job that reads it.
+        """
         folders = Folders(home=self.airflow, dags=self.dags, plugins=REPOSITORY / "plugins", runs=self.runs)
         environment = {
             "STATEFLOW_HOME": str(self.root),
+            "STATEFLOW_KAFKA_BROKERS": brokers,
+            "STATEFLOW_KAFKA_JARS": ",".join(map(str, sorted(CLIENT_JARS.glob("*.jar")))),
             "SPARK_LOCAL_IP": "127.0.0.1",
             # A driver runs for seconds: the JVM's second compiler would cost more time than it saves.
             "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

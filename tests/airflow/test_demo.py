@@ -14,6 +14,8 @@ from flights_demo import compare, deliveries, expected
 from flights_demo.crash import FAILPOINT, DemoCheckFailed, Kill, look_for_kill
 from flights_demo.flights import ORDER, SCHEMA, csv_file, deliver, prepare
 
+from dags.jobs.aircraft import Aircraft, Flight, NewestFlight
+from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow_airflow.launches.launcher import Command, Launcher
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE
@@ -73,6 +75,17 @@ def test_expected_rows_are_those_that_were_computed_by_hand() -> None:
     assert delays == [(1, 0, None, None), (2, 1, 10.0, 10.0), (3, 2, 2.5, 10.0), (4, 2, 2.5, 10.0), (5, 3, 2.0, 10.0)]
     routes = [(r["carrier"], r["batch"], r["flights"], r["mean_delay"]) for r in expected.expected_routes(rows)]
     assert routes == [("UA", 1, 2, 10.0), ("UA", 2, 3, 2.5), ("B6", 1, 1, None), ("UA", 3, 4, 2.0)]
+    (newest,) = expected.expected_aircraft(rows)
+    assert (newest["time"].day, newest["carrier"], newest["flights"]) == (25, "UA", 5)
+
+
+def test_a_late_flight_is_counted_and_replaces_no_newer_one() -> None:
+    def flight(day: int) -> Flight:
+        return Flight("N1", datetime(2013, 1, day), 1, "UA", "EWR", "IAH")  # noqa: DTZ001
+
+    with KeyedHarness(NewestFlight(), KeyedInput(Flight, "tailnum"), output=Aircraft) as harness:
+        (row,) = harness.push(flight(2), flight(9), flight(1))
+    assert (row.time.day, row.flights) == (9, 3)
 
 
 # -- comparison of tables ---------------------------------------------------------------------------------------------

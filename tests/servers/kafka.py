@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import pyspark
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from kafka_broker import BROKER_JARS, broker_command, format_command, write_settings
 
-from tests.servers.running import ROOT, free_port, running
+from tests.servers.running import free_port, running
 
-_JARS = ROOT / ".venv" / "kafka-broker"
-_SPARK_JARS = Path(pyspark.__file__).parent / "jars"
-_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 _TIMEOUT = 30.0
 
 
@@ -82,45 +78,13 @@ class Kafka:
 @contextlib.contextmanager
 def kafka_broker(folder: Path) -> Iterator[Kafka]:
     """An empty broker; the test is skipped if its JARs are not installed."""
-    if not _JARS.exists():
+    if not BROKER_JARS.exists():
         pytest.skip("no Kafka is installed: make setup downloads it if Maven Central can be reached")
     folder.mkdir(parents=True, exist_ok=True)
-    port, controller = free_port(), free_port()
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(folder / "logs"),
-        "offsets.topic.replication.factor": "1",
-        "offsets.topic.num.partitions": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "transaction.state.log.num.partitions": "1",
-        "group.initial.rebalance.delay.ms": "0",
-        "auto.create.topics.enable": "false",
-        "log.retention.ms": "-1",
-    }
-    properties = folder / "server.properties"
-    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    format_storage = _java(folder, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(properties))
-    subprocess.run(format_storage, check=True, capture_output=True, cwd=folder)
-    with running(_java(folder, "kafka.Kafka", str(properties)), port, folder / "broker.log", folder):
+    port = free_port()
+    properties = write_settings(folder, port, free_port())
+    subprocess.run(format_command(properties), check=True, capture_output=True, cwd=folder)
+    with running(broker_command(properties), port, folder / "broker.log", folder):
         kafka = Kafka(f"127.0.0.1:{port}")
         kafka.admin.list_topics(timeout=_TIMEOUT)
         yield kafka
-
-
-def _java(folder: Path, program: str, *arguments: str) -> list[str]:
-    java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
-    return [
-        java,
-        "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",
-        "-cp",
-        f"{folder}:{_JARS}/*:{_SPARK_JARS}/*",
-        program,
-        *arguments,
-    ]

@@ -18,10 +18,15 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
 ]
 
-DAGS = [f"{name}{suffix}" for name in ("flights", "fleet") for suffix in ("", "_savepoint", "_retention", "_recovery")]
+DAGS = [
+    f"{name}{suffix}"
+    for name in ("flights", "fleet", "aircraft")
+    for suffix in ("", "_savepoint", "_retention", "_recovery")
+]
 DEFAULTS: dict[str, dict[str, Any]] = {
     "flights": {"drain": False, "failpoint": None},
     "fleet": {"drain": False},
+    "aircraft": {"drain": False, "failpoint": None},
     "savepoint": {"name": None, "reason": None, "origin": "manual", "format": "default", "stop": False, "drain": False},
     "retention": {"retain": None, "savepoints": 7, "preview": False},
     "recovery": {
@@ -41,6 +46,7 @@ ENTRIES = {
     "flights_savepoint": {"name": "before-v2", "reason": "an upgrade"},
     "flights_recovery": {"target": "before-v2", "reason": "wrong\nsince 3", "drop": "old", "keep_tables": "older"},
     "fleet_recovery": {"target": "latest", "reason": "to see it"},
+    "aircraft_recovery": {"target": "latest", "reason": "to see it"},
 }
 """What is entered; into the other forms nothing."""
 

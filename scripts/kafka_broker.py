@@ -1,0 +1,64 @@
+"""Commands of a Kafka broker: one process on loopback in KRaft mode, from the JARs that the set-up downloads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BROKER_JARS = REPOSITORY / ".venv" / "kafka-broker"
+CLIENT_JARS = REPOSITORY / ".venv" / "kafka"
+"""JARs of Spark's Kafka source."""
+_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
+
+
+def write_settings(folder: Path, port: int, controller_port: int, settings: Mapping[str, str] | None = None) -> Path:
+    """Writes the settings of a broker without redundancy; returns the file.
+
+    Args:
+        folder: for the settings and the data.
+        port: of the listener for clients.
+        controller_port: of the listener for the broker itself.
+        settings: further settings, or other values.
+    """
+    values = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(folder / "logs"),
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "auto.create.topics.enable": "false",
+        "log.retention.ms": "-1",
+        **(settings or {}),
+    }
+    properties = folder / "server.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    return properties
+
+
+def format_command(properties: Path) -> list[str]:
+    """Returns the command that creates the folders of an empty broker."""
+    return _java(properties.parent, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(properties))
+
+
+def broker_command(properties: Path) -> list[str]:
+    """Returns the command of the broker."""
+    return _java(properties.parent, "kafka.Kafka", str(properties))
+
+
+def _java(folder: Path, program: str, *arguments: str) -> list[str]:
+    java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
+    spark_jars = Path(pyspark.__file__).parent / "jars"
+    classes = f"{folder}:{BROKER_JARS}/*:{spark_jars}/*"
+    return [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classes, program, *arguments]
