@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
 from stateflow.state.handles import Committable
+from stateflow.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,15 @@ class SinkContext:
         job_uuid: UUID of the job; empty if the job root does not exist yet.
         uid: uid of the sink.
         schema: columns of the rows.
+        storage: the job root, where a sink may keep files until they are published; see
+            `stateflow.connectors.staged_output`. None if the job root does not exist yet, and for `check` and
+            `open_table` of a job root that is not the sink's own.
     """
 
     job_uuid: str
     uid: str
     schema: RowSchema
+    storage: Storage | None = field(default=None, repr=False, compare=False)
 
     @property
     def application(self) -> str:

@@ -11,16 +11,17 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.gc.reachability import COLLECTED_AREAS, RUN_AREAS, Fate, fate_of, find_garbage
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef
+from stateflow.checkpoint.log.documents import EntryRef, LogEntry
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
+from stateflow.checkpoint.log.outputs import OutputLists
 from stateflow.checkpoint.savepoints.claimed_savepoints import settle_claims
 from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.requesters import describe_requester
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
-from stateflow.storage.paths import log_entry
+from stateflow.storage.paths import log_entry, parse_data
 
 DELETED_AT_ONCE = 200
 """Maximum number of objects in one delete call of the storage."""
@@ -82,6 +83,8 @@ class Collector:
         self.root = root
         self._files: dict[str, frozenset[str]] = {}
         self._resolved_refs: dict[EntryRef, EntryRef] = {}
+        # Not the root's: a collection may run in another thread than the publication.
+        self._outputs = OutputLists(root.storage)
 
     def preview(self, retain: int | None = None) -> Collection:
         """Returns what `collect` would delete; changes nothing.
@@ -162,6 +165,7 @@ class Collector:
             read = dict(zip(unread, pool.map(lambda key: self._files_of(manifests[key]), unread), strict=True))
         self._files = {key: read.get(key) or self._files[key] for key in manifests}
         named = (keys for keys in self._needed_by_entry(head).values())
+        self._outputs.keep_only(head.entry.pending)
         return frozenset().union(*self._files.values(), *named)
 
     def explain(self, blobs: Iterable[BlobInfo]) -> list[FileStatus]:
@@ -207,10 +211,17 @@ class Collector:
             "the list of retained checkpoints": frozenset(
                 h.key for h in self.root.checkpoints.retained.segment_handles(entry)
             ),
-            "output that is not published": frozenset(h.key for p in entry.pending for h in p.parts),
+            "output that is not published": self._needed_by_output(entry),
             "the verification of the history": _index(head),
             "a checkpoint that an older version committed": self._entries(self.root.checkpoints.kept(head)),
         }
+
+    def _needed_by_output(self, entry: LogEntry) -> frozenset[str]:
+        """Returns the keys of the lists of pending output, and of its files that are staged in the job root."""
+        lists = (handle.key for pending in entry.pending for handle in pending.parts)
+        # A name in another place, such as a table's folder, never has the form of a key.
+        files = (c.path for pending in entry.pending for c in self._outputs.read(pending) if parse_data(c.path))
+        return frozenset([*lists, *files])
 
     @staticmethod
     def _entries(kept: Iterable[EntryRef]) -> frozenset[str]:

@@ -134,7 +134,8 @@ def graph_of_job_root(job: JobFormat, graph: Graph) -> Graph:
 
 def _bind(root: JobRoot, graph: Graph, settings: Settings) -> Job:
     plan = plan_job(graph, settings.parallelism)
-    sinks = {n.uid: BoundSink(n.sink, SinkContext(root.job.job_uuid, n.uid, n.parent.schema)) for n in graph.sinks}
+    contexts = {n.uid: SinkContext(root.job.job_uuid, n.uid, n.parent.schema, root.storage) for n in graph.sinks}
+    sinks = {n.uid: BoundSink(n.sink, contexts[n.uid]) for n in graph.sinks}
     return Job(root, plan, settings, sinks, source_descriptions(plan))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.sink import SinkWriter, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
 from stateflow.errors import SchemaMismatch, StateflowError
 from stateflow.runtime.task.row_conversion import first_misfit, to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
@@ -121,14 +122,16 @@ class Outputs:
         for sink, context in output.sinks:
             writer = self._writers.get(context.uid)
             if writer is None:
-                writer = self._writers[context.uid] = sink.writer(context, self._writing())
+                writer = self._writers[context.uid] = self._new_writer(sink, context)
             writer.write(rows)
         if output.number is not None:
             yield self._data_batch(output.number, rows, phase)
 
-    def _writing(self) -> Writing:
-        batch = self._task.batch.id
-        return Writing(batch.generation, batch.ordinal, self._task.subtask, self._task.attempt)
+    def _new_writer(self, sink: Sink, context: SinkContext) -> SinkWriter:
+        batch = self._task.batch
+        writing = Writing(batch.id.generation, batch.id.ordinal, self._task.subtask, self._task.attempt)
+        # Storage has connections, so it is not sent to tasks.
+        return sink.writer(replace(context, storage=batch.environment.storage), writing)
 
     def _data_batch(self, number: int, rows: pa.RecordBatch, phase: int) -> pa.RecordBatch:
         first = self._first_position + self._sent
