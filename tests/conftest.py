@@ -24,6 +24,9 @@ pytest.register_assert_rewrite(
     "stateflow.testing.conformance.storage",
     "stateflow.testing.conformance.state_backend",
     "stateflow.testing.conformance.operator_subtasks",
+    "stateflow.testing.conformance.sink",
+    "stateflow.testing.conformance.sink_rewind",
+    "stateflow.testing.conformance.sink_table",
 )
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.

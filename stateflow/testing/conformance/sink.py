@@ -1,0 +1,302 @@
+"""The conformance suite of sinks.
+
+To test a sink, write a function at the top of a test module that returns the sink for an address, and subclass
+`SinkConformance` with it, with a fixture for the address of a new table, and with a reader of the table that shares no
+code with the sink::
+
+    from stateflow.testing.conformance.sink import SinkConformance
+
+    def my_sink(address):
+        return MySink(address, ...)
+
+    class TestMySink(SinkConformance):
+        factory = staticmethod(my_sink)
+
+        @pytest.fixture
+        def address(self, tmp_path):
+            return str(tmp_path / "table")       # no table yet, and not shared with other tests
+
+        def read(self, sink):
+            return [{"id": 1, "text": "row 1"}]  # of the table's newest version, as any of its readers sees it
+
+The suite writes rows with the columns ``id`` (an int, unique) and ``text`` (a str or null). A table with a key has the
+key ``id``. Other processes import the function from the file of its module. The attributes of `SinkConformance` state
+what a sink does not offer; what they state is checked as well.
+
+To see values in assertion failures, add this to a conftest, and the same with ``sink_rewind`` and ``sink_table`` for
+``sink``: ``pytest.register_assert_rewrite("stateflow.testing.conformance.sink")``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import Sink, SinkContext
+from stateflow.errors import Fenced, SchemaMismatch, SinkRefused
+from stateflow.state.handles import Committable
+from stateflow.testing.conformance.publishing_job import UID, PublishingJob, SinkRow, rows_of
+from stateflow.testing.conformance.sink_drivers import Report, Scenario
+from stateflow.testing.conformance.sink_rewind import SinkRewindConformance
+from stateflow.testing.conformance.sink_table import TableUnderTest, row_id
+
+__all__ = ["SinkConformance"]
+
+JOB = "0123456789abcdef0123456789abcdef"
+_DEADLINE = 120.0
+_KILLED, _FENCED, _STORAGE = -9, 3, 5
+
+
+class _OtherRow(msgspec.Struct):
+    """A row whose `text` has another type."""
+
+    id: int
+    text: float
+
+
+class SinkConformance(SinkRewindConformance):
+    """Tests of the contract of `stateflow.api.sink.Sink`."""
+
+    exactly_once: ClassVar[bool] = True
+    """Whether the table stores the token. Otherwise output is published at least once."""
+    checks_columns: ClassVar[bool] = True
+    """Whether the table has columns, which the sink compares with those of the rows."""
+    is_shared: ClassVar[bool] = True
+    """Whether several sinks of a job may write to the table."""
+    steps: ClassVar[int] = 6
+    """At how many lines of the sink's code a driver is killed, and stopped."""
+    failpoints: ClassVar[tuple[str, ...]] = ("task.sink-closed", "commit.after", "publish.before", "publish.after")
+    """The failpoints at which a driver is killed."""
+    patience: ClassVar[float] = 1.0
+    """Seconds that a driver waits for a stopped one that holds a lock of the table, before that is resumed."""
+
+    @staticmethod
+    def factory(address: str) -> Sink:
+        """Returns the sink of the table with an address; assign a function of a module: ``staticmethod(my_sink)``."""
+        raise NotImplementedError
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        """Returns the rows that any reader of the sink's table sees, in any order."""
+        raise NotImplementedError
+
+    def remove(self, table: TableUnderTest, committable: Committable, folder: Path) -> None:
+        """Deletes a written file. This one finds it by its name below `folder`, which has all data of a test."""
+        [found] = folder.rglob(Path(committable.path).name)
+        found.unlink()
+
+    def context(self, folder: Path) -> SinkContext:
+        """Returns the context of the suite's sink, for tests without a job."""
+        return SinkContext(JOB, UID, RowSchema.of(SinkRow))
+
+    @pytest.fixture
+    def new_table(self, address: str, tmp_path: Path) -> TableUnderTest:
+        """A table that does not exist yet."""
+        return TableUnderTest(type(self).factory, address, self.context(tmp_path), self.read)
+
+    @pytest.fixture
+    def table(self, new_table: TableUnderTest) -> TableUnderTest:
+        """An existing table without rows."""
+        new_table.sink.prepare(new_table.context)
+        return new_table
+
+    # -- the table ----------------------------------------------------------------------------------------------
+
+    def test_a_table_is_created_once(self, new_table: TableUnderTest) -> None:
+        context = new_table.context
+        without_job = replace(context, job_uuid="")
+        first = new_table.sink.check(without_job)
+        created = new_table.sink.prepare(context)
+        assert first in (None, created)
+        assert created and new_table.sink.prepare(context) == created
+        assert new_table.sink.check(without_job) == created
+        assert new_table.open().table_id == created
+        assert new_table.sink.other_jobs(context) == frozenset()
+        assert new_table.ids() == []
+
+    def test_a_table_that_is_created_by_several_threads_is_one_table(self, new_table: TableUnderTest) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            created = list(pool.map(lambda _: new_table.sink.prepare(new_table.context), range(4)))
+        assert len({*created, new_table.open().table_id}) == 1
+
+    def test_a_table_with_other_columns_is_refused(self, table: TableUnderTest) -> None:
+        if not self.checks_columns:
+            pytest.skip("the table has no columns")
+        table.put(1, [1])
+        other = replace(table.context, schema=RowSchema.of(_OtherRow))
+        with pytest.raises((SchemaMismatch, SinkRefused)):
+            table.sink.check(other)
+        assert table.ids() == [1]
+
+    def test_a_sink_is_sent_to_tasks(self, table: TableUnderTest) -> None:
+        copied = copy.deepcopy(table.sink)
+        sent = replace(table, factory=lambda _: copied)
+        sent.put(1, [1])
+        assert copy.deepcopy(copied).location == table.sink.location
+        assert table.ids() == [1]
+
+    def test_a_shadow_is_another_table(self, table: TableUnderTest) -> None:
+        table.put(1, [1])
+        shadow = replace(table, factory=lambda address: table.factory(address).shadow())
+        if not table.sink.location:
+            pytest.skip("the sink has no table")
+        assert shadow.sink.location != table.sink.location
+        shadow.sink.prepare(shadow.context)
+        shadow.put(50, [50])
+        assert (shadow.ids(), table.ids()) == ([50], [1])
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    def test_rows_are_visible_once_they_are_committed(self, table: TableUnderTest) -> None:
+        files = [*table.write([1, 2]), *table.write([3])]
+        lost = table.write([99])
+        assert files and lost and all(file.rows > 0 for file in files)
+        assert table.ids() == []
+        handle = table.open()
+        version = handle.commit(7, files)
+        opened = table.open()
+        assert version == opened.version
+        assert opened.token == (7 if self.exactly_once else None)
+        assert opened.table_id == handle.table_id
+        assert table.ids() == [1, 2, 3]
+        table.put(8, [4])
+        assert table.ids() == [1, 2, 3, 4]
+
+    def test_a_checkpoint_without_rows_sets_the_token(self, table: TableUnderTest) -> None:
+        assert table.write([]) == []
+        for token in (3, 4):
+            assert table.open().commit(token, []) is not None
+            assert table.open().token == (token if self.exactly_once else None)
+        assert table.ids() == []
+
+    def test_of_two_handles_one_commits(self, table: TableUnderTest) -> None:
+        if not self.exactly_once:
+            pytest.skip("output is published at least once")
+        files = table.write([1])
+        handles = [table.open(), table.open()]
+        assert [handle.commit(1, files) is not None for handle in handles] == [True, False]
+        assert table.ids() == [1]
+        # Nor does a handle publish anything else once the table has changed.
+        assert handles[1].commit(2, table.write([2], ordinal=2)) is None
+        assert (table.open().token, table.ids()) == (1, [1])
+
+    def test_each_sink_of_a_table_has_its_own_token(self, table: TableUnderTest) -> None:
+        if not (self.is_shared and self.exactly_once):
+            pytest.skip("the table has one sink, or no tokens")
+        other = table.with_uid("other")
+        table.put(5, [1])
+        assert other.open().token == 0
+        other.put(3, [2])
+        table.put(6, [3])
+        assert (table.open().token, other.open().token) == (6, 3)
+        assert table.ids() == [1, 2, 3]
+
+    def test_missing_files_are_named(self, table: TableUnderTest, tmp_path: Path) -> None:
+        files = [*table.write([1]), *table.write([2])]
+        assert table.open().missing(files) == []
+        self.remove(table, files[1], tmp_path)
+        assert table.open().missing(files) == [files[1].path]
+
+    def test_a_sweep_removes_only_leftovers(self, table: TableUnderTest) -> None:
+        table.put(1, [1])
+        leftover, pending = table.write([2], ordinal=2), table.write([3], ordinal=3)
+        kept = table.with_uid("other").write([4]) if self.is_shared else []
+        asked: list[str] = []
+
+        def is_leftover(generation: int, ordinal: int, path: str) -> bool:
+            assert generation == 1 and ordinal in (1, 2, 3)
+            asked.append(path)
+            return ordinal < 3
+
+        removed = table.sink.sweep(table.context, is_leftover)
+        assert {Path(name).name for name in removed} == {Path(file.path).name for file in leftover}
+        assert {Path(file.path).name for file in leftover} <= {Path(path).name for path in asked}
+        assert table.open().missing([*leftover, *pending]) == [file.path for file in leftover]
+        assert table.with_uid("other").sink.open_table(table.context).missing(kept) == []
+        assert table.open().commit(3, pending) is not None
+        assert table.ids() == [1, 3]
+        assert table.sink.sweep(table.context, is_leftover) == []
+
+    # -- a job --------------------------------------------------------------------------------------------------
+
+    def test_a_job_publishes_each_checkpoint_once(self, new_table: TableUnderTest, tmp_path: Path) -> None:
+        for upto in (2, 2, 3):
+            job = PublishingJob(new_table.sink, tmp_path / "root")
+            job.run(upto)
+            self._check_rows(new_table, upto)
+        head = job.root.claim()
+        pending = job.commit(head, 4)
+        for _ in range(2):
+            PublishingJob(new_table.sink, tmp_path / "root").publisher.publish_pending(pending)
+        self._check_rows(new_table, 4)
+
+    def test_a_driver_that_was_paused_during_a_newer_run_publishes_nothing(
+        self, new_table: TableUnderTest, tmp_path: Path
+    ) -> None:
+        if not self.exactly_once:
+            pytest.skip("output is published at least once")
+        paused = PublishingJob(new_table.sink, tmp_path / "root")
+        paused.run(1)
+        pending = paused.commit(paused.root.claim(), 2)
+        PublishingJob(new_table.sink, tmp_path / "root").run(3)
+        with pytest.raises(Fenced):
+            paused.publisher.publish_pending(pending)
+        self._check_rows(new_table, 3)
+
+    @pytest.mark.parametrize("kind", ["killed", "failpoint", "stopped", "raced"])
+    def test_drivers_that_are_interrupted_neither_lose_nor_repeat_a_row(
+        self, new_table: TableUnderTest, tmp_path: Path, kind: str
+    ) -> None:
+        """At lines of the sink's code, and at failpoints; or several drivers start at once."""
+        if kind in ("stopped", "raced") and not self.exactly_once:
+            pytest.skip("output is published at least once")
+        report = self._play(new_table, tmp_path, kind)
+        assert set(report.ends) <= {0, _KILLED, _FENCED, _STORAGE}
+        if kind in ("killed", "failpoint"):
+            assert set(report.ends) == {_KILLED}
+        self._check_rows(new_table, report.checkpoints)
+
+    def _play(self, table: TableUnderTest, folder: Path, kind: str) -> Report:
+        factory = type(self).factory
+        scenario = Scenario(
+            kind=kind,
+            module=inspect.getfile(factory),
+            factory=factory.__qualname__,
+            address=table.address,
+            root=str(folder / "root"),
+            steps=3 if kind == "raced" else self.steps,
+            failpoints=list(self.failpoints),
+            patience=self.patience,
+        )
+        ended = subprocess.run(
+            [sys.executable, "-m", "stateflow.testing.conformance.sink_drivers"],
+            input=msgspec.json.encode(scenario),
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            timeout=_DEADLINE,
+        )
+        assert ended.returncode == 0, ended.stderr.decode()
+        report = msgspec.json.decode(ended.stdout, type=Report)
+        assert set(report.ends) <= {0, _KILLED, _FENCED, _STORAGE}, ended.stderr.decode()
+        return report
+
+    def _check_rows(self, table: TableUnderTest, checkpoints: int) -> None:
+        """Checks that the table has the rows of all checkpoints: once, or at least once."""
+        expected = Counter(row.id for number in range(1, checkpoints + 1) for row in rows_of(number))
+        found = Counter(row_id(row) for row in table.reader(table.sink))
+        if self.exactly_once:
+            assert found == expected
+        else:
+            assert found.keys() == expected.keys()

@@ -1,0 +1,54 @@
+"""The sinks keep the contract of sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.api.sink import Sink
+from stateflow.connectors import DeltaSink
+from stateflow.testing.conformance.sink import SinkConformance
+from stateflow.testing.sinks import FolderSink
+from tests.support import delta_tables, folder_tables
+
+
+def folder_sink(address: str) -> Sink:
+    return FolderSink(address)
+
+
+def delta_append(address: str) -> Sink:
+    return DeltaSink(address)
+
+
+def delta_upsert(address: str) -> Sink:
+    return DeltaSink(address, mode="upsert", keys="id")
+
+
+class InFolder(SinkConformance):
+    """A sink whose table is a folder."""
+
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> str:
+        return str(tmp_path / "table")
+
+
+class TestFolderSink(InFolder):
+    factory = staticmethod(folder_sink)
+    checks_columns = False
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        return folder_tables.rows(Path(sink.location))
+
+
+class TestDeltaAppends(InFolder):
+    factory = staticmethod(delta_append)
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        return delta_tables.visible(sink.location)
+
+
+class TestDeltaUpserts(TestDeltaAppends):
+    factory = staticmethod(delta_upsert)
