@@ -41,7 +41,7 @@ def _refused(table: Path, error: type[StateflowError], remedy: str = "", **facts
 @pytest.mark.parametrize(
     ("fields", "options", "remedy", "facts"),
     [
-        (_PAIR, {"partition_by": "text"}, "", {"property": "PARTITIONED BY", "column": "text"}),
+        (_PAIR, {"partition_by": "text"}, "partition_by", {"property": "PARTITIONED BY", "column": "text"}),
         (
             [pa.field("id", pa.int64(), nullable=False), _PAIR[1]],
             {},

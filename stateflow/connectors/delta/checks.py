@@ -7,7 +7,7 @@ allow-lists: a feature or property that is not known to be harmless is rejected 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -24,6 +24,7 @@ from stateflow.connectors.delta.column_types import (
     type_text,
 )
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Field, Protocol
+from stateflow.connectors.delta.partitions.columns import mismatches
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
 
 # tests/connectors commits to a table with each of these and reads it through Spark. The last three require nothing of
@@ -79,18 +80,21 @@ class _Refusal:
     hint: str
 
 
-def check_table(table: str, head: DeltaHead, schema: RowSchema, added: Iterable[Column] = ()) -> None:
+def check_table(
+    table: str, head: DeltaHead, schema: RowSchema, settings: tuple[Iterable[Column], Sequence[str]] = ((), ())
+) -> None:
     """Checks that files with rows of `schema` can be committed to a table directly.
 
     Args:
         table: its path, for errors.
-        added: columns of `schema` that the table may lack.
+        settings: columns of `schema` that the table may lack, and the columns that the sink partitions by.
 
     Raises:
         SinkRefused: such a commit would violate a property of the table.
         SchemaMismatch: columns are missing, or have other types or names.
     """
-    refusals = list(_refusals(head))
+    added, partition_by = settings
+    refusals = list(_refusals(head, partition_by))
     if refusals:
         first, *others = refusals
         also = {"also": [" ".join(map(str, r.facts.values())) for r in others]} if others else {}
@@ -146,11 +150,12 @@ def check_upserts(table: str, head: DeltaHead, schema: RowSchema) -> None:
         )
 
 
-def new_table(table_id: str, schema: RowSchema, created_ms: int) -> list[Action]:
+def new_table(table_id: str, schema: RowSchema, created_ms: int, partition_by: Sequence[str] = ()) -> list[Action]:
     """Returns the actions that create an empty table for rows of `schema`, with nullable columns.
 
     Args:
         created_ms: time of creation, in milliseconds since 1970.
+        partition_by: the partition columns.
 
     Raises:
         JobDefinitionError: the row class has no columns, or two whose names differ only by case.
@@ -167,7 +172,7 @@ def new_table(table_id: str, schema: RowSchema, created_ms: int) -> list[Action]
         "id": table_id,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": msgspec.json.encode({"type": "struct", "fields": fields}).decode(),
-        "partitionColumns": [],
+        "partitionColumns": list(partition_by),
         "configuration": {},
         "createdTime": created_ms,
     }
@@ -186,13 +191,13 @@ def _lowest_protocol(schema: RowSchema) -> Action:
     }
 
 
-def _refusals(head: DeltaHead) -> Iterator[_Refusal]:
+def _refusals(head: DeltaHead, partition_by: Sequence[str] = ()) -> Iterator[_Refusal]:
     yield from _protocol_refusals(head.protocol)
     yield from _configuration_refusals(head.metadata.configuration or {})
-    for column in head.metadata.partition_columns:
-        reason = "the values of partition columns would be null"
-        facts = {"property": "PARTITIONED BY", "column": column}
-        yield _Refusal(facts, reason, f"rewrite the table without partitions, {_OTHER_TABLE}")
+    existing = head.metadata.partition_columns
+    for column, reason in mismatches(partition_by, existing):
+        hint = f"DeltaSink(…, partition_by={existing!r}), {_OTHER_TABLE}"
+        yield _Refusal({"property": "PARTITIONED BY", "column": column}, reason, hint)
     for field in head.metadata.fields():
         yield from _column_refusals(field)
 

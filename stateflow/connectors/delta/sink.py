@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,14 @@ from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.added_columns import column_actions, columns_to_add
 from stateflow.connectors.delta.checks import check_table, check_upserts, new_table
-from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, sync_folder
+from stateflow.connectors.delta.data_files import (
+    FileName,
+    ParquetWriter,
+    UnnamedFile,
+    disk_error,
+    list_own_files,
+    sync_folder,
+)
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
 from stateflow.connectors.delta.log.table_log import (
     DeltaHead,
@@ -33,6 +40,8 @@ from stateflow.connectors.delta.log.table_log import (
     read_head,
     unreferenced_files,
 )
+from stateflow.connectors.delta.partitions.columns import check_columns
+from stateflow.connectors.delta.partitions.writer import PartitionedWriter
 from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
 from stateflow.connectors.delta.versions import ENGINE
 from stateflow.connectors.upserts import UpsertSettings, names_of
@@ -63,7 +72,7 @@ class DeltaSink(Sink):
 
     The sink creates a missing table with one nullable column per field of the row class. An existing table must have
     these columns. It may have further columns, which stay null, but no property that requires more of a writer than
-    adding files: no partitions, constraints, defaults, column mapping and so on. The sink rejects such a table, and
+    adding files: no constraints, defaults, column mapping and so on. The sink rejects such a table, and
     names the property, before the first batch and whenever the table changes.
 
     Args:
@@ -75,6 +84,8 @@ class DeltaSink(Sink):
         order_by: for upserts, columns by which the last row of a key in a checkpoint wins; without them, the row that
             was emitted last, if one subtask emits all rows of a key.
         deletes: for upserts, a bool column that is true in rows that delete their key; the table does not have it.
+        partition_by: columns by whose values the table is partitioned, neither float nor bytes nor nested. An
+            existing table must be partitioned by the same columns. An empty text becomes null, as Delta demands.
         schema_evolution: what happens to columns that only the row class has: ``"refuse"`` ends the start of a run;
             ``"add-columns"`` adds them to the table, where they are null in existing rows. A column that seems to have
             been renamed is refused in any case. Columns are never removed, also not by a rewind.
@@ -93,6 +104,7 @@ class DeltaSink(Sink):
         keys: str | Sequence[str] = (),
         order_by: str | Sequence[str] = (),
         deletes: str = "",
+        partition_by: str | Sequence[str] = (),
         schema_evolution: SchemaEvolution = "refuse",
     ) -> None:
         check_choice("schema_evolution", schema_evolution, (_REFUSE, _ADD_COLUMNS))
@@ -121,15 +133,16 @@ class DeltaSink(Sink):
         self.schema_evolution: SchemaEvolution = schema_evolution
         self._root = log.parent
         self._upsert = upsert if mode == _UPSERT else None
+        self._partition_by = names_of(partition_by)
         self._files: dict[str, ActiveFiles] = {}
         self._heads: dict[str, DeltaHead] = {}
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.table!r})"
 
-    def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[str, SchemaEvolution, UpsertSettings | None]]:
+    def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...]]:
         # Tasks do not need the cached heads.
-        return _sink, (self.table, self.schema_evolution, self._upsert)
+        return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by)
 
     @property
     def location(self) -> str:
@@ -145,7 +158,7 @@ class DeltaSink(Sink):
             raise ConfigError("the Delta table's path is not a folder", hint="choose another", table=self.table)
         head = self._head(context)
         if head is None:
-            new_table("", self._schema(context), 0)
+            new_table("", self._schema(context), 0, self._partition_by)
             self._check_vacant()
             existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
             _check_writable(existing)
@@ -155,7 +168,8 @@ class DeltaSink(Sink):
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        return frozenset(name.job_uuid for name in self._data_files() if name.uid == context.uid) - {context.job_uuid}
+        files = list_own_files(self._root, len(self._partition_by))
+        return frozenset(name.job_uuid for name in files if name.uid == context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
         self.check(context)
@@ -175,7 +189,11 @@ class DeltaSink(Sink):
         )
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        return ParquetWriter(self._root, FileName.first(context, writing), context.schema)
+        name = FileName.first(context, writing)
+        # The rows of an upsert go to partitions when it is published, with those that it keeps.
+        if self._partition_by and self._upsert is None:
+            return PartitionedWriter(self._root, name, context.schema, self._partition_by)
+        return ParquetWriter(self._root, name, context.schema)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._existing_head(context)
@@ -184,7 +202,7 @@ class DeltaSink(Sink):
         if self._upsert is None:
             return DeltaSinkTable(self._root, context, head)
         files = self._files.setdefault(context.application, ActiveFiles(self._root, context.application))
-        return UpsertTable(self._root, context, head, (self._upsert, files))
+        return UpsertTable(self._root, context, head, (self._upsert, self._partition_by, files))
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         head = self._head(context)
@@ -192,9 +210,11 @@ class DeltaSink(Sink):
             create_overdue_checkpoint(self._root, head)
         # List the folder before reading the log: a file that is committed in between is then found in the log.
         own = (context.job_uuid, context.uid)
-        written = {str(name): name.writing for name in self._data_files() if (name.job_uuid, name.uid) == own}
-        possible = {name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)}
-        leftovers = sorted(unreferenced_files(self._root, context.application, possible)) if possible else []
+        files = (n for n in list_own_files(self._root, len(self._partition_by)) if (n.job_uuid, n.uid) == own)
+        possible = {str(n): n for n in files if is_leftover(n.writing.generation, n.writing.ordinal, n.path)}
+        generations = {name: file.writing.generation for name, file in possible.items()}
+        found = unreferenced_files(self._root, context.application, generations) if possible else ()
+        leftovers = sorted(possible[name].path for name in found)
         for path in leftovers:
             try:
                 (self._root / path).unlink(missing_ok=True)
@@ -203,21 +223,23 @@ class DeltaSink(Sink):
         return leftovers
 
     def shadow(self) -> DeltaSink:
-        return _sink(f"{self.table}_shadow", self.schema_evolution, self._upsert)
+        return _sink(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
 
     def _schema(self, context: SinkContext) -> RowSchema:
-        """Returns the columns of the table. Raises JobDefinitionError if the rows cannot be upserted."""
-        if self._upsert is None:
-            return context.schema
-        self._upsert.check(context.schema)
-        return self._upsert.table_schema(context.schema)
+        """Returns the columns of the table. Raises JobDefinitionError if the rows cannot be written as declared."""
+        schema = context.schema
+        if self._upsert is not None:
+            self._upsert.check(schema)
+            schema = self._upsert.table_schema(schema)
+        check_columns(self._partition_by, schema)
+        return schema
 
     def _check_table(self, context: SinkContext, head: DeltaHead) -> tuple[Column, ...]:
         """Checks the table, and returns the columns that have to be added to it."""
         schema = self._schema(context)
         adds = self.schema_evolution == _ADD_COLUMNS
         added = columns_to_add(self.table, head.metadata.fields(), schema) if adds else ()
-        check_table(self.table, head, schema, added)
+        check_table(self.table, head, schema, (added, self._partition_by))
         if self._upsert is not None:
             check_upserts(self.table, head, schema)
         return added
@@ -239,7 +261,7 @@ class DeltaSink(Sink):
     def _create(self, context: SinkContext) -> DeltaHead:
         """Creates the table, unless another process creates it first."""
         now = now_ms()
-        actions = new_table(str(uuid.UUID(_clock.new_id())), self._schema(context), now)
+        actions = new_table(str(uuid.UUID(_clock.new_id())), self._schema(context), now, self._partition_by)
         info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
         self._make_folders()
         append_entry(self._root, 0, [{"commitInfo": info}, *actions])
@@ -274,26 +296,19 @@ class DeltaSink(Sink):
         except OSError as e:
             raise disk_error(e, folder) from e
 
-    def _data_files(self) -> Iterator[FileName]:
-        """Yields the names of all data files that sinks wrote, of any job."""
-        try:
-            found = [FileName.parse(name) for name in os.listdir(self._root)]
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as e:
-            raise disk_error(e, self._root) from e
-        yield from filter(None, found)
 
-
-def _sink(table: str, schema_evolution: SchemaEvolution, upsert: UpsertSettings | None) -> DeltaSink:
+def _sink(
+    table: str, schema_evolution: SchemaEvolution, upsert: UpsertSettings | None, partition_by: tuple[str, ...]
+) -> DeltaSink:
     if upsert is None:
-        return DeltaSink(table, schema_evolution=schema_evolution)
+        return DeltaSink(table, partition_by=partition_by, schema_evolution=schema_evolution)
     return DeltaSink(
         table,
         mode=_UPSERT,
         keys=upsert.keys,
         order_by=upsert.order_by,
         deletes=upsert.deletes,
+        partition_by=partition_by,
         schema_evolution=schema_evolution,
     )
 

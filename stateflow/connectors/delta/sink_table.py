@@ -10,6 +10,7 @@ from stateflow.clock import SystemClock
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.data_files import FileName, disk_error
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after, entry_path, is_current
+from stateflow.connectors.delta.partitions.values import logged_path, values_of
 from stateflow.connectors.delta.rewind import FileChange, Rewinder, remove_action
 from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
@@ -141,14 +142,18 @@ class UpsertTable(DeltaSinkTable):
     """A table at the version of its head, whose commits replace rows by key.
 
     Args:
-        upsert: how rows are matched, and the files of the table.
+        upsert: how rows are matched, the partition columns, and the files of the table.
     """
 
     def __init__(
-        self, root: Path, context: SinkContext, head: DeltaHead, upsert: tuple[UpsertSettings, ActiveFiles]
+        self,
+        root: Path,
+        context: SinkContext,
+        head: DeltaHead,
+        upsert: tuple[UpsertSettings, tuple[str, ...], ActiveFiles],
     ) -> None:
         super().__init__(root, context, head)
-        self._settings, self._files = upsert
+        self._settings, self._partition_by, self._files = upsert
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         self._check_distinct(token, committables)
@@ -168,7 +173,8 @@ class UpsertTable(DeltaSinkTable):
         emitted = FileName.parse(last.path)
         assert emitted is not None
         writing = replace(emitted.writing, subtask=0, attempt=f"u{_clock.new_id()}")
-        return Upsert(self._root, self._settings, self._context.schema, FileName.first(self._context, writing))
+        name = FileName.first(self._context, writing)
+        return Upsert(self._root, self._settings, self._context.schema, name, self._partition_by)
 
     def _upsert_actions(self, token: int, rewrite: Rewrite) -> list[Action]:
         now = now_ms()
@@ -195,9 +201,10 @@ class UpsertTable(DeltaSinkTable):
 
 
 def _add(file: Committable, now: int) -> Action:
+    name = FileName.parse(file.path)
     return {
-        "path": file.path,
-        "partitionValues": {},
+        "path": logged_path(file.path),
+        "partitionValues": values_of(name.folder) if name else {},
         "size": file.size,
         "modificationTime": now,
         "dataChange": True,

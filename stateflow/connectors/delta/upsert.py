@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error, stored_schema
+from stateflow.connectors.delta.partitions.columns import data_columns
+from stateflow.connectors.delta.partitions.values import folder_of, scalar, split
 from stateflow.connectors.delta.versions import DataFile
 from stateflow.connectors.upserts import POSITION, UpsertSettings, last_rows, numbered
 from stateflow.errors import SinkDiverged
@@ -48,15 +50,21 @@ class Upsert:
         settings: how rows are matched.
         schema: columns of the emitted rows.
         name: name of the first file that is written.
+        partition_by: the partition columns.
     """
 
-    def __init__(self, table: Path, settings: UpsertSettings, schema: RowSchema, name: FileName) -> None:
+    def __init__(
+        self, table: Path, settings: UpsertSettings, schema: RowSchema, name: FileName, partition_by: Sequence[str] = ()
+    ) -> None:
         self._table = table
         self._settings = settings
         self._schema = schema
         self._name = name
-        self._stored = stored_schema(settings.table_schema(schema))
-        self._keys = pa.schema([self._stored.field(name) for name in settings.keys])
+        self._partition_by = partition_by
+        self._data_schema = data_columns(settings.table_schema(schema), partition_by)
+        self._stored = stored_schema(self._data_schema)
+        every = stored_schema(schema)
+        self._keys = pa.schema([every.field(name) for name in settings.keys])
 
     def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile]) -> Rewrite:
         """Writes the new data files.
@@ -69,11 +77,12 @@ class Upsert:
             SinkDiverged: a file of the table does not exist, or has other columns.
         """
         winners = self._winners(emitted)
-        bounds = {name: pc.min_max(winners.column(name)).as_py() for name in self._settings.keys}
-        possible = (file for file in active if _may_contain(file, bounds))
+        stored = [name for name in self._settings.keys if name not in self._partition_by]
+        bounds = {name: pc.min_max(winners.column(name)).as_py() for name in stored}
+        possible = (file for file in active if self._has_key_partition(file, winners) and _may_contain(file, bounds))
         matches = [match for file in possible if (match := self._match(file, winners))]
         outputs = self._outputs(matches, _not_true(winners, self._settings.deletes))
-        added = tuple(written for number, rows in enumerate(outputs) for written in self._written(number, rows))
+        added = tuple(w for number, (to, rows) in enumerate(outputs) for w in self._written(number, to, rows))
         return Rewrite(tuple(match.file for match in matches), added)
 
     def _winners(self, emitted: Sequence[Committable]) -> pa.Table:
@@ -88,30 +97,74 @@ class Upsert:
         except OSError as e:
             raise disk_error(e, path) from e
 
+    def _has_key_partition(self, file: DataFile, winners: pa.Table) -> bool:
+        """Returns whether the rows of a file may have one of the keys, by the values of its partition."""
+        values = {name: self._partition_value(file, name) for name in self._settings.keys if name in self._partition_by}
+        # The columns of a key are never null.
+        found = (value.is_valid and pc.any(pc.equal(winners.column(n), value)).as_py() for n, value in values.items())
+        return all(found)
+
+    def _partition_value(self, file: DataFile, column: str) -> pa.Scalar:
+        try:
+            return scalar(file.partition_values.get(column), self._keys.field(column).type)
+        except ValueError as e:
+            raise self._unusable(file, str(e)) from e
+
     def _match(self, file: DataFile, winners: pa.Table) -> _Match | None:
         """Returns which rows of a file have one of the keys; None if none has."""
         if file.vector is not None:
             raise self._unusable(file, "some of its rows are deleted by a deletion vector")
         path = self._table / unquote(file.path)
+        stored = pa.schema([field for field in self._keys if field.name not in self._partition_by])
         try:
             # Without a partitioning, which Arrow would otherwise take from folders such as `day=1` above the table.
-            keys = pq.read_table(path, columns=self._keys.names, partitioning=None)
+            keys = pq.read_table(path, columns=stored.names, partitioning=None)
         except FileNotFoundError as e:
             raise self._unusable(file, "it does not exist") from e
         except OSError as e:
             raise disk_error(e, path) from e
         except pa.ArrowException as e:
             raise self._unusable(file, str(e)) from e
-        matched = _matched(self._cast(keys, self._keys, file), winners, self._settings.keys)
+        matched = self._matched(self._cast(keys, stored, file), keys.num_rows, file, winners)
         return _Match(file, path, pc.invert(matched)) if pc.any(matched).as_py() else None
 
-    def _outputs(self, matches: Sequence[_Match], kept: pa.Table) -> Iterator[Iterator[pa.RecordBatch]]:
-        """Yields the rows of each new data file: large files are written again one by one, small ones together."""
-        small = [match for match in matches if match.file.size < _COMBINED_BYTES]
-        yield (batch for source in (kept.to_batches(), *map(self._remaining, small)) for batch in source)
+    def _matched(self, stored: pa.Table, count: int, file: DataFile, winners: pa.Table) -> pa.ChunkedArray:
+        columns = [
+            pa.repeat(self._partition_value(file, name), count) if name in self._partition_by else stored.column(name)
+            for name in self._keys.names
+        ]
+        return _matched(pa.table(columns, schema=self._keys), winners, self._settings.keys)
+
+    def _outputs(self, matches: Sequence[_Match], kept: pa.Table) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
+        """Yields the folder and the rows of each new data file.
+
+        Large files are written again one by one, small ones of a partition together.
+        """
+        new = self._by_partition(kept)
+        small: dict[str, list[_Match]] = {folder: [] for folder in new}
+        for match in matches:
+            if match.file.size < _COMBINED_BYTES:
+                small.setdefault(self._folder(match.file), []).append(match)
+        for folder, together in small.items():
+            sources = (new.get(folder, ()), *map(self._remaining, together))
+            yield folder, (batch for source in sources for batch in source)
         for match in matches:
             if match.file.size >= _COMBINED_BYTES:
-                yield self._remaining(match)
+                yield self._folder(match.file), self._remaining(match)
+
+    def _by_partition(self, rows: pa.Table) -> dict[str, list[pa.RecordBatch]]:
+        """Returns rows by the folder of their partition, without the partition columns."""
+        if not self._partition_by:
+            return {"": rows.to_batches()}
+        found: dict[str, list[pa.RecordBatch]] = {}
+        for batch in rows.to_batches():
+            for folder, part in split(batch, self._partition_by):
+                found.setdefault(folder, []).append(part)
+        return found
+
+    def _folder(self, file: DataFile) -> str:
+        """Returns the folder of a file's partition, whatever folder the file is in."""
+        return folder_of({name: file.partition_values.get(name) or None for name in self._partition_by})
 
     def _remaining(self, match: _Match) -> Iterator[pa.RecordBatch]:
         start = 0
@@ -121,10 +174,10 @@ class Upsert:
                 start += len(batch)
                 yield from self._cast(pa.Table.from_batches([rows]), self._stored, match.file).to_batches()
 
-    def _written(self, number: int, rows: Iterable[pa.RecordBatch]) -> list[Committable]:
+    def _written(self, number: int, folder: str, rows: Iterable[pa.RecordBatch]) -> list[Committable]:
         writing = self._name.writing
-        name = replace(self._name, writing=replace(writing, attempt=f"{writing.attempt}f{number}"))
-        writer = ParquetWriter(self._table, name, self._settings.table_schema(self._schema))
+        name = replace(self._name, folder=folder, writing=replace(writing, attempt=f"{writing.attempt}f{number}"))
+        writer = ParquetWriter(self._table, name, self._data_schema)
         for batch in rows:
             writer.write_stored(batch.select(self._stored.names))
         return writer.close()
@@ -132,7 +185,7 @@ class Upsert:
     def _cast(self, rows: pa.Table, wanted: pa.Schema, file: DataFile) -> pa.Table:
         """Returns rows of a data file with some columns of the table; a column that the file lacks is null."""
         found = rows.schema.names
-        if more := sorted(set(found) - set(wanted.names)):
+        if more := sorted(set(found) - {*wanted.names, *self._partition_by}):
             raise self._unusable(file, f"it has further columns: {', '.join(more)}")
         columns = [rows.column(f.name) if f.name in found else pa.nulls(len(rows), f.type) for f in wanted]
         try:

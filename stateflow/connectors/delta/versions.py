@@ -46,6 +46,7 @@ class _LoggedFile(msgspec.Struct):
     """What is used of an ``add`` or ``remove``."""
 
     path: str
+    partitionValues: dict[str, str | None] | None = None
     size: int = 0
     stats: str | None = None
     deletionVector: _DeletionVector | None = None
@@ -96,6 +97,11 @@ class DataFile:
     def path(self) -> str:
         """Path as in the log: percent-encoded, and relative to the table unless absolute."""
         return str(self.action["path"])
+
+    @property
+    def partition_values(self) -> dict[str, str | None]:
+        """The values of the table's partition columns by name."""
+        return self.action.get("partitionValues") or {}
 
     @property
     def vector(self) -> Action | None:

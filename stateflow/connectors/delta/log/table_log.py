@@ -216,7 +216,8 @@ def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) 
     missing = files.keys() - {uri.rpartition("/")[2] for uri in opened.file_uris()}
     if missing:
         # A vacuum that is not full lists files of the log only, and all tombstones are older than zero hours.
-        missing -= set(opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False))
+        removed = opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False)
+        missing -= {path.rpartition("/")[2] for path in removed}
     if missing:
         # Versions older than Delta's tombstones remain readable until the log is cleaned up.
         oldest = min(files[name] for name in missing)
