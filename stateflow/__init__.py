@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
     from stateflow.connectors.files.source import FileSource
+    from stateflow.connectors.foreach_batch import ForeachBatchSink
     from stateflow.connectors.kafka.columns import KafkaHeader
     from stateflow.connectors.kafka.formats import Json, Raw
     from stateflow.connectors.kafka.security import KafkaSecurity
@@ -61,6 +62,7 @@ _LAZY = {
     "DeltaSink": "stateflow.connectors.delta.sink",
     "DeltaSource": "stateflow.connectors.delta.source",
     "FileSource": "stateflow.connectors.files.source",
+    "ForeachBatchSink": "stateflow.connectors.foreach_batch",
     "Json": "stateflow.connectors.kafka.formats",
     "KafkaHeader": "stateflow.connectors.kafka.columns",
     "KafkaSecurity": "stateflow.connectors.kafka.security",
@@ -85,6 +87,7 @@ __all__ = [
     "DeltaSource",
     "FileSource",
     "FoldingStateDescriptor",
+    "ForeachBatchSink",
     "FsStateBackend",
     "FunctionInitializationContext",
     "FunctionSnapshotContext",

@@ -32,6 +32,7 @@ PUBLIC_NAMES = [
     "DeltaSource",
     "FileSource",
     "FoldingStateDescriptor",
+    "ForeachBatchSink",
     "FsStateBackend",
     "FunctionInitializationContext",
     "FunctionSnapshotContext",

@@ -68,7 +68,7 @@ class PublishingJob:
         new = NewJob("conformance", 128, {})
         self.root = JobRoot.create_or_open(storage, _clock, new, f"pid {os.getpid()}")
         self.sink = sink
-        self.context = SinkContext(self.root.job.job_uuid, UID, RowSchema.of(SinkRow))
+        self.context = SinkContext(self.root.job.job_uuid, UID, RowSchema.of(SinkRow), storage)
         self.publisher = Publisher(self.root, {UID: BoundSink(sink, self.context)})
 
     def run(self, upto: int) -> None:

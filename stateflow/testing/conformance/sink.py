@@ -48,6 +48,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.errors import Fenced, SchemaMismatch, SinkRefused
 from stateflow.state.handles import Committable
+from stateflow.storage import PosixStorage
 from stateflow.testing.conformance.publishing_job import UID, PublishingJob, SinkRow, rows_of
 from stateflow.testing.conformance.sink_drivers import Report, Scenario
 from stateflow.testing.conformance.sink_rewind import SinkRewindConformance
@@ -76,6 +77,8 @@ class SinkConformance(SinkRewindConformance):
     """Whether the table has columns, which the sink compares with those of the rows."""
     is_shared: ClassVar[bool] = True
     """Whether several sinks of a job may write to the table."""
+    sweeps: ClassVar[bool] = True
+    """Whether the sink removes its leftovers. A `StagedSink` leaves them to the garbage collection of the job root."""
     steps: ClassVar[int] = 6
     """At how many lines of the sink's code a driver is killed, and stopped."""
     failpoints: ClassVar[tuple[str, ...]] = ("task.sink-closed", "commit.after", "publish.before", "publish.after")
@@ -93,13 +96,14 @@ class SinkConformance(SinkRewindConformance):
         raise NotImplementedError
 
     def remove(self, table: TableUnderTest, committable: Committable, folder: Path) -> None:
-        """Deletes a written file. This one finds it by its name below `folder`, which has all data of a test."""
-        [found] = folder.rglob(Path(committable.path).name)
+        """Deletes a written file. This one finds it by its path below `folder`, which has all data of a test."""
+        named = folder.rglob(Path(committable.path).name)
+        [found] = [path for path in named if str(path).endswith(f"/{committable.path}")]
         found.unlink()
 
     def context(self, folder: Path) -> SinkContext:
         """Returns the context of the suite's sink, for tests without a job."""
-        return SinkContext(JOB, UID, RowSchema.of(SinkRow))
+        return SinkContext(JOB, UID, RowSchema.of(SinkRow), PosixStorage(folder / "root"))
 
     @pytest.fixture
     def new_table(self, address: str, tmp_path: Path) -> TableUnderTest:
@@ -221,10 +225,11 @@ class SinkConformance(SinkRewindConformance):
             return ordinal < 3
 
         removed = table.sink.sweep(table.context, is_leftover)
-        assert {Path(name).name for name in removed} == {Path(file.path).name for file in leftover}
-        assert {Path(file.path).name for file in leftover} <= {Path(path).name for path in asked}
-        assert table.open().missing([*leftover, *pending]) == [file.path for file in leftover]
-        assert table.with_uid("other").sink.open_table(table.context).missing(kept) == []
+        swept = leftover if self.sweeps else []
+        assert {Path(name).name for name in removed} == {Path(file.path).name for file in swept}
+        assert {Path(file.path).name for file in swept} <= {Path(path).name for path in asked}
+        assert table.open().missing([*leftover, *pending]) == [file.path for file in swept]
+        assert not kept or table.with_uid("other").open().missing(kept) == []
         assert table.open().commit(3, pending) is not None
         assert table.ids() == [1, 3]
         assert table.sink.sweep(table.context, is_leftover) == []
