@@ -18,6 +18,7 @@ VENV="$ROOT/.venv"
 STAMP="$VENV/.setup-stamp"
 # Read by the Makefile and by scripts that start Spark without it.
 JAVA_HOME_FILE="$VENV/java_home"
+POSTGRES_FOLDER=/usr/lib/postgresql
 
 # Progress goes to stderr, because some functions return values on stdout.
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -282,6 +283,7 @@ fetch_servers() {
     fetch_kafka
     fetch_moto
     fetch_node_servers
+    install_postgres
 }
 
 fetch_hdfs() {
@@ -321,6 +323,14 @@ fetch_node_servers() {
     fi
     say "continuing without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
         "refused, will be skipped until 'make setup' has downloaded them"
+}
+
+# Debian's package does not put the server on PATH.
+install_postgres() {
+    compgen -G "$POSTGRES_FOLDER/*/bin/initdb" >/dev/null && return
+    apt_install_optional postgresql && return
+    say "continuing without PostgreSQL: its tests will be skipped until it is installed, on Debian with" \
+        "'sudo apt-get install postgresql'"
 }
 
 # Only the tests of Airflow's web interface need it.

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.kafka.formats import Json, Raw
     from stateflow.connectors.kafka.security import KafkaSecurity
     from stateflow.connectors.kafka.source import KafkaSource
+    from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
 
 _LAZY = {
@@ -67,6 +68,7 @@ _LAZY = {
     "KafkaHeader": "stateflow.connectors.kafka.columns",
     "KafkaSecurity": "stateflow.connectors.kafka.security",
     "KafkaSource": "stateflow.connectors.kafka.source",
+    "PostgresSink": "stateflow.connectors.postgres.sink",
     "Raw": "stateflow.connectors.kafka.formats",
     "SparkSource": "stateflow.connectors.spark",
 }
@@ -107,6 +109,7 @@ __all__ = [
     "OperatorListState",
     "OperatorStateStore",
     "OutputTag",
+    "PostgresSink",
     "Raw",
     "ReduceFunction",
     "ReducingState",

@@ -37,6 +37,7 @@ NAMES: dict[str, str] = {
     "log.created": "a log entry is written, the LIST after it is not read",
     "commit.after": "the COMMIT is acknowledged, nothing is published",
     "publish.before": "the token is read, the sink's commit is not made",
+    "postgres.before-commit": "a transaction of a PostgreSQL sink has done all its work, it is not committed",
     "publish.after": "the output of one sink is published, nothing is recorded",
     "batch.end": "all work of a batch is done",
     "savepoint.pinned": "the checkpoint of a savepoint is pinned, nothing of the savepoint is stored",

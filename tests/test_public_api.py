@@ -52,6 +52,7 @@ PUBLIC_NAMES = [
     "OperatorListState",
     "OperatorStateStore",
     "OutputTag",
+    "PostgresSink",
     "Raw",
     "ReduceFunction",
     "ReducingState",
@@ -103,7 +104,8 @@ def test_another_name_is_an_attribute_error() -> None:
 
 def test_importing_stateflow_loads_neither_spark_nor_a_sink_nor_the_command_line() -> None:
     loaded = _modules_after("import stateflow")
-    assert loaded & {"pyspark", "py4j", "pandas", "deltalake", "delta", "airflow", "obstore", "click", "rich"} == set()
+    sinks = {"deltalake", "delta", "psycopg", "obstore"}
+    assert loaded & {*sinks, "pyspark", "py4j", "pandas", "airflow", "click", "rich"} == set()
 
 
 def test_what_needs_no_spark_loads_none() -> None:

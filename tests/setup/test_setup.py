@@ -359,6 +359,7 @@ def test_the_browser_is_installed_once(machine: Machine) -> None:
         ("fetch_node_servers", "npm"),
         ("install() { return 1; }; find_uv() { :; }; fetch_moto", "moto"),
         ("install_browser", "chromium"),
+        ('POSTGRES_FOLDER="$ROOT"; install_postgres', "postgresql"),
     ],
 )
 def test_a_machine_without_an_optional_part_continues_with_a_warning(machine: Machine, script: str, part: str) -> None:

@@ -1,0 +1,165 @@
+"""The PostgreSQL sink: the rows of a checkpoint and its token become visible in one transaction.
+
+Tasks stage rows in the job root. After the COMMIT of the checkpoint, the driver locks the sink's row in the table of
+tokens, compares it with what it read before, and writes rows and token in the same transaction. So no two runs publish
+a checkpoint twice, and an old driver that wakes up changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+import pyarrow as pa
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.connectors.arguments import check_choice
+from stateflow.connectors.postgres.column_types import first_unstorable
+from stateflow.connectors.postgres.settings import PostgresSettings, TableName, split_conninfo
+from stateflow.connectors.staged_output import StagedSink, StagedWriter
+from stateflow.connectors.upserts import UpsertSettings, names_of
+from stateflow.errors import JobDefinitionError, SchemaMismatch
+
+Mode = Literal["append", "upsert"]
+_APPEND: Mode = "append"
+_UPSERT: Mode = "upsert"
+_TIMEOUT = timedelta(minutes=10)
+
+
+class PostgresSink(StagedSink):
+    """Appends a stream's rows to a table in PostgreSQL, or upserts them by key, exactly once.
+
+    The sink creates a missing table, for upserts with a primary key. An existing table must have these columns, in any
+    order and with types that have all values; further columns must be nullable or have a default. The sink keeps its
+    position in a table ``stateflow_tokens`` of the same schema.
+
+    Args:
+        conninfo: a connection string such as ``host=db dbname=flights user=etl``, or a ``postgresql://`` URL, with any
+            option of libpq. The environment (``PGPASSWORD``, ``PGPASSFILE``, …) has what it lacks.
+        table: ``table`` or ``schema.table``, exactly as PostgreSQL stores the names; the schema must exist.
+        mode: ``"append"``, or ``"upsert"``: each row replaces the row of its key, all rows of a checkpoint at once. The
+            table needs a unique index on exactly these keys; the driver holds the rows of a checkpoint in memory.
+        keys: for upserts, the columns that identify a row.
+        order_by: for upserts, columns by which the last row of a key in a checkpoint wins; without them, the row that
+            was emitted last, if one subtask emits all rows of a key.
+        deletes: for upserts, a bool column that is true in rows that delete their key; the table does not have it.
+        undo: for upserts, how long the sink stores the rows that it replaces and deletes, in a table
+            ``stateflow_undo``. A restore can put the table back to checkpoints of that time; without it, a restore of
+            the table is refused in the plan. Other writers of the table wait while a checkpoint is published.
+        password: of the user, as in ``password=os.environ["DB_PASSWORD"]``. It is not sent to tasks, and no `repr`,
+            log, plan or stored file contains it.
+        timeout: the longest time of the transaction that publishes a checkpoint.
+
+    Raises:
+        JobDefinitionError: an argument is malformed, or arguments of an upsert are missing, or given for an append.
+        EnvironmentUnsupported: psycopg is not installed; only the driver needs it.
+    """
+
+    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, all but two with a default
+        self,
+        conninfo: str,
+        table: str,
+        *,
+        mode: Mode = "append",
+        keys: str | Sequence[str] = (),
+        order_by: str | Sequence[str] = (),
+        deletes: str = "",
+        undo: timedelta | None = None,
+        password: str = "",
+        timeout: timedelta = _TIMEOUT,
+    ) -> None:
+        check_choice("mode", mode, (_APPEND, _UPSERT))
+        upsert = UpsertSettings(names_of(keys), names_of(order_by), deletes)
+        is_plain = upsert == UpsertSettings(()) and undo is None
+        if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and not is_plain):
+            raise JobDefinitionError(
+                "mode and key of a PostgreSQL sink do not fit",
+                hint='keys, order_by, deletes and undo belong to mode="upsert", which needs keys',
+                mode=mode,
+                keys=list(upsert.keys),
+            )
+        _check_positive(undo=undo, timeout=timeout)
+        name = TableName.parse(table)
+        text, secret, address = split_conninfo(conninfo, password)
+        self._settings = PostgresSettings(
+            name=name,
+            location=f"{address}/{name}",
+            upsert=upsert if mode == _UPSERT else None,
+            undo=undo,
+            timeout=timeout,
+            conninfo=text,
+            password=secret,
+        )
+
+    def __repr__(self) -> str:
+        return f"PostgresSink({self.location!r})"
+
+    def __getstate__(self) -> PostgresSettings:
+        # For tasks.
+        return self._settings.for_tasks()
+
+    def __setstate__(self, settings: PostgresSettings) -> None:
+        self._settings = settings
+
+    @property
+    def location(self) -> str:
+        return self._settings.location
+
+    def check(self, context: SinkContext) -> str | None:
+        from stateflow.connectors.postgres.preparation import check_table
+
+        return check_table(self._settings, self._schema(context))
+
+    def other_jobs(self, context: SinkContext) -> frozenset[str]:
+        from stateflow.connectors.postgres.preparation import other_jobs
+
+        return other_jobs(self._settings, context.uid) - {context.job_uuid}
+
+    def prepare(self, context: SinkContext) -> str:
+        from stateflow.connectors.postgres.preparation import prepare_table
+
+        return prepare_table(self._settings, self._schema(context), context.application)
+
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        return _Writer(context, writing)
+
+    def open_table(self, context: SinkContext) -> SinkTable:
+        from stateflow.connectors.postgres.preparation import open_relation
+        from stateflow.connectors.postgres.sink_table import PostgresTable
+
+        relation, position = open_relation(self._settings, self._schema(context), context.application)
+        return PostgresTable(self._settings, context, relation, position)
+
+    def shadow(self) -> PostgresSink:
+        sink = PostgresSink.__new__(PostgresSink)
+        sink.__setstate__(self._settings.shadow())
+        return sink
+
+    def _schema(self, context: SinkContext) -> RowSchema:
+        """Returns the columns of the table. Raises JobDefinitionError if the rows cannot be upserted."""
+        if self._settings.upsert is None:
+            return context.schema
+        self._settings.upsert.check(context.schema)
+        return self._settings.upsert.table_schema(context.schema)
+
+
+class _Writer(StagedWriter):
+    """Refuses what PostgreSQL cannot store before the checkpoint, after which no error could be corrected."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        column = first_unstorable(rows)
+        if column is not None:
+            raise SchemaMismatch(
+                "a text has the character U+0000, which a table in PostgreSQL cannot store",
+                hint="remove the character before the sink, or declare the column as bytes",
+                column=column,
+            )
+        super().write(rows)
+
+
+def _check_positive(**durations: timedelta | None) -> None:
+    for name, duration in durations.items():
+        if duration is not None and duration <= timedelta(0):
+            raise JobDefinitionError(f"the value of {name} must be positive", given=str(duration))

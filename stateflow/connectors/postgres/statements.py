@@ -1,0 +1,133 @@
+"""The statements that publish staged rows: a copy, and an upsert from a temporary table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+from psycopg import sql
+
+from stateflow.api.schema import RowSchema
+from stateflow.connectors.postgres.column_types import postgres_type, to_csv
+from stateflow.connectors.postgres.connection import Connection
+from stateflow.connectors.postgres.settings import TableName
+from stateflow.connectors.upserts import UpsertSettings
+
+STAGED = sql.Identifier("pg_temp", "_sf_staged")
+"""The temporary table with the last row of each key."""
+_COPY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT csv)")
+_STAGE = sql.SQL("CREATE TEMPORARY TABLE _sf_staged ({columns}) ON COMMIT DROP")
+_DELETE = sql.SQL("DELETE FROM {table} t USING {staged} s WHERE {same_key} AND s.{deletes}")
+# In the order of keys, as other writers of many rows do it, so that fewer transactions deadlock.
+_INSERT = sql.SQL(
+    "INSERT INTO {table} ({columns}) SELECT {columns} FROM {staged} s WHERE {kept} ORDER BY {keys} "
+    "ON CONFLICT ({keys}) DO {action}"
+)
+
+
+def columns_of(names: Iterable[str]) -> sql.Composed:
+    """Returns quoted names, with commas."""
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def same_key(keys: Iterable[str], left: str = "t", right: str = "s") -> sql.Composed:
+    """Returns the condition that rows of two tables have the same key."""
+    return sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(left, name), sql.Identifier(right, name)) for name in keys
+    )
+
+
+def table_name(name: TableName) -> sql.Identifier:
+    """Returns the quoted name of a table."""
+    return sql.Identifier(name.schema, name.table)
+
+
+def lock_table(connection: Connection, name: TableName, excludes_writers: bool) -> None:
+    """Locks a table until the end of the transaction, so that it is not dropped or altered.
+
+    Args:
+        excludes_writers: whether other writers wait, too.
+    """
+    mode = sql.SQL("SHARE ROW EXCLUSIVE" if excludes_writers else "ROW EXCLUSIVE")
+    connection.execute(sql.SQL("LOCK TABLE {} IN {} MODE").format(table_name(name), mode))
+
+
+def copy_rows(connection: Connection, into: sql.Composable, rows: Iterable[pa.Table], names: Iterable[str]) -> None:
+    """Copies rows into a table."""
+    query = _COPY.format(table=into, columns=columns_of(names))
+    with connection.cursor() as cursor, cursor.copy(query) as copy:
+        for part in rows:
+            for data in to_csv(part):
+                copy.write(data)
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """Replaces and deletes rows by key.
+
+    Attributes:
+        name: the table.
+        settings: how rows are matched.
+        schema: columns of the staged rows, with the one that marks deletes.
+    """
+
+    name: TableName
+    settings: UpsertSettings
+    schema: RowSchema
+
+    @property
+    def table(self) -> sql.Identifier:
+        """The quoted name of the table."""
+        return table_name(self.name)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the sink writes."""
+        return self.settings.table_schema(self.schema).names
+
+    def stage(self, connection: Connection, winners: pa.Table) -> None:
+        """Creates the temporary table."""
+        columns = (
+            sql.SQL("{} {}").format(sql.Identifier(column.name), _type(postgres_type(column.shape)))
+            for column in self.schema.columns
+        )
+        connection.execute(_STAGE.format(columns=sql.SQL(", ").join(columns)))
+        copy_rows(connection, STAGED, [winners], self.schema.names)
+        # Without it, the planner knows nothing of the temporary table.
+        connection.execute(sql.SQL("ANALYZE {}").format(STAGED))
+
+    def apply(self, connection: Connection) -> None:
+        """Changes the table as the temporary table says."""
+        keys, deletes = self.settings.keys, self.settings.deletes
+        if deletes:
+            marked = {"same_key": same_key(keys), "deletes": sql.Identifier(deletes)}
+            connection.execute(_DELETE.format(table=self.table, staged=STAGED, **marked))
+        kept = sql.SQL("s.{} IS NOT TRUE").format(sql.Identifier(deletes)) if deletes else sql.SQL("true")
+        parts = {"table": self.table, "staged": STAGED, "columns": columns_of(self.columns), "kept": kept}
+        connection.execute(_INSERT.format(**parts, keys=columns_of(keys), action=self._action))
+
+    @property
+    def _action(self) -> sql.Composable:
+        others = [name for name in self.columns if name not in self.settings.keys]
+        if not others:
+            return sql.SQL("NOTHING")
+        changes = (sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
+        return sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes))
+
+
+def create_table(connection: Connection, name: TableName, schema: RowSchema, keys: Iterable[str]) -> None:
+    """Creates a table for rows of `schema`, with a primary key of the `keys`."""
+    keys = tuple(keys)
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(column.name), _type(postgres_type(column.shape)))
+        for column in schema.columns
+    ]
+    if keys:
+        columns.append(sql.SQL("PRIMARY KEY ({})").format(columns_of(keys)))
+    connection.execute(sql.SQL("CREATE TABLE {} ({})").format(table_name(name), sql.SQL(", ").join(columns)))
+
+
+def _type(name: str) -> sql.SQL:
+    # Not an identifier: names of types have digits and several words. They come from this package.
+    return sql.SQL(name)

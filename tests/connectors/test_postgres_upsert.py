@@ -1,0 +1,260 @@
+"""Upserts into PostgreSQL and rewinds of them, against plain dictionaries."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow.api.sink import SinkRewind
+from stateflow.connectors.postgres.sink import PostgresSink
+from stateflow.errors import InternalError, JobDefinitionError, SinkDiverged, SinkRefused
+from tests.servers.postgres import Postgres
+from tests.servers.running import CANARY
+from tests.support.delta_tables import Pair, context, pairs
+from tests.support.errors import raises
+from tests.support.postgres_tables import PostgresTable
+
+
+class Position(msgspec.Struct, kw_only=True):
+    """Where an aircraft is."""
+
+    carrier: str
+    number: int
+    at: int | None = None
+    place: str | None = None
+    gone: bool | None = None
+
+
+Contents = dict[tuple[str, int], Position]
+_ROWS = st.builds(
+    Position,
+    carrier=st.sampled_from(["A", "B", 'Ä",\n' * 9]),
+    number=st.integers(-1, 1),
+    at=st.none() | st.integers(0, 3),
+    place=st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=2),
+    gone=st.none() | st.booleans(),
+)
+_CHECKPOINTS = st.lists(st.lists(_ROWS, max_size=5), max_size=2)
+_STEPS = st.lists(st.tuples(st.none() | st.integers(0, 5), _CHECKPOINTS), min_size=1, max_size=6)
+_DAY = timedelta(days=1)
+_MODE: dict[str, Any] = {"mode": "upsert", "keys": ("carrier", "number"), "deletes": "gone", "undo": _DAY}
+
+
+def _table(postgres: Postgres, folder: Path, **more: Any) -> PostgresTable:
+    return PostgresTable.create(postgres, folder, Position, **{**_MODE, **more}).prepare()
+
+
+def _visible(table: PostgresTable) -> list[dict[str, Any]]:
+    return table.rows("carrier", "number")
+
+
+def _wanted(contents: Contents) -> list[dict[str, Any]]:
+    rows = [msgspec.to_builtins(contents[key]) for key in sorted(contents)]
+    return [{name: value for name, value in row.items() if name != "gone"} for row in rows]
+
+
+def _apply(contents: Contents, parts: list[list[Position]], ordered: bool) -> Contents:
+    rows = [row for part in parts for row in part]
+    if ordered:
+        rows.sort(key=lambda row: -1 if row.at is None else row.at)
+    changed = contents | {(row.carrier, row.number): row for row in rows}
+    return {key: row for key, row in changed.items() if not row.gone}
+
+
+@given(_STEPS, st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_a_table_has_the_last_row_of_each_key_and_every_version_can_be_restored(
+    postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, steps: Any, ordered: bool
+) -> None:
+    """Each step publishes a checkpoint, or first rewinds to one of the checkpoints before, also to undone ones."""
+    table = _table(postgres, tmp_path_factory.mktemp("job"), order_by="at" if ordered else ())
+    token, contents = 0, Contents()
+    # Contents by checkpoint.
+    history: dict[int, Contents] = {0: contents}
+    for back, parts in steps:
+        if back is not None:
+            checkpoint = sorted(history)[back % len(history)]
+            token += 1
+            contents = _rewind(table, checkpoint, token, contents, history[checkpoint])
+        token += 1
+        table.put(token, *parts)
+        contents = history[token] = _apply(contents, parts, ordered)
+        assert _visible(table) == _wanted(contents)
+        assert table.token == token
+
+
+def _rewind(table: PostgresTable, checkpoint: int, token: int, now: Contents, then: Contents) -> Contents:
+    handle = table.sink.open_table(table.about)
+    plan = handle.plan_rewind(checkpoint)
+    before, after = (dict(zip(sorted(c), _wanted(c), strict=True)) for c in (now, then))
+    removed = sum(after.get(key) != row for key, row in before.items())
+    returned = sum(before.get(key) != row for key, row in after.items())
+    assert (plan.rows_removed, plan.rows_returned, plan.others) == (removed, returned, ())
+    assert handle.rewind(plan.to_version, token) == plan.from_version + 1
+    assert _visible(table) == _wanted(then)
+    # A driver that had the handle before changes nothing.
+    assert handle.rewind(plan.to_version, token) is None
+    return then
+
+
+def _published(postgres: Postgres, folder: Path, checkpoints: int, **more: Any) -> PostgresTable:
+    """A table to which each checkpoint wrote row 1, and a row of its own."""
+    table = _table(postgres, folder, **more)
+    for token in range(1, checkpoints + 1):
+        rows = [Position(carrier="A", number=1, at=token), Position(carrier="A", number=10 + token)]
+        table.put(token, rows)
+    return table
+
+
+def test_a_kept_table_gets_only_the_token(postgres: Postgres, tmp_path: Path) -> None:
+    table = _published(postgres, tmp_path, 2)
+    before = _visible(table)
+    handle = table.sink.open_table(table.about)
+    assert handle.plan_rewind(2) == SinkRewind(2, None, 0, 0, ())
+    for version, token in ((None, 2), (2, 9), (-1, 9)):
+        with pytest.raises(InternalError):
+            handle.rewind(version, token)
+    assert handle.rewind(None, 9) == 3
+    assert (_visible(table), table.token) == (before, 9)
+    changes = table.sink.open_table(table.about).changes_since(2)
+    assert (changes.published, changes.others) == (True, ())
+
+
+def test_a_rewind_without_former_rows_is_refused_in_the_plan(postgres: Postgres, tmp_path: Path) -> None:
+    appended = PostgresTable.create(postgres, tmp_path, Pair).prepare()
+    appended.put(1, pairs(0, 1))
+    for table in (appended, _published(postgres, tmp_path, 2, undo=None)):
+        handle = table.sink.open_table(table.about)
+        with raises(SinkRefused, table=table.sink.location):
+            handle.plan_rewind(0)
+        with raises(SinkRefused, table=table.sink.location):
+            handle.rewind(0, 9)
+        assert handle.token is not None and handle.plan_rewind(handle.token).to_version is None
+        assert handle.rewind(None, 9) is not None
+
+
+def test_former_rows_of_an_older_time_are_deleted_and_no_longer_restored(postgres: Postgres, tmp_path: Path) -> None:
+    table = _published(postgres, tmp_path, 3)
+    mine = f"table_oid = '{table.name}'::regclass"
+    postgres.execute(f"UPDATE stateflow_undo SET at = at - interval '2 days' WHERE {mine} AND version < 3")
+    # Its own time, which is older than that of the version after it.
+    postgres.execute(f"UPDATE stateflow_undo SET at = at - interval '9 days' WHERE {mine} AND version = 2")
+    table.put(4, [Position(carrier="A", number=1, at=4)])
+    assert {v for (v,) in postgres.execute(f"SELECT version FROM stateflow_undo WHERE {mine}")} == {3, 4}
+    handle = table.sink.open_table(table.about)
+    for checkpoint in (0, 1, 2):
+        with raises(SinkDiverged, table=table.sink.location, checkpoint=checkpoint):
+            handle.plan_rewind(checkpoint)
+    with raises(SinkDiverged, version=1):
+        handle.rewind(1, 9)
+    assert handle.plan_rewind(3).to_version == 3
+    assert handle.rewind(3, 9) == 5
+    assert next(row["at"] for row in _visible(table) if row["number"] == 1) == 3
+
+
+def test_undo_that_begins_later_restores_nothing_older(postgres: Postgres, tmp_path: Path) -> None:
+    table = _published(postgres, tmp_path, 2, undo=None)
+    later = PostgresTable(postgres, table.name, _table_sink(postgres, table.name), table.about).prepare()
+    later.put(3, [Position(carrier="A", number=1, at=3)])
+    handle = later.sink.open_table(later.about)
+    with raises(SinkDiverged, checkpoint=1):
+        handle.plan_rewind(1)
+    # It is not known whether a version before the first stored one had a later token.
+    with raises(SinkDiverged, checkpoint=2):
+        handle.plan_rewind(2)
+    later.put(4, [Position(carrier="A", number=1, at=4)])
+    assert later.sink.open_table(later.about).plan_rewind(3).to_version == 3
+
+
+def _table_sink(postgres: Postgres, name: str) -> Any:
+    return PostgresSink(postgres.conninfo, name, password=postgres.password, **_MODE)
+
+
+def test_other_columns_and_other_rows_are_kept_and_deleted_rows_return_whole(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    ddl = (
+        "CREATE TABLE {table} (n bigint GENERATED ALWAYS AS IDENTITY, carrier text, number bigint, at bigint, "
+        "place text, twice bigint GENERATED ALWAYS AS (number * 2) STORED, note text DEFAULT 'none', "
+        "PRIMARY KEY (number, carrier))"
+    )
+    table = PostgresTable.create(postgres, tmp_path, Position, ddl, **_MODE).prepare()
+    table.put(1, [Position(carrier="A", number=n) for n in (1, 2)])
+    postgres.execute(f"UPDATE {table.name} SET note = 'seen'")
+    postgres.execute(f"INSERT INTO {table.name} (carrier, number, note) VALUES ('X', 7, 'of others')")
+    before = _visible(table)
+    changed, deleted = Position(carrier="A", number=1, place="new"), Position(carrier="A", number=2, gone=True)
+    table.put(2, [changed, deleted])
+    assert [(row["number"], row["note"], row["place"]) for row in _visible(table)] == [
+        (1, "seen", "new"),
+        (7, "of others", None),
+    ]
+    handle = table.sink.open_table(table.about)
+    handle.rewind(handle.plan_rewind(1).to_version, 5)
+    assert _visible(table) == before
+
+
+def test_a_table_of_keys_alone_has_each_key_once(postgres: Postgres, tmp_path: Path) -> None:
+    class Seen(msgspec.Struct):
+        word: str
+
+    table = PostgresTable.create(postgres, tmp_path, Seen, mode="upsert", keys="word", undo=_DAY).prepare()
+    table.put(1, [Seen("a"), Seen("b"), Seen("a")])
+    table.put(2, [Seen("b"), Seen("c")])
+    assert table.ids("word") == ["a", "b", "c"]
+    handle = table.sink.open_table(table.about)
+    handle.rewind(handle.plan_rewind(1).to_version, 3)
+    assert table.ids("word") == ["a", "b"]
+
+
+def test_a_shadow_is_another_table(postgres: Postgres, tmp_path: Path) -> None:
+    table = _table(postgres, tmp_path)
+    shadow = PostgresTable(postgres, f"{table.name}_shadow", table.sink.shadow(), table.about).prepare()
+    shadow.put(1, [Position(carrier="A", number=1)])
+    assert (len(_visible(shadow)), _visible(table), table.token) == (1, [], 0)
+
+
+def test_a_sink_goes_to_tasks_without_anything_that_connects(postgres: Postgres, tmp_path: Path) -> None:
+    table = _table(postgres, tmp_path)
+    sent = pickle.dumps(table.sink)
+    assert CANARY.encode() not in sent and b"user=" not in sent
+    copy = pickle.loads(sent)
+    assert (copy.location, repr(copy)) == (table.sink.location, repr(table.sink))
+    assert CANARY not in repr(table.sink) + repr(table.sink._settings) + str(vars(table.sink))
+    moved = PostgresTable(postgres, table.name, copy, table.about)
+    assert table.sink.open_table(table.about).commit(1, moved.stage(1, [Position(carrier="A", number=1)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        (("host=h", "t"), {"mode": "upsert"}),
+        (("host=h", "t"), {"keys": "id"}),
+        (("host=h", "t"), {"undo": _DAY}),
+        (("host=h", "t"), {"timeout": timedelta(0)}),
+        (("host=h", "a.b.c"), {}),
+        (("host=h", "t" * 64), {}),
+        (("host=h", "stateflow_tokens"), {}),
+        (("host=h password=x", "t"), {"password": "y"}),
+        ((f"hosts=h password={CANARY}", "t"), {}),
+    ],
+)
+def test_arguments_that_do_not_fit_are_errors(arguments: tuple[str, str], more: dict[str, Any]) -> None:
+    with pytest.raises(JobDefinitionError) as caught:
+        PostgresSink(*arguments, **more)
+    assert CANARY not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_password_in_the_string_is_a_secret_as_well(postgres: Postgres) -> None:
+    url = f"postgresql://postgres:{CANARY}@127.0.0.1:{postgres.port}/postgres"
+    sink = PostgresSink(url, "t0")
+    assert sink.location == f"postgresql://127.0.0.1:{postgres.port}/postgres/public.t0"
+    assert CANARY not in repr(sink._settings)
+    assert sink.check(context(Pair)) is None

@@ -1,0 +1,74 @@
+"""The guide on PostgreSQL: its sink works on a real server, and its table of types is the one of the sink."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import re
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from stateflow.connectors.postgres.column_types import can_store, postgres_type
+from stateflow.storage import open_storage
+from stateflow.types.columns.precision import precision
+from stateflow.types.columns.shapes import shape_of
+from tests.docs.pages import blocks, read, rows
+from tests.servers.postgres import postgres_server
+from tests.support.delta_tables import context, put
+
+GUIDE = read("write-to-postgres")
+_TYPES = {
+    "date": datetime.date,
+    "datetime": datetime.datetime,
+    "time": datetime.time,
+    "timedelta": datetime.timedelta,
+    "Decimal": decimal.Decimal,
+    "UUID": uuid.UUID,
+    "Annotated": Annotated,
+    "msgspec": msgspec,
+    "precision": precision,
+}
+
+
+def test_the_sink_of_the_guide_keeps_the_newest_row_of_each_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = blocks(GUIDE, "python")
+    with postgres_server() as server:
+        monkeypatch.setenv("FLIGHTS_PASSWORD", server.password)
+        names: dict[str, Any] = {}
+        conninfo = "host=db.internal dbname=flights user=etl sslmode=verify-full"
+        assert conninfo in code
+        exec(code.replace(conninfo, server.conninfo), names)
+        position, sink = names["Position"], names["newest"]
+        about = replace(context(position), storage=open_storage(str(tmp_path)))
+        sink.prepare(about)
+        put(sink, about, 1, [position("a", 2, "air", False), position("a", 1, "gate", False)])
+        put(sink, about, 2, [position("b", 1, None, False), position("b", 2, None, True)])
+        assert server.rows("public.positions") == [{"aircraft": "a", "at": 2, "place": "air"}]
+        handle = sink.open_table(about)
+        assert handle.plan_rewind(1).to_version == 1
+        assert set(re.findall(r"`(stateflow_\w+)`", GUIDE)) == {
+            name for (name,) in server.execute("SELECT relname FROM pg_class WHERE relname ~ '^stateflow_[a-z]+$'")
+        }
+
+
+def test_the_guide_has_the_types_of_columns() -> None:
+    described = [line for line in rows(GUIDE) if len(line) == 3 and "`" in line[1]]
+    assert len(described) >= 12
+    for field, column, also in described:
+        if "`" not in field:
+            kind: Any = list[int]
+        else:
+            kind = eval(field.strip("`"), dict(_TYPES))
+        shape = shape_of(kind)
+        assert postgres_type(shape) == column.strip("`"), field
+        assert all(can_store(name, shape) for name in re.findall("`(.+?)`", also)), field
+    assert postgres_type(shape_of(enum.Enum("E", {"A": "a"}))) == "text"
+    assert postgres_type(shape_of(enum.Enum("E", {"A": 1}))) == "bigint"
