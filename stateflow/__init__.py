@@ -51,14 +51,17 @@ if TYPE_CHECKING:
     from stateflow.connectors.delta.source import DeltaSource
     from stateflow.connectors.files.source import FileSource
     from stateflow.connectors.foreach_batch import ForeachBatchSink
+    from stateflow.connectors.kafka.avro import AvroFormat
     from stateflow.connectors.kafka.columns import KafkaHeader
     from stateflow.connectors.kafka.formats import Json, Raw
+    from stateflow.connectors.kafka.schema_registry import SchemaRegistry
     from stateflow.connectors.kafka.security import KafkaSecurity
     from stateflow.connectors.kafka.source import KafkaSource
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
 
 _LAZY = {
+    "AvroFormat": "stateflow.connectors.kafka.avro",
     "ColumnPolicy": "stateflow.connectors.columns",
     "DeltaSink": "stateflow.connectors.delta.sink",
     "DeltaSource": "stateflow.connectors.delta.source",
@@ -70,6 +73,7 @@ _LAZY = {
     "KafkaSource": "stateflow.connectors.kafka.source",
     "PostgresSink": "stateflow.connectors.postgres.sink",
     "Raw": "stateflow.connectors.kafka.formats",
+    "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
     "SparkSource": "stateflow.connectors.spark",
 }
 
@@ -77,6 +81,7 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "AvroFormat",
     "BroadcastState",
     "CheckpointListener",
     "CheckpointedFunction",
@@ -119,6 +124,7 @@ __all__ = [
     "RichMapFunction",
     "RocksDBStateBackend",
     "RuntimeContext",
+    "SchemaRegistry",
     "Serializer",
     "SparkSource",
     "StateTtlConfig",

@@ -38,6 +38,7 @@ from stateflow.operations.savepoints import describe_savepoint
 from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
 from stateflow.storage.paths import claim_slot
+from tests.fuzz.avro_target import avro_value
 from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.operator_target import operator_state
@@ -329,6 +330,7 @@ TARGETS = {
     "table-file": table_file,
     "canonical-file": canonical_file,
     "operator-state": operator_state,
+    "avro-value": avro_value,
     "delta-log": delta_log,
     "savepoint": savepoint,
     "savepoint-claim": savepoint_claim,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from tests.servers.kafka import Kafka, kafka_broker
+from tests.servers.running import CANARY, files_with, free_port
+from tests.servers.schema_registry import schema_registry
 from tests.spark.jobs import kafka as job_module
 from tests.spark.processes import ModuleJob
 from tests.support import folder_tables
@@ -251,3 +256,40 @@ def _restore(job: KafkaJob, start: str) -> Ended:
     if planned.code:
         return planned
     return job.begin("restore", job.job_file, "--execute", plan, with_job=True).wait()
+
+
+_FIELDS: list[dict[str, Any]] = [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]
+_PRICE: dict[str, Any] = {"name": "price", "type": ["null", "double"]}
+
+
+def _wire(number: int, fields: Sequence[dict[str, Any]], order: Mapping[str, Any]) -> bytes:
+    """An order in the wire format of Confluent."""
+    stream = io.BytesIO(b"\0" + number.to_bytes(4, "big"))
+    stream.seek(5)
+    fastavro.schemaless_writer(stream, {"type": "record", "name": "Order", "fields": list(fields)}, order)
+    return stream.getvalue()
+
+
+@pytest.mark.slow
+def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_PASSWORD", CANARY)
+    older, newer = [_FIELDS[1], _FIELDS[0]], [*_FIELDS, _PRICE]
+    orders: list[dict[str, Any]] = [{"id": n, "name": f"n{n % 3}", "price": None} for n in range(20)]
+    orders += [{"id": n, "name": f"n{n % 3}", "price": n / 4} for n in range(20, 30)]
+    job.kafka.send(job.topic, *[_wire(3, older, order) for order in orders[:20]])
+    job.kafka.send(job.topic, *[_wire(4, newer, order) for order in orders[20:]], partition=1)
+    job.kafka.send(job.topic, _wire(5, newer, orders[0]), b"{}", _wire(4, newer, orders[0])[:-1], partition=1)
+    job.sent = [{**order, "topic": job.topic, "partition": int(order["id"] >= 20)} for order in orders]
+    with schema_registry() as registry:
+        settings = {"job__registry": registry.address, "job__budget": 3}
+        registry.register(4, {"type": "record", "name": "Order", "fields": newer})
+        # A registry that does not answer is no reason to reject records.
+        job.run(job__registry=f"http://127.0.0.1:{free_port()}", job__budget=3).check_error(5, "storage")
+        registry.register(3, {"type": "record", "name": "Order", "fields": older})
+        job.finish(**settings)
+        assert {login for _, login in registry.asked} == {"Basic " + base64.b64encode(f"me:{CANARY}".encode()).decode()}
+    job.check_rows()
+    letters = [json.loads(letter["row"]) for letter in job.table_rows("letters")]
+    rejected = sorted((letter["partition"], letter["offset"]) for letter in letters)
+    assert rejected == [(1, 10), (1, 11), (1, 12)]
+    assert files_with(CANARY, job.folder) == []

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from datetime import datetime
+
+import msgspec
 
 from stateflow import errors
 from stateflow.errors import StateflowError, UserCodeError, cut
 from stateflow.state.handles import Committable, Document, OperatorPart, StateSchema, SubtaskState
+from stateflow.types.decoders import msgpack_decoder
+
+_ERROR_MARK = re.compile(r"\[stateflow-failure:([A-Za-z0-9+/=]+)\]")
 
 
 class Failure(Document, frozen=True, kw_only=True):
@@ -29,6 +36,23 @@ class Failure(Document, frozen=True, kw_only=True):
         if not (isinstance(kind, type) and issubclass(kind, StateflowError)):
             kind = UserCodeError
         return kind(self.message, hint=self.hint, **self.facts)
+
+
+def message_with(error: StateflowError) -> str:
+    """Returns a message that contains an error, for functions in Spark, which forwards only messages."""
+    data = base64.b64encode(msgspec.msgpack.encode(Failure.of(error))).decode()
+    return f"{error} [stateflow-failure:{data}]"
+
+
+def error_in_text(text: str) -> StateflowError | None:
+    """Returns the error that `message_with` encoded in the message of a failed query; None without one."""
+    found = _ERROR_MARK.search(text)
+    if found is None:
+        return None
+    try:
+        return msgpack_decoder(Failure).decode(base64.b64decode(found[1])).to_error()
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 class Consumed(Document, frozen=True, kw_only=True):

@@ -65,8 +65,8 @@ class KafkaSource(Source):
         schema: row class of the rows.
         topics: the topics; or give `pattern`.
         pattern: regular expression of the names of topics. Topics that are created later are read from their start.
-        value: format of the values: ``"json"``, ``"raw"``, or an object such as `Json`. It has the fields of `schema`
-            that are not in `metadata`.
+        value: format of the values: ``"json"``, ``"raw"``, or an object such as `Json` or `AvroFormat`. It has the
+            fields of `schema` that are not in `metadata`.
         metadata: the fields that take a record's metadata: ``{"sent": "timestamp"}``. Metadata are ``topic``,
             ``partition``, ``offset``, ``timestamp``, ``key`` (bytes or str) and ``headers`` (``list[KafkaHeader]``).
         start: where a job begins that has no position yet: ``"earliest"``, ``"latest"``, a time (UTC, unless it has a
@@ -259,7 +259,7 @@ def _format(value: object) -> ValueFormat:
     if not isinstance(found, ValueFormat):
         raise JobDefinitionError(
             "the format of a record's value is not supported",
-            hint=f"use {', '.join(map(repr, _FORMATS))}, or an object such as Json(options=…)",
+            hint=f"use {', '.join(map(repr, _FORMATS))}, or an object such as AvroFormat(registry=…)",
             value=repr(value),
         )
     return found

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from stateflow.api.hidden_columns import rejected_in
 from stateflow.api.input_files import unreadable_in
+from stateflow.checkpoint.barrier.task_report import error_in_text
 from stateflow.errors import BatchFailed, SparkGone, StateflowError
 from stateflow.runtime.restart_strategy import is_restartable
-from stateflow.runtime.task.row_functions import error_in_text
 
 
 @contextmanager

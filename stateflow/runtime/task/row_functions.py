@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn, cast
 
-import msgspec
 import pyarrow as pa
-from msgspec import DecodeError
 
 from stateflow.api.functions.process import RuntimeContext, TaskInfo
 from stateflow.api.functions.returned import invalid_if_not_iterable, message_and_hint
 from stateflow.api.functions.rich import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.barrier.task_report import Failure
+from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.runtime.user_code import innermost, is_user_error
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.types.decoders import msgpack_decoder
-
-_ERROR_MARK = re.compile(r"\[stateflow-failure:([A-Za-z0-9+/=]+)\]")
 
 
 class _NoKeyedState:
@@ -171,16 +164,4 @@ def apply_to_partition(
             yield made
         functions.close()
     except StateflowError as e:
-        data = base64.b64encode(msgspec.msgpack.encode(Failure.of(e))).decode()
-        raise RuntimeError(f"{e} [stateflow-failure:{data}]") from e
-
-
-def error_in_text(text: str) -> StateflowError | None:
-    """Returns the error that `apply_to_partition` encoded in the message of a failed query; None without one."""
-    found = _ERROR_MARK.search(text)
-    if found is None:
-        return None
-    try:
-        return msgpack_decoder(Failure).decode(base64.b64decode(found[1])).to_error()
-    except (DecodeError, ValueError):
-        return None
+        raise RuntimeError(message_with(e)) from e

@@ -1,5 +1,6 @@
 """Orders from Kafka: copied to a folder, counted by name, and their dead letters."""
 
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from stateflow import (
+    AvroFormat,
     Context,
     DeadLetters,
     DeltaSink,
@@ -14,6 +16,7 @@ from stateflow import (
     KafkaSource,
     KeyedProcessFunction,
     RuntimeContext,
+    SchemaRegistry,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
     WatermarkStrategy,
@@ -51,6 +54,13 @@ class Counter(KeyedProcessFunction[Order, Count]):
 METADATA = {name: name for name in ("topic", "partition", "offset", "key", "headers")} | {"sent": "timestamp"}
 
 
+def _format(registry: str) -> str | AvroFormat:
+    """Returns JSON, or Avro with a registry whose password is in the environment."""
+    if not registry:
+        return "json"
+    return AvroFormat(registry=SchemaRegistry(registry, username="me", password=os.environ["REGISTRY_PASSWORD"]))
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     home = Path(env.parameter("home"))
@@ -62,6 +72,7 @@ def build(env: StreamExecutionEnvironment) -> None:
         schema=Order,
         topics=env.parameter("topics", ""),
         pattern=env.parameter("pattern", ""),
+        value=_format(env.parameter("registry", "")),
         metadata=METADATA,
         start=datetime.fromisoformat(start) if start[0].isdigit() else start,
         on_error=DeadLetters(budget) if budget else "fail",

@@ -1,0 +1,222 @@
+"""Values in Avro as columns: what is decoded, and what is rejected with which reason."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import uuid
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import fastavro
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow import AvroFormat, DeadLetters, KafkaSource, SchemaRegistry, precision
+from stateflow.api.hidden_columns import REJECTED
+from stateflow.api.schema import RowSchema
+from stateflow.connectors.kafka.avro import ValueDecoder
+from stateflow.errors import JobDefinitionError
+from tests.servers.schema_registry import schema_registry
+from tests.support.avro_orders import Order
+from tests.support.avro_values import BY_HAND, PART, ROW, TYPES, avro_bytes, order_schema
+from tests.support.errors import raises
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COLUMNS = RowSchema.of(Order).columns
+
+
+def _written(schema: dict[str, Any], record: Mapping[str, object]) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), record)
+    return stream.getvalue()
+
+
+def _decoded(schema: object, *values: bytes | None, row_class: type[object] = Order) -> list[tuple[Any, Any]]:
+    """Rows and reasons."""
+    value_format = AvroFormat(schema=json.dumps(schema))
+    rows, reasons = ValueDecoder(value_format, RowSchema.of(row_class).columns).columns_of(values)
+    return list(zip(rows.to_pylist(), reasons.to_pylist(), strict=True))
+
+
+def test_bytes_that_are_encoded_by_hand_are_decoded_to_all_types() -> None:
+    AvroFormat(schema=order_schema()).check(_COLUMNS)
+    assert _decoded(order_schema(), BY_HAND, None) == [(ROW, None), (None, None)]
+
+
+_RECORDS = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**31), 2**31 - 1),
+        "ratio": st.floats(width=32, allow_nan=False),
+        "total": st.decimals(-(10**9), 10**9, places=2, allow_nan=False),
+        "day": st.dates(),
+        "time": st.times().map(lambda time: time.replace(microsecond=time.microsecond // 1000 * 1000)),
+        "local": st.datetimes(),
+        "color": st.sampled_from(["RED", "BLUE"]),
+        "first": st.none() | st.fixed_dictionaries({"name": st.text(), "size": st.none()}),
+        "sizes": st.dictionaries(st.text(), st.floats(allow_nan=False)),
+        "raw": st.binary(),
+    }
+)
+
+
+@settings(max_examples=60)
+@given(_RECORDS)
+def test_records_that_fastavro_writes_are_decoded_as_they_are(record: dict[str, Any]) -> None:
+    whole = {**ROW, "key": uuid.UUID(int=5), "more": Decimal("1.00"), **record}
+    ((row, reason),) = _decoded(order_schema(), _written(order_schema(), whole))
+    assert reason is None
+    expected = {**ROW, **record, "sizes": list(record["sizes"].items())}
+    assert row == expected
+
+
+class Text(msgspec.Struct):
+    id: int
+    text: str | None
+
+
+_WRONG = {
+    "cut": (BY_HAND[:-1], "EOFError"),
+    "more": (BY_HAND + b"x", "1 bytes after its record"),
+    "empty": (b"", "EOFError"),
+}
+
+
+@pytest.mark.parametrize("name", _WRONG)
+def test_a_value_that_is_not_one_of_its_schema_is_rejected(name: str) -> None:
+    value, reason = _WRONG[name]
+    before, (row, found), after = _decoded(order_schema(), BY_HAND, value, BY_HAND)
+    assert row is None and reason in found
+    assert before == after == (ROW, None)
+
+
+def test_a_value_that_a_column_cannot_have_is_rejected_with_its_path() -> None:
+    wide = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 3}
+    either = ["null", "string", "long"]
+    schema = order_schema({**TYPES, "total": wide, "parts": {"type": "array", "items": {**PART, "name": "Other"}}})
+    schema = order_schema({**TYPES, "total": wide, "color": ["string", "int"], "key": either})
+    good = {**ROW, "sizes": {}, "more": Decimal("1.00"), "key": str(uuid.UUID(int=5)), "total": Decimal("-1.250")}
+    changes: list[dict[str, Any]] = [
+        {"total": Decimal("0.001")},
+        {"total": Decimal(10) ** 30},
+        {"color": "GREEN"},
+        {"color": 1},
+        {"key": "5"},
+        {"key": 5},
+    ]
+    found = _decoded(schema, *[_written(schema, {**good, **change}) for change in [{}, *changes]])
+    assert found[0] == ({**ROW, "sizes": []}, None)
+    assert [row for row, _ in found[1:]] == [None] * len(changes)
+    assert [reason.split(" ")[0] for _, reason in found[1:]] == [next(iter(change)) for change in changes]
+
+
+def test_digits_beyond_the_precision_of_the_schema_are_not_rounded() -> None:
+    schema = order_schema({"total": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}})
+
+    class Total(msgspec.Struct):
+        total: Annotated[Decimal, precision(12, scale=2)]
+
+    value = avro_bytes((1_234_567).to_bytes(3, "big"))
+    assert _decoded(schema, value, row_class=Total) == [({"total": Decimal("12345.67")}, None)]
+
+
+_REFUSED: dict[str, Any] = {
+    "not json": "{",
+    "nothing": {},
+    "not a record": "string",
+    "unknown type": order_schema({"id": "Other"}),
+    "recursive": {**PART, "fields": [{"name": "next", "type": ["null", "Part"]}]},
+    "items without bytes": order_schema({"id": {"type": "array", "items": "null"}}),
+    "records without bytes": order_schema({"id": {"type": "map", "values": {**PART, "fields": []}}}),
+    "deep": order_schema({"id": json.loads('{"type":"array","items":' * 40 + '"int"' + "}" * 40)}),
+    "too deep to parse": '{"a":' * 5000,
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_a_schema_that_is_wrong_or_dangerous_is_refused(name: str) -> None:
+    given = _REFUSED[name]
+    with raises(JobDefinitionError):
+        AvroFormat(schema=given if isinstance(given, str) else json.dumps(given))
+
+
+def test_a_schema_whose_types_multiply_is_refused() -> None:
+    """Each type has two of the one before it: a million parts, without a byte."""
+    fields: dict[str, Any] = {"t0": {"type": "record", "name": "T0", "fields": []}}
+    for n in range(1, 21):
+        parts = [{"name": side, "type": f"T{n - 1}"} for side in "ab"]
+        fields[f"t{n}"] = {"type": "record", "name": f"T{n}", "fields": parts}
+    with raises(JobDefinitionError):
+        AvroFormat(schema=json.dumps({**order_schema(fields), "namespace": ""}))
+
+
+class Other(msgspec.Struct):
+    id: str
+    missing: int
+    parts: list[int]
+    first: Text | None
+    lasting: datetime.timedelta | None
+
+
+def test_columns_that_do_not_fit_the_schema_are_refused_before_anything_is_read() -> None:
+    source = {"bootstrap_servers": "localhost:1", "schema": Other, "topics": "t"}
+    schema = {**order_schema({**TYPES, "lasting": "long"})}
+    with raises(JobDefinitionError) as found:
+        KafkaSource(**source, value=AvroFormat(schema=schema))  # type: ignore[arg-type]
+    problems: Any = found.value.facts["problems"]
+    assert [text.split(" ")[0] for text in problems] == ["id", "missing", "parts[]", "first.id", "lasting"]
+    with raises(JobDefinitionError):
+        AvroFormat()
+
+
+_RECORD = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
+@pytest.mark.spark
+def test_spark_has_the_rows_of_several_writers_and_the_rejected_records(spark_session: SparkSession) -> None:
+    """The wire format of Confluent, from bytes to rows of the source."""
+    at = datetime.datetime(2026, 1, 1)  # noqa: DTZ001 - what Spark takes as UTC
+    newer = order_schema({**{name: TYPES[name] for name in reversed(TYPES) if name not in ("more", "fixed", "parts")}})
+    newer["fields"].append({"name": "parts", "type": {"type": "array", "items": ["null", "Part"]}})
+    with schema_registry() as registry:
+        registry.register(7, order_schema())
+        registry.register(2**32 - 1, newer)
+        registry.register(9, {"type": "object"}, schemaType="JSON")
+        value = AvroFormat(registry=SchemaRegistry(registry.address))
+        source = KafkaSource("localhost:1", schema=Order, topics="t", value=value, on_error=DeadLetters(10))
+        whole = {**ROW, "sizes": {"k": 1.5}, "key": uuid.UUID(int=5)}
+        values = [
+            b"\0\0\0\0\7" + BY_HAND,
+            b"\0\xff\xff\xff\xff" + _written(newer, whole),
+            b"\0\0\0\0\x09" + BY_HAND,
+            b"\0\0\0\0\x08" + BY_HAND,
+            b"\1\0\0\0\7" + BY_HAND,
+            b"\0\0\0",
+            None,
+        ]
+        records: list[tuple[Any, ...]] = [(b"k", value, "t", 3, n, at, 0, []) for n, value in enumerate(values)]
+        spark_session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        try:
+            rows = source.rows(spark_session.createDataFrame(records, _RECORD)).toArrow().to_pylist()
+        finally:
+            spark_session.conf.set("spark.sql.session.timeZone", "UTC")
+    first, second, *rejected = rows
+    names = list(ROW)
+    assert {name: first[name] for name in names} == {**ROW, "ratio": 0.5}
+    assert {name: second[name] for name in names} == {**ROW, "fixed": None}
+    assert [row[REJECTED] is None for row in rows] == [True, True, *[False] * 5]
+    reasons = ["not one of Avro", "has no schema", "zero byte", "zero byte", "id is null"]
+    for offset, (row, reason) in enumerate(zip(rejected, reasons, strict=True), 2):
+        assert (row[REJECTED]["topic"], row[REJECTED]["partition"], row[REJECTED]["offset"]) == ("t", 3, offset)
+        assert reason in row[REJECTED]["reason"]
+    asked = [path for path, _ in registry.asked]
+    assert sorted(set(asked)) == sorted([f"/schemas/ids/{n}" for n in (7, 2**32 - 1, 9, 8)])
