@@ -65,6 +65,7 @@ KINDS = {
     "float": "number",
     "str": "text",
     "Choice": "text",
+    "EndCondition": "text, duration or time of day",
     "Count": "whole number, also 0",
     "timedelta": "duration",
     "Delay": "duration, also `0s`",

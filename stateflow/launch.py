@@ -38,7 +38,6 @@ from stateflow.runtime.preflight import (
     warnings,
     with_session,
 )
-from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS
 from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
 from stateflow.storage import Storage, open_storage
@@ -190,7 +189,7 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ..
 
 
 def run_job(request: RunRequest) -> RunResult:
-    """Runs a job file until it has caught up with its sources or reaches a bound.
+    """Runs a job file until `run.until`, by default until it has caught up with its sources, or until a bound.
 
     A job runs on Spark when Spark reads one of its sources, or when it has Spark expressions and all of its sources
     allow that; otherwise in this process. A failed run restarts as `restart.strategy` says.
@@ -329,11 +328,8 @@ class _Runs:
             stopped_because=reached,
             duration_s=round(seconds, 3),
             restarts=self._restarts,
-            quarantined_count=len(run.totals.quarantined),
-            quarantined=[
-                {"source": q.source, "file": q.file, "error": q.error}
-                for q in run.totals.quarantined[-MAX_QUARANTINE_RECORDS:]
-            ],
+            quarantined_count=run.totals.quarantined_count,
+            quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],
         )
 
 

@@ -31,7 +31,8 @@ from stateflow.cli.common import (
     with_options,
 )
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, one_line, print_text, to_seconds
-from stateflow.config.sources import parse_duration, resolve
+from stateflow.config.durations import parse_duration
+from stateflow.config.sources import resolve
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, RekeyRequest, SavepointReport, SavepointRequest
 from stateflow.requesters import describe_requester, os_user, requester_facts

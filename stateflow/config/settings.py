@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from stateflow.config.run_end import INPUT_ENDS, RunEnd, parse_run_end
 from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
-from stateflow.config.values import Choice, Count, Delay, check_one_of
+from stateflow.config.values import Choice, Count, Delay, EndCondition, check_one_of
 from stateflow.errors import ConfigError
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
@@ -20,9 +21,18 @@ EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """When a run ends: after it has processed what the sources held at its start, or at one of these limits.
+    """When a run ends, and how often it looks for input.
 
     Attributes:
+        until: ``input-ends``: the run ends when it has processed what the sources held at its start. ``stopped``: it
+            waits for more input until ``stateflow stop``, SIGTERM or SIGINT; see [run
+            continuously](guides/run-continuously.md). A duration, such as ``8h``, counted from when it was restored, or
+            a time of day, such as ``18:00`` (in UTC) or ``18:00 Europe/Berlin``: so does such a run, and ends then, or
+            at the next occurrence of that time, after the batch that it is processing. With ``run.drain`` every run
+            ends as with ``input-ends``.
+        interval: time between two polls for input of a run that waits for more. A poll that finds input starts a batch,
+            and a batch that takes longer delays the next poll. Without it, a run polls again as soon as a batch has
+            ended, and every 500 ms when it finds no input.
         max_batches: maximum number of batches of a run.
         max_duration: the run ends with the first batch that completes after this time, counted from when it was
             restored.
@@ -33,10 +43,20 @@ class RunSettings:
             close every open session at the end of each run. A run that ends earlier, at a limit, does not drain.
     """
 
+    until: EndCondition = INPUT_ENDS
+    interval: timedelta | None = None
     max_batches: int | None = None
     max_duration: timedelta | None = None
     max_tick_batches: int = 10
     drain: bool = False
+
+    def __post_init__(self) -> None:
+        parse_run_end(self.until)
+
+    @property
+    def end(self) -> RunEnd:
+        """When a run ends."""
+        return RunEnd() if self.drain else parse_run_end(self.until)
 
 
 @dataclass(frozen=True)

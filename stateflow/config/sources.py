@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import tomllib
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from stateflow.config.durations import parse_duration
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError
 
@@ -27,16 +27,6 @@ D = TypeVar("D", bound="DataclassInstance")
 
 _ALIASES = {"state.backend.incremental": "state.incremental"}
 """Flink's names of settings that cannot be names here, because a setting cannot have a value and be a group."""
-_UNITS = {
-    0.001: ("ms", "milli", "millis", "millisecond", "milliseconds"),
-    1.0: ("s", "sec", "secs", "second", "seconds"),
-    60.0: ("m", "min", "mins", "minute", "minutes"),
-    3600.0: ("h", "hour", "hours"),
-    86400.0: ("d", "day", "days"),
-}
-"""Names of the units of a duration, by their length in seconds."""
-_SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
-_DURATION = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*", re.IGNORECASE | re.ASCII)
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _LARGEST_FILE = 64 << 10
 """Size of the largest settings file, in bytes."""
@@ -49,6 +39,7 @@ _EXPECTED = {
     "timedelta": "a duration above zero, such as 500ms, 90s, 10 min, 2h or 1d",
     "Delay": "a duration, such as 0s, 500ms, 90s, 10 min, 2h or 1d",
     "Choice": "text",
+    "EndCondition": "text",
     "bool": "true or false",
     "str": "text",
 }
@@ -184,6 +175,8 @@ def _parse(value: object, annotation: str) -> object:
         return text in _TRUE
     if annotation == "Choice":
         return str(value).lower().replace("_", "-")
+    if annotation == "EndCondition":
+        return _end_condition(value)
     if annotation == "str":
         return str(value)
     raise TypeError(annotation)
@@ -198,21 +191,15 @@ def _parse_whole(value: object, least: int) -> int:
     return number
 
 
+def _end_condition(value: object) -> str:
+    """Returns the text of an end condition, which may also be given as a duration or as a time of day."""
+    if isinstance(value, timedelta):
+        return f"{value / timedelta(milliseconds=1):.0f}ms"
+    return value.isoformat() if isinstance(value, time) else str(value)
+
+
 def _parse_time(value: object, may_be_zero: bool) -> timedelta:
     duration = value if isinstance(value, timedelta) else parse_duration(str(value))
     if duration < timedelta() or (not duration and not may_be_zero):
         raise ValueError(value)
     return duration
-
-
-def parse_duration(text: str) -> timedelta:
-    """Parses a duration such as ``90s``, ``10 min``, ``500ms``, ``2h`` or ``1 day``.
-
-    Raises:
-        ValueError: the text is not a number with a unit.
-        OverflowError: the duration is too long for a timedelta.
-    """
-    found = _DURATION.fullmatch(text)
-    if found is None or found["unit"].lower() not in _SECONDS:
-        raise ValueError(text)
-    return timedelta(seconds=float(found["number"]) * _SECONDS[found["unit"].lower()])

@@ -13,6 +13,9 @@ Delay = timedelta
 Choice = str
 """Annotation of an enumerated value. Case is ignored, and underscores equal hyphens, as in Flink's constants."""
 
+EndCondition = str
+"""Annotation of ``run.until``; a duration or a time of day is converted to text."""
+
 
 def check_one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
     """Raises ConfigError unless the value is a known one."""

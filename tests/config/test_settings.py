@@ -6,17 +6,20 @@ import dataclasses
 import errno
 import os
 import re
-from datetime import timedelta
+from datetime import datetime, time, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow.config.durations import parse_duration
+from stateflow.config.run_end import RunEnd
 from stateflow.config.settings import CheckpointSettings, RunSettings, Settings
-from stateflow.config.sources import parse_assignments, parse_duration, read_toml, resolve
+from stateflow.config.sources import parse_assignments, read_toml, resolve
 from stateflow.config.state_settings import StateSettings
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
@@ -232,3 +235,45 @@ def test_the_documentation_lists_every_setting() -> None:
 def test_scratch_space_is_the_user_s_own() -> None:
     assert Settings(local_dir="/scratch").local_folder == Path("/scratch")
     assert Settings().local_folder.name.startswith("stateflow-")
+
+
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [
+        ("input-ends", RunEnd()),
+        ("INPUT_ENDS", RunEnd()),
+        ("stopped", RunEnd(continuous=True)),
+        ("90 min", RunEnd(continuous=True, after=timedelta(minutes=90))),
+        (timedelta(hours=2), RunEnd(continuous=True, after=timedelta(hours=2))),
+        ("18:00", RunEnd(continuous=True, at=time(18))),
+        (time(18, 30), RunEnd(continuous=True, at=time(18, 30))),
+        ("06:00 Europe/Berlin", RunEnd(continuous=True, at=time(6), zone=ZoneInfo("Europe/Berlin"))),
+    ],
+)
+def test_a_run_ends_with_its_input_when_stopped_after_a_time_or_at_a_time_of_day(given: Any, end: RunEnd) -> None:
+    assert resolve({"run.until": given}).run.end == end
+    assert resolve({"run.until": given, "run.drain": True}).run.end == RunEnd()
+
+
+@pytest.mark.parametrize(
+    "given", ["", "forever", "0s", "-1h", "6:00", "24:00", "18:00 Nowhere/City", "18:00 ../x", "2h 3m"]
+)
+def test_another_end_of_a_run_is_refused_by_name_and_value(given: str) -> None:
+    with raises(ConfigError, name="run.until", value=given):
+        resolve({"run.until": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "found"),
+    [
+        ("18:00", "2026-03-01T17:59:59+00:00", "2026-03-01T18:00:00+00:00"),
+        ("18:00", "2026-03-01T18:00:00+00:00", "2026-03-02T18:00:00+00:00"),
+        ("01:00 Europe/Berlin", "2026-03-01T23:30:00+00:00", "2026-03-02T00:00:00+00:00"),
+        # On the night of 29 March, clocks go from 2:00 to 3:00, so that this day has 23 hours.
+        ("12:00 Europe/Berlin", "2026-03-28T11:00:00+00:00", "2026-03-29T10:00:00+00:00"),
+        ("02:30 Europe/Berlin", "2026-03-29T00:30:00+00:00", "2026-03-29T01:30:00+00:00"),
+    ],
+)
+def test_a_time_of_day_is_the_next_one_in_its_zone(given: str, now: str, found: str) -> None:
+    end = resolve({"run.until": given}).run.end
+    assert end.next_time(datetime.fromisoformat(now)) == datetime.fromisoformat(found)

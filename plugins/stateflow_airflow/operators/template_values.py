@@ -53,7 +53,7 @@ def to_count(name: str, value: int | str | None, things: str) -> int | None:
 
 def to_duration(name: str, value: timedelta | str | None) -> timedelta | None:
     """Returns the duration in `value`, such as ``36h``; None for None or an empty text. Raises PermanentFailure."""
-    from stateflow.config.sources import parse_duration
+    from stateflow.config.durations import parse_duration
 
     if value is None or value in ("", "None"):
         return None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from stateflow.config.settings import CheckpointSettings
 
 _REMEMBERED = 100
+_RETRY_SECONDS = 10.0
+"""Time between two attempts of an aborted checkpoint that no barrier follows, unless there is an interval."""
 
 
 class Due(enum.Enum):
@@ -83,6 +85,22 @@ class CheckpointCoordinator:
             self.triggered(ordinal, now)
         return verdict
 
+    def is_due_when_idle(self, now: float) -> bool:
+        """Returns whether the newest barrier becomes a checkpoint although no other barrier follows it.
+
+        A number of batches would not be reached, so without an interval in time that is at once.
+        """
+        interval = self._settings.interval
+        if interval is not None and not self._has_elapsed(interval.total_seconds(), now):
+            return False
+        has_room = len(self._pending) < self._settings.max_in_flight
+        return has_room and not self._is_shut_down and not self._is_pausing(now)
+
+    def may_retry(self, now: float) -> bool:
+        """Returns whether an aborted checkpoint is attempted again although no barrier follows it."""
+        interval = self._settings.interval
+        return self._has_elapsed(interval.total_seconds() if interval else _RETRY_SECONDS, now)
+
     def triggered(self, ordinal: int, now: float) -> None:
         """Records a pending checkpoint; also called when a checkpoint is triggered after its barrier."""
         self._pending[ordinal] = self._triggered_at = now
@@ -138,8 +156,11 @@ class CheckpointCoordinator:
         if batches is None and time is None:
             return True
         return (batches is not None and self._barriers >= batches) or (
-            time is not None and now - self._triggered_at >= time.total_seconds()
+            time is not None and self._has_elapsed(time.total_seconds(), now)
         )
+
+    def _has_elapsed(self, seconds: float, now: float) -> bool:
+        return now - self._triggered_at >= seconds
 
     def _is_pausing(self, now: float) -> bool:
         pause = self._settings.min_pause

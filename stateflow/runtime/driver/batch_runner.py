@@ -139,13 +139,24 @@ class BatchRunner:
             TaskEnvironment(root.storage.uri, settings.local_folder, Credentials.of_process(), settings.telemetry),
         )
 
-    def has_due_timers(self, ended: frozenset[str] = frozenset()) -> bool:
-        """Returns whether a batch without rows would fire timers, as far as the driver knows.
+    def has_due_timers(self, ended: frozenset[str] = frozenset(), *, with_idleness: bool = False) -> bool:
+        """Returns whether batches without rows would fire timers, as far as the driver knows.
 
         Args:
             ended: uids of sources that count as ended, as for `tick`.
+            with_idleness: whether a source that has become idle since its last row no longer holds watermarks back.
+                The first batch without rows stores that, the second one then fires the timers.
         """
-        watermarks, now = self.watermarks(ended), epoch_milliseconds(self._job.root.clock.now())
+        now = epoch_milliseconds(self._job.root.clock.now())
+        if self._fires_timers(self.watermarks(ended), now):
+            return True
+        strategies = self._job.plan.strategies
+        if not with_idleness or not any(strategy.idleness for strategy in strategies.values()):
+            return False
+        after_idleness = advance_source_watermarks(self._source_watermarks, strategies, SeenTimes(), now)
+        return self._fires_timers(self._watermarks(after_idleness, ended), now)
+
+    def _fires_timers(self, watermarks: Watermarks, now: int) -> bool:
         operators = [chain.uid for chain in self._job.plan.chains if chain.operator]
         return any(
             subtask.earliest_timers.due(watermarks[uid], now)
@@ -156,8 +167,11 @@ class BatchRunner:
 
     def watermarks(self, ended: frozenset[str] = frozenset()) -> Watermarks:
         """Returns the watermark of each operator in the next batch; `ended` as for `tick`."""
+        return self._watermarks(self._source_watermarks, ended)
+
+    def _watermarks(self, sources: list[SourceWatermark], ended: frozenset[str]) -> Watermarks:
         before = {uid: operator.watermark for uid, operator in self._base.items()}
-        return operator_watermarks(self._job.plan.chains, before, self._source_watermarks, ended)
+        return operator_watermarks(self._job.plan.chains, before, sources, ended)
 
     def tick(self, ended: frozenset[str]) -> Batch:
         """Returns a batch without rows that fires due timers.

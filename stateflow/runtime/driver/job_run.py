@@ -176,6 +176,18 @@ class JobRun:
             self._serve_requests(result)
         return result
 
+    def poll(self) -> None:
+        """Does what is due although no input arrives: makes checkpoints and serves requests.
+
+        Raises as `run_batch` does, also for a checkpoint that has failed in the background.
+        """
+        with self.guard.translate_errors():
+            self._fence_watch.check()
+            self._pipeline.checkpoint_if_idle()
+            if self._requests.is_waiting:
+                self.commit_pending()
+                self._requests.serve(self._committed_point())
+
     def drain(self) -> PublishedCheckpoint:
         """Fires every event-time timer; returns the checkpoint of that batch."""
         return self._process_for_request(self.batches.drain)
@@ -233,7 +245,7 @@ class JobRun:
             self.batches.advance(barrier)
             self._pipeline.add(barrier, output, self._context.now - began)
             self._pipeline.checkpoint_if_due(requested=self._requests.is_waiting)
-        result = self._result(barrier, self._context.now - began)
+        result = _result(self.head, barrier, self._context.now - began)
         self._count(result, barrier)
         return result
 
@@ -262,29 +274,30 @@ class JobRun:
         info = self.batches.info(self.batches.ordinal, self.head.checkpoint_id)
         self._executor.keep_workers_alive(self.job.plan, info)
 
-    def _result(self, barrier: CompletedBarrier, seconds: float) -> BatchResult:
-        manifest = barrier.manifest
-        return BatchResult(
-            checkpoint_id=self.head.checkpoint_id,
-            ordinal=manifest.ordinal,
-            rows_in=barrier.rows_in,
-            rows_out=barrier.rows_out,
-            increment_bytes=manifest.increment_bytes,
-            compaction_bytes=manifest.compaction_bytes,
-            full_bytes=manifest.full_bytes,
-            seconds=seconds,
-            committed=self.head.entry.ordinal == manifest.ordinal,
-        )
-
     def _count(self, result: BatchResult, barrier: CompletedBarrier) -> None:
         recorder, skipped = self.job.recorder, barrier.quarantined
         self.totals.count(result.rows_in, result.rows_out)
-        self.totals.quarantined += skipped
+        self.totals.skip(skipped)
         if skipped:
             recorder.count("num_files_quarantined", len(skipped))
         recorder.count("num_records_in", result.rows_in)
         recorder.count("num_records_out", sum(result.rows_out.values()))
         recorder.gauge("last_batch_duration", result.seconds)
+
+
+def _result(head: Head, barrier: CompletedBarrier, seconds: float) -> BatchResult:
+    manifest = barrier.manifest
+    return BatchResult(
+        checkpoint_id=head.checkpoint_id,
+        ordinal=manifest.ordinal,
+        rows_in=barrier.rows_in,
+        rows_out=barrier.rows_out,
+        increment_bytes=manifest.increment_bytes,
+        compaction_bytes=manifest.compaction_bytes,
+        full_bytes=manifest.full_bytes,
+        seconds=seconds,
+        committed=head.entry.ordinal == manifest.ordinal,
+    )
 
 
 def _failure_record(root: JobRoot, entry: LogEntry, error: StateflowError) -> ActionRecord:

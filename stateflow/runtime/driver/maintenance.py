@@ -82,6 +82,7 @@ class Maintenance:
             self._collect_if_due(head)
         if self._completed % _TRIM_EVERY == 0:
             self._trim_history(head)
+            self._background.attempt(Work.CLEANUP, partial(trim_requests, self._root.storage))
 
     def before_last_entry(self, head: Head) -> None:
         """Stores all records and collects data; the last log entry then names that collection."""

@@ -110,6 +110,7 @@ class RequestServer:
         Args:
             point: the checkpoint of the newest barrier.
         """
+        self._savepoints = [s for s in self._savepoints if not s.done() or s.exception() is not None]
         for request in self._poller.take():
             if request.kind is RequestKind.SAVEPOINT:
                 self._savepoints.append(self._savepoint_pool.submit(self._try_to_answer, request, point))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 from stateflow.clock import Clock
 from stateflow.config.settings import RunSettings
 from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.driver.stop_signal import StopSignal
 from stateflow.runtime.job.job import BatchResult
 
 CAUGHT_UP = "caught-up"
 DRAINED = "drained"
 STOPPED = "stopped"
+SIGNAL = "signal"
 
 
 class RunBounds:
@@ -20,18 +23,26 @@ class RunBounds:
     Args:
         settings: the settings with the bounds.
         clock: measures the time.
+
+    Attributes:
+        end: the value of ``run.until``.
+        signal: the signal that ends a continuous run.
     """
 
     def __init__(self, settings: RunSettings, clock: Clock) -> None:
+        self.end = settings.end
+        self.signal = StopSignal()
         self._settings = settings
         self._clock = clock
         self._began: float | None = None
+        self._until: datetime | None = None
         self._batches = 0
 
     def begin(self) -> None:
-        """Starts the clock of `run.max_duration`, once the run is restored; later calls have no effect."""
+        """Starts to measure the time of the run, once it is restored; later calls have no effect."""
         if self._began is None:
             self._began = self._clock.monotonic()
+            self._until = self.end.next_time(self._clock.now())
 
     def count_batch(self) -> None:
         """Counts a batch."""
@@ -39,13 +50,17 @@ class RunBounds:
 
     @property
     def reached(self) -> str | None:
-        """The bound that is reached: ``batches`` or ``duration``; None while the run may continue."""
-        limit, duration = self._settings.max_batches, self._settings.max_duration
+        """The bound that is reached: ``batches``, ``duration``, ``until`` or ``signal``; None if none is."""
+        limit, duration, after = self._settings.max_batches, self._settings.max_duration, self.end.after
+        if self.signal.received:
+            return SIGNAL
         if limit is not None and self._batches >= limit:
             return "batches"
         if duration is not None and self._elapsed >= duration.total_seconds():
             return "duration"
-        return None
+        if after is not None and self._elapsed >= after.total_seconds():
+            return "until"
+        return "until" if self._until is not None and self._clock.now() >= self._until else None
 
     @property
     def _elapsed(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from stateflow.observability.metrics import NullRecorder, Recorder
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.planning.state_discovery import declared_states_if_known
 from stateflow.runtime.publisher import BoundSink
+from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS
 from stateflow.state.schema.compatibility import Declarations
 
 
@@ -108,13 +109,20 @@ class RunTotals:
     Attributes:
         batches: completed batches.
         rows_in, rows_out: as in `BatchResult`.
-        quarantined: records of skipped input files.
+        quarantined_count: number of skipped input files.
+        quarantined: records of the newest of them.
     """
 
     batches: int = 0
     rows_in: int = 0
     rows_out: dict[str, int] = field(default_factory=dict)
-    quarantined: list[QuarantinedFile] = field(default_factory=list)
+    quarantined_count: int = 0
+    quarantined: Sequence[QuarantinedFile] = ()
+
+    def skip(self, files: Sequence[QuarantinedFile]) -> None:
+        """Adds skipped input files."""
+        self.quarantined_count += len(files)
+        self.quarantined = (*self.quarantined, *files)[-MAX_QUARANTINE_RECORDS:]
 
     def count(self, rows_in: int, rows_out: dict[str, int]) -> None:
         """Adds a batch."""

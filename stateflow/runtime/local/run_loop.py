@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 
 from stateflow.api.source import LocalSource, Slice
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourcePosition
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, StateflowError
+from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.user_code import innermost
+
+_SHORTEST_PAUSE = timedelta(milliseconds=1)
 
 
 def run_local(
@@ -24,6 +28,8 @@ def run_local(
 ) -> str:
     """Runs batches until no source has more rows, or until a bound is reached; returns which.
 
+    A continuous run waits for more rows until it is stopped or reaches a bound.
+
     Args:
         run: a started run.
         sources: the sources by uid.
@@ -33,8 +39,13 @@ def run_local(
     bounds = bounds or RunBounds(run.job.settings.run, run.job.root.clock)
     bounds.begin()
     try:
-        reached = _until_reached(run, sources, bounds, on_batch)
-        run.finish()
+        if bounds.end.continuous:
+            with bounds.signal.handled():
+                reached = _until_stopped(run, sources, bounds, on_batch)
+                run.finish()
+        else:
+            reached = _until_reached(run, sources, bounds, on_batch)
+            run.finish()
     finally:
         run.abandon()
         store_cache.close_all()
@@ -53,6 +64,27 @@ def _until_reached(
         on_batch(run.run_batch(rows, partial(_fixed, Positions(positions))))
         bounds.count_batch()
     return STOPPED if run.stopped else bounds.reached
+
+
+def _until_stopped(
+    run: JobRun, sources: Mapping[str, LocalSource], bounds: RunBounds, on_batch: Callable[[BatchResult], None]
+) -> str:
+    """Polls the sources until the run is stopped or reaches a bound; between two polls, does the other work."""
+    clock, interval = run.job.root.clock, run.job.settings.run.interval
+    idle, caught_up, next_poll = IdleWork(run, bounds, on_batch), False, clock.monotonic()
+    while not run.stopped and bounds.reached is None:
+        now = clock.monotonic()
+        if now >= next_poll:
+            rows, positions = _read(run, sources)
+            next_poll = now + (interval or (timedelta() if rows else IDLE_INTERVAL)).total_seconds()
+            if rows:
+                on_batch(run.run_batch(rows, partial(_fixed, Positions(positions))))
+                bounds.count_batch()
+                continue
+            caught_up = True
+        pause = idle.step(caught_up)
+        clock.sleep(max(_SHORTEST_PAUSE, min(pause, timedelta(seconds=next_poll - clock.monotonic()))))
+    return STOPPED if run.stopped else bounds.reached or STOPPED
 
 
 def _fixed(positions: Positions, _folder: str) -> Positions:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import NoReturn
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from stateflow import failpoints
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageError
+from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
+from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
@@ -28,6 +32,8 @@ from stateflow.runtime.spark.split_times import latest_by_split
 from stateflow.storage.paths import spark_location
 
 _POLL_SECONDS = 0.1
+_POLLING_DELAY = "spark.sql.streaming.pollingDelay"
+"""Spark's setting of the pause after a poll that has found no input; 10 ms unless it is set."""
 
 
 @dataclass
@@ -37,6 +43,23 @@ class _Outcome:
     error: BaseException | None = None
     reached: str | None = None
     batches: int = 0
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the query must process no other batch."""
+        return self.error is not None or self.reached is not None
+
+    def end_if(self, reached: str | None) -> None:
+        """Ends the query if the run is stopped or has reached a bound; None if it has not."""
+        self.reached = reached
+        if reached is not None:
+            self.finished.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the query with an error."""
+        self.error = error if isinstance(error, StateflowError) else to_stateflow_error(error)
+        self.finished.set()
 
 
 class SparkRun:
@@ -63,18 +86,46 @@ class SparkRun:
         self._on_batch = on_batch
         self._bounds = bounds
         self._location: SparkLocation
+        # Held by what runs a batch: the callback in a thread of Spark, or the main thread, which fires timers.
+        self._batch_lock = threading.Lock()
 
     def run(self) -> str:
-        """Runs until all input that existed at the start is processed, or until a bound; returns which."""
+        """Runs until all input that existed at the start is processed, or until a bound; returns which.
+
+        A continuous run waits for more input until it is stopped or reaches a bound.
+        """
         try:
             self._bounds.begin()
             self._location = self._create_location()
-            with self._run.guard.translate_errors():
-                reached = STOPPED if self._run.stopped else self._until_reached()
-            self._run.finish()
+            if self._bounds.end.continuous:
+                with self._bounds.signal.handled():
+                    return self._run_to_end(self._until_stopped)
+            return self._run_to_end(self._until_reached)
         finally:
             self._run.abandon()
+
+    def _run_to_end(self, run_batches: Callable[[], str]) -> str:
+        with self._run.guard.translate_errors():
+            reached = STOPPED if self._run.stopped else run_batches()
+        self._run.finish()
         return reached
+
+    def _until_stopped(self) -> str:
+        # A bounded source has ended once its input is read, which Spark's AvailableNow trigger shows.
+        if self._run.job.plan.bounded:
+            reached = self._until_reached()
+            if reached != CAUGHT_UP:
+                return reached
+        self._check_positions()
+        outcome = self._continuous_query()
+        if outcome.error is not None:
+            self._raise(outcome.error)
+        if outcome.reached is None:
+            raise BatchFailed(
+                "the streaming query was stopped outside of the run",
+                hint="check what else uses the Spark session; a new run continues from the last checkpoint",
+            )
+        return outcome.reached
 
     def _until_reached(self) -> str:
         # Spark runs only one batch per query when one source does not support the AvailableNow trigger.
@@ -84,9 +135,7 @@ class SparkRun:
             self._check_positions()
             outcome = self._query()
             if outcome.error is not None:
-                if isinstance(outcome.error, BatchFailed):
-                    self._raise_lost_input(outcome.error)
-                raise outcome.error
+                self._raise(outcome.error)
             if self._run.manifest is None:
                 self._record_start()
             reached = outcome.reached
@@ -99,6 +148,12 @@ class SparkRun:
         for position in self._run.positions:
             if position.uid in self._sources and position.offset != NOT_BEGUN:
                 self._sources[position.uid].check_position(position.offset)
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raises the error that ended a query, or its cause."""
+        if isinstance(error, BatchFailed):
+            self._raise_lost_input(error)
+        raise error
 
     def _raise_lost_input(self, error: BaseException) -> None:
         """Raises InputLost if a batch has failed because its input no longer exists."""
@@ -149,46 +204,68 @@ class SparkRun:
 
     def _query(self) -> _Outcome:
         outcome = _Outcome()
-        finished = threading.Event()
-        query = (
-            self._frame()
-            .writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome, finished))
-            # Hadoop takes the path literally: it would not decode a percent-encoded URI.
-            .option("checkpointLocation", f"file://{self._location.folder}")
-            .trigger(availableNow=True)
-            .start()
-        )
-        self._wait(query, outcome, finished)
+        query = self._writer(outcome).trigger(availableNow=True).start()
+        _wait(query, outcome)
         return outcome
 
-    def _wait(self, query: StreamingQuery, outcome: _Outcome, finished: threading.Event) -> None:
-        try:
-            while query.isActive:
-                if finished.wait(_POLL_SECONDS):
-                    query.stop()
-            query.awaitTermination()
-        except StreamingQueryException as e:
-            if outcome.error is None and outcome.reached is None:
-                outcome.error = to_stateflow_error(e)
+    def _writer(self, outcome: _Outcome) -> DataStreamWriter:
+        return (
+            self._frame()
+            .writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome))
+            # Hadoop takes the path literally: it would not decode a percent-encoded URI.
+            .option("checkpointLocation", f"file://{self._location.folder}")
+        )
 
-    def _batch(self, frame: DataFrame, batch_id: int, outcome: _Outcome, finished: threading.Event) -> None:
-        if outcome.error is not None or outcome.reached is not None:
-            # Spark starts one more batch while it stops. It may count this batch as done: the next run starts from the
-            # checkpoint log, not from Spark's directory, and this run processes nothing after a batch that it skipped.
-            return
+    def _continuous_query(self) -> _Outcome:
+        """Runs a query that polls the sources until the run is stopped or reaches a bound."""
+        outcome = _Outcome()
+        trigger = _polling_trigger(self._spark, self._run.job.settings.run.interval)
+        query = self._writer(outcome).trigger(processingTime=trigger).start()
+        idle = IdleWork(self._run, self._bounds, self._on_batch)
+        pause = timedelta()
+        while query.isActive and not outcome.finished.wait(pause.total_seconds()):
+            pause = self._idle_step(idle, outcome)
+        query.stop()
+        _wait(query, outcome)
+        return outcome
+
+    def _idle_step(self, idle: IdleWork, outcome: _Outcome) -> timedelta:
+        """Does what is due while no batch runs; returns the time until the next step."""
+        if not self._batch_lock.acquire(blocking=False):
+            return IDLE_INTERVAL
         try:
-            self._on_batch(self._run_without_corrupt_files(frame, batch_id))
-        except BaseException as e:
-            # Not raised: Spark would print it several times, with the stack traces of the JVM and Python. That Spark
-            # then counts the batch as done has no effect, as above.
-            outcome.error = e if isinstance(e, StateflowError) else to_stateflow_error(e)
-            finished.set()
-            return
-        outcome.batches += 1
-        self._bounds.count_batch()
-        outcome.reached = STOPPED if self._run.stopped else self._bounds.reached
-        if outcome.reached is not None:
-            finished.set()
+            outcome.end_if(_reached(self._run, self._bounds))
+            # A batch may also have failed since the last step.
+            if outcome.has_ended:
+                return timedelta()
+            if self._run.manifest is None:
+                self._record_start()
+            pause = idle.step(caught_up=True)
+            outcome.end_if(_reached(self._run, self._bounds))
+            return pause
+        except Exception as e:
+            outcome.fail(e)
+            return timedelta()
+        finally:
+            self._batch_lock.release()
+
+    def _batch(self, frame: DataFrame, batch_id: int, outcome: _Outcome) -> None:
+        with self._batch_lock:
+            if outcome.has_ended:
+                # Spark starts one more batch while it stops. It may count this batch as done: the next run starts from
+                # the checkpoint log, not from Spark's directory, and this run processes nothing after a batch that it
+                # skipped.
+                return
+            try:
+                self._on_batch(self._run_without_corrupt_files(frame, batch_id))
+            except BaseException as e:
+                # Not raised: Spark would print it several times, with the stack traces of the JVM and Python. That
+                # Spark then counts the batch as done has no effect, as above.
+                outcome.fail(e)
+                return
+            outcome.batches += 1
+            self._bounds.count_batch()
+            outcome.end_if(_reached(self._run, self._bounds))
 
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> BatchResult:
         """Runs the batch, and retries it as long as it fails on a corrupt file that may be skipped."""
@@ -234,6 +311,28 @@ class SparkRun:
         at = root.clock.now().isoformat(timespec="milliseconds")
         records = quarantine_records(skipped, at, self._run.head.entry.generation)
         return Positions(source_positions(position, list(self._run.job.sources)), position, records)
+
+
+def _reached(run: JobRun, bounds: RunBounds) -> str | None:
+    return STOPPED if run.stopped else bounds.reached
+
+
+def _wait(query: StreamingQuery, outcome: _Outcome) -> None:
+    try:
+        while query.isActive:
+            if outcome.finished.wait(_POLL_SECONDS):
+                query.stop()
+        query.awaitTermination()
+    except StreamingQueryException as e:
+        if outcome.error is None and outcome.reached is None:
+            outcome.error = to_stateflow_error(e)
+
+
+def _polling_trigger(spark: SparkSession, interval: timedelta | None) -> str:
+    """Returns the interval of a trigger that polls for input; sets the pause after a poll that has found none."""
+    if not spark.sparkContext.getConf().contains(_POLLING_DELAY):
+        spark.conf.set(_POLLING_DELAY, f"{IDLE_INTERVAL // timedelta(milliseconds=1)}ms")
+    return f"{(interval or timedelta()) // timedelta(milliseconds=1)} milliseconds"
 
 
 def _query_id(hexadecimal: str) -> str:

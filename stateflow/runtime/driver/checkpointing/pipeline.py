@@ -46,6 +46,7 @@ class CheckpointPipeline:
         self._pool = ThreadPoolExecutor(1, "stateflow-checkpoints") if settings.asynchronous else None
         self._submitted: deque[Future[None]] = deque()
         self._pending = PendingCheckpoint()
+        self._kept_alive_at = run.now
         self.committer = CheckpointCommitter(run, restored.head, maintenance, self._uploads)
 
     def add(self, barrier: CompletedBarrier, output: dict[str, list[Committable]], seconds: float) -> None:
@@ -69,6 +70,22 @@ class CheckpointPipeline:
             self.commit_pending()
         else:
             self.check()
+
+    def checkpoint_if_idle(self) -> None:
+        """Starts a checkpoint of the newest barrier if one is due although no batch follows.
+
+        Raises as `check` does.
+        """
+        self.check()
+        now = self._run.now
+        if self._pending.manifest is not None:
+            if self._coordinator.is_due_when_idle(now):
+                self._submit()
+        elif not self._submitted and self.committer.has_aborted and self._coordinator.may_retry(now):
+            self._submit()
+        if (self._submitted or self._pending.manifest is not None) and now - self._kept_alive_at >= _KEEP_ALIVE_SECONDS:
+            self._kept_alive_at = now
+            self._keep_workers_alive()
 
     def commit_pending(self) -> None:
         """Makes the newest barrier a checkpoint unless it is one, and waits until none is pending.

@@ -1,0 +1,82 @@
+"""The guide about jobs that stay up: its settings are accepted, its commands start and stop a run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import tomllib
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow import WatermarkStrategy
+from stateflow.config.sources import resolve
+from stateflow.testing.sinks import FolderSink
+from tests.docs.pages import blocks, code, read, rows
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.processes import Running, wait_for
+
+GUIDE = read("run-continuously")
+START, STOP = (shlex.split(block) for block in blocks(GUIDE))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[AccountsJob]:
+    job = AccountsJob(tmp_path)
+    yield job
+    job.end_all()
+
+
+def _started(job: AccountsJob) -> Running:
+    """A run as the guide starts it, once it has processed what there was; more arrives with the file ``gate``."""
+    job.deliver(2 * SLICE, (SLICE, {"pause": "gate"}))
+    name, _, value = START[-1].partition("=")
+    settings: dict[str, Any] = {name.replace(".", "__"): value}
+    run = job.start(**settings)
+    wait_for(lambda: _published(job) == SLICE, lambda: str(run))
+    return run
+
+
+def _published(job: AccountsJob) -> int:
+    table = job.table("movements")
+    return len(FolderSink(table).rows()) if (table / "versions").is_dir() else 0
+
+
+def test_every_setting_of_the_guide_is_accepted() -> None:
+    for block in blocks(GUIDE, "toml"):
+        resolve(_flat(tomllib.loads(block)))
+    first_cells = [cell for row in rows(GUIDE) for cell in code(row[0]) if cell != "run.until"]
+    assert [resolve({"run.until": cell}).run.end.continuous for cell in first_cells] == [False, *[True] * 5]
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, object]:
+    return {f"{group}.{name}": value for group, values in table.items() for name, value in values.items()}
+
+
+def test_the_strategy_of_the_guide_has_an_idleness() -> None:
+    names: dict[str, Any] = {"WatermarkStrategy": WatermarkStrategy, "timedelta": timedelta}
+    (block,) = blocks(GUIDE, "python")
+    exec(block, names)
+    assert names["strategy"].idleness == 60_000
+
+
+def test_the_command_of_the_guide_stops_a_run_that_has_processed_what_arrived_later(job: AccountsJob) -> None:
+    run = _started(job)
+    (job.folder / "gate").touch()
+    wait_for(lambda: _published(job) == 2 * SLICE, lambda: str(run))
+    job.command(STOP[1]).check()
+    assert run.wait().check().result["stopped_because"] == "stopped"
+    job.check()
+
+
+def test_a_signal_ends_a_run_with_code_0_and_its_input_processed_once(job: AccountsJob) -> None:
+    run = _started(job)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait().check().result["stopped_because"] == "signal"
+    (job.folder / "gate").touch()
+    job.finish()
+    job.check()

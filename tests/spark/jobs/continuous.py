@@ -1,0 +1,55 @@
+"""Copies rows of JSON files, and repeats each of them by a processing-time timer; with Spark.
+
+Parameters: ``job.home``, and ``job.delay``, the milliseconds until a row is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stateflow import (
+    Context,
+    FileSource,
+    KeyedProcessFunction,
+    OnTimerContext,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+)
+from stateflow.testing.sinks import FolderSink
+
+
+class Row(msgspec.Struct):
+    name: str
+    number: int
+
+
+class Repeat(KeyedProcessFunction[Row, Row]):
+    """Emits the number of each name's rows with each row, and minus that number after a delay."""
+
+    def __init__(self, delay: int) -> None:
+        self._delay = delay
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.count = ctx.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
+        count = (self.count.value() or 0) + 1
+        self.count.update(count)
+        timers = ctx.timer_service()
+        timers.register_processing_time_timer(timers.current_processing_time() + self._delay)
+        yield Row(row.name, count)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Row]:
+        yield Row(ctx.get_current_key(), -(self.count.value() or 0))
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    home = Path(env.parameter("home"))
+    rows = env.from_source(FileSource(home / "in", schema=Row, format="json"), uid="rows")
+    repeated = rows.key_by("name").process(Repeat(int(env.parameter("delay"))), output=Row, uid="repeat")
+    repeated.sink_to(FolderSink(home / "out"), uid="out")

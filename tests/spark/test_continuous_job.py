@@ -1,0 +1,74 @@
+"""A job on Spark that waits for more input: later files, timers and requests while idle, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.operations import describe
+from tests.spark.jobs import continuous
+from tests.spark.processes import ModuleJob
+from tests.support import root_files
+from tests.support.processes import Running, wait_for
+
+pytestmark = pytest.mark.spark
+
+
+class ContinuousJob(ModuleJob):
+    """The job of `tests.spark.jobs.continuous`, and the folder that it reads."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, continuous, run__until="stopped", requests__interval="100ms", job__delay=1000)
+        (folder / "in").mkdir()
+        self._files = 0
+
+    def add(self, *names: str) -> None:
+        """Adds a file with one row for each name."""
+        self._files += 1
+        new = self.folder / f"{self._files}.tmp"
+        new.write_text("".join(json.dumps({"name": name, "number": 0}) + "\n" for name in names))
+        new.rename(self.folder / "in" / f"{self._files}.json")
+
+    def wait_for_rows(self, run: Running, *rows: tuple[str, int]) -> None:
+        """Waits until the table has these rows, and then no others."""
+
+        def arrived() -> bool:
+            assert run.poll() is None, str(run)
+            return (self.folder / "out" / "versions").is_dir() and self.rows("out") >= Counter(rows)
+
+        wait_for(arrived, lambda: f"{rows} in {self.rows('out')}: {run.errors}")
+        assert self.rows("out") == Counter(rows)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ContinuousJob]:
+    job = ContinuousJob(tmp_path)
+    yield job
+    job.close()
+
+
+def test_a_run_waits_for_input_fires_timers_serves_requests_and_ends_at_sigterm(job: ContinuousJob) -> None:
+    job.add("a", "b")
+    run = job.start()
+    job.wait_for_rows(run, ("a", 1), ("b", 1), ("a", -1), ("b", -1))
+    idle = job.head.seq
+    savepoint = job.create_savepoint("idle")
+    # A pin and its removal; no checkpoint without a batch.
+    assert savepoint["checkpoint_id"] <= idle and not any(e.doc["kind"] == "commit" for e in _entries_after(job, idle))
+    job.add("a")
+    job.wait_for_rows(run, ("a", 1), ("b", 1), ("a", -1), ("b", -1), ("a", 2), ("a", -2))
+    os.kill(run.pid, signal.SIGTERM)
+    ended = run.wait().check()
+    assert ended.result["stopped_because"] == "signal" and ended.result["rows_in"] == 3
+    assert not describe(job.job_root).run_open
+    assert job.finish(run__until="input-ends").result["batches"] == 0
+
+
+def _entries_after(job: ContinuousJob, seq: int) -> list[root_files.Entry]:
+    return [entry for entry in root_files.entries(job.root) if entry.seq > seq]
