@@ -71,6 +71,7 @@ NAMES: dict[str, str] = {
     "relocate.claimed": "a source relocation has claimed the job, nothing is stored",
     "relocate.stored": "the manifest with the source's new paths is stored, no entry names it",
     "relocate.adopted": "the job continues from the manifest with the source's new paths",
+    "compaction.commit": "the files that combine others in a Delta table are durable, no version has them",
     "history.indexed": "an index of the history is stored, no log entry refers to it",
     "gc.listed": "garbage is listed, nothing is deleted",
     "gc.deleting": "some garbage is deleted",

@@ -16,6 +16,7 @@ from stateflow.cli.run import run
 from stateflow.cli.savepoints import savepoint, stop
 from stateflow.cli.source import source
 from stateflow.cli.status import history, status
+from stateflow.cli.tables.commands import tables
 
 
 def _version() -> str:
@@ -47,6 +48,7 @@ for command in (
     gc,
     can_delete,
     pins,
+    tables,
     doctor,
 ):
     main.add_command(command)

@@ -53,6 +53,7 @@ from stateflow.operations.status import (
     RunFailure,
     describe,
 )
+from stateflow.operations.tables.maintenance import VacuumRequest, optimize_tables, vacuum_tables
 from stateflow.operations.verification import Verification, Verified, verify, verify_head, verify_savepoint
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "SavepointReport",
     "SavepointRequest",
     "Timeline",
+    "VacuumRequest",
     "Verification",
     "Verified",
     "can_delete",
@@ -99,6 +101,7 @@ __all__ = [
     "list_all",
     "list_pins",
     "list_savepoints_in",
+    "optimize_tables",
     "plan_restore",
     "prune_savepoints",
     "record_rejection",
@@ -111,6 +114,7 @@ __all__ = [
     "timeline",
     "trigger_checkpoint",
     "undone",
+    "vacuum_tables",
     "verify",
     "verify_head",
     "verify_history",

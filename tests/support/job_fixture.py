@@ -21,7 +21,8 @@ from tests.support.processes import Ended, Launch, Running, fork, wait_for
 ON_REQUEST = {
     n
     for n in NAMES
-    if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork", "begin", "relocate", "postgres")
+    if n.partition(".")[0]
+    in ("savepoint", "request", "restore", "rewind", "fork", "begin", "relocate", "postgres", "compaction")
 }
 """Failpoints that a run passes only when a user or a command requests something, or with other sinks."""
 ASYNCHRONOUS = {n for n in NAMES if n.startswith("upload.")}

@@ -40,6 +40,7 @@ from stateflow.connectors.delta.log.table_log import (
     read_head,
     unreferenced_files,
 )
+from stateflow.connectors.delta.maintenance.own_table import OwnTable
 from stateflow.connectors.delta.partitions.columns import check_columns
 from stateflow.connectors.delta.partitions.writer import PartitionedWriter
 from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
@@ -224,6 +225,10 @@ class DeltaSink(Sink):
 
     def shadow(self) -> DeltaSink:
         return _sink(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
+
+    def own_table(self, context: SinkContext) -> OwnTable:
+        """Returns the table for its maintenance."""
+        return OwnTable(self._root, context.job_uuid, context.uid, self._schema(context), self._partition_by)
 
     def _schema(self, context: SinkContext) -> RowSchema:
         """Returns the columns of the table. Raises JobDefinitionError if the rows cannot be written as declared."""

@@ -110,7 +110,7 @@ class DeltaSinkTable(SinkTable):
             "isBlindAppend": True,
             "engineInfo": ENGINE,
         }
-        added = [{"add": _add(c, now)} for c in committables]
+        added = [{"add": add_action(c, now)} for c in committables]
         return [{"commitInfo": info}, self._transaction(token, now), *added]
 
     def _rewind_actions(self, to_version: int | None, token: int, change: FileChange) -> list[Action]:
@@ -196,11 +196,12 @@ class UpsertTable(DeltaSinkTable):
             "engineInfo": ENGINE,
         }
         removed = [{"remove": remove_action(file, now)} for file in rewrite.removed]
-        added = [{"add": _add(file, now)} for file in rewrite.added]
+        added = [{"add": add_action(file, now)} for file in rewrite.added]
         return [{"commitInfo": info}, self._transaction(token, now), *removed, *added]
 
 
-def _add(file: Committable, now: int) -> Action:
+def add_action(file: Committable, now: int) -> Action:
+    """Returns the action that adds a file to the table at a time in milliseconds since 1970."""
     name = FileName.parse(file.path)
     return {
         "path": logged_path(file.path),
