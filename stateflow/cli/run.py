@@ -99,7 +99,7 @@ def run(
     claim_mode: str,
     log_format: str,
 ) -> None:
-    """Run a job until it has caught up with its sources or reaches a bound.
+    """Run a job until it has caught up with its sources or reaches a bound; with run.until, until it is stopped.
 
     A run continues from the newest checkpoint. With --from-savepoint, a new job root starts with the state and source
     positions of a savepoint; the job gets a new id, as a fork does. The same command continues from the newest

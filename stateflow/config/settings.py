@@ -25,8 +25,8 @@ class RunSettings:
 
     Attributes:
         until: ``input-ends``: the run ends when it has processed what the sources held at its start. ``stopped``: it
-            waits for more input until ``stateflow stop``, SIGTERM or SIGINT; see [run
-            continuously](guides/run-continuously.md). A duration, such as ``8h``, counted from when it was restored, or
+            waits for more input until ``stateflow stop``, SIGTERM or SIGINT; see [keep a
+            job running](guides/run-continuously.md). A duration, such as ``8h``, counted from when it was restored, or
             a time of day, such as ``18:00`` (in UTC) or ``18:00 Europe/Berlin``: so does such a run, and ends then, or
             at the next occurrence of that time, after the batch that it is processing. With ``run.drain`` every run
             ends as with ``input-ends``.

@@ -8,10 +8,14 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import SystemClock
 from stateflow.operations import describe
+from stateflow.storage import open_storage
 from tests.spark.jobs import continuous
 from tests.spark.processes import ModuleJob
 from tests.support import root_files
@@ -68,6 +72,26 @@ def test_a_run_waits_for_input_fires_timers_serves_requests_and_ends_at_sigterm(
     assert ended.result["stopped_because"] == "signal" and ended.result["rows_in"] == 3
     assert not describe(job.job_root).run_open
     assert job.finish(run__until="input-ends").result["batches"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_continues_after_a_bounded_source_keeps_few_of_sparks_files_and_ends_when_fenced(
+    job: ContinuousJob,
+) -> None:
+    settings: dict[str, Any] = {"job__listed": "yes", "job__delay": 10**9, "requests__fence_interval": "100ms"}
+    settings["spark__conf__spark.sql.streaming.minBatchesToRetain"] = 2
+    run = job.start(**settings)
+    job.wait_for_rows(run, ("listed", 1))
+    expected = [("listed", 1)]
+    for number in range(10):
+        job.add("a")
+        expected.append(("a", number + 1))
+        job.wait_for_rows(run, *expected)
+    for folder in ("offsets", "commits"):
+        kept = [path.name for path in (job.root / "spark").glob(f"*/{folder}/*") if path.name.isdigit()]
+        assert 2 <= len(kept) <= 5, kept
+    JobRoot.open(open_storage(job.job_root), SystemClock(), "two:2").claim("theirs")
+    run.wait().check_error(3, "fenced", by="theirs")
 
 
 def _entries_after(job: ContinuousJob, seq: int) -> list[root_files.Entry]:

@@ -1,6 +1,7 @@
 """Copies rows of JSON files, and repeats each of them by a processing-time timer; with Spark.
 
-Parameters: ``job.home``, and ``job.delay``, the milliseconds until a row is repeated.
+Parameters: ``job.home``; ``job.delay``, the milliseconds until a row is repeated; ``job.listed``, to read a bounded
+source as well.
 """
 
 from __future__ import annotations
@@ -51,5 +52,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     home = Path(env.parameter("home"))
     rows = env.from_source(FileSource(home / "in", schema=Row, format="json"), uid="rows")
+    if env.parameter("listed", ""):
+        rows = rows.union(env.from_collection([Row("listed", 0)], Row, uid="listed"))
     repeated = rows.key_by("name").process(Repeat(int(env.parameter("delay"))), output=Row, uid="repeat")
     repeated.sink_to(FolderSink(home / "out"), uid="out")
