@@ -22,7 +22,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.requests.mailbox import post, read_answer
 from stateflow.clock import ManualClock
 from stateflow.config.settings import FixedDelay, SourceSettings
-from stateflow.errors import BatchFailed, Fenced
+from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.operations import describe
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.stop_signal import StopSignal
@@ -30,6 +30,8 @@ from stateflow.runtime.driver.termination import STOPPED, RunBounds
 from stateflow.runtime.local.run_loop import run_local
 from stateflow.runtime.restart_strategy import FixedDelayRestart, with_restarts
 from stateflow.runtime.task import store_cache
+from stateflow.storage.base import PutResult
+from stateflow.storage.memory import MemoryStorage
 from tests.runtime.timer_jobs import START, STRATEGY, Alarm, Event, Note, TimerJobs
 from tests.support import root_files
 from tests.support.errors import raises
@@ -184,6 +186,43 @@ def test_the_last_batches_become_a_checkpoint_although_no_batch_follows(
     found = _sampled(jobs, (60, 650), sample)
     jobs.execute(run)
     assert found == published
+
+
+class RefusingStorage(MemoryStorage):
+    """Refuses manifests until a test lets it store them.
+
+    Attributes:
+        refused: when it has refused one, in seconds of the clock.
+    """
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__("memory://x")
+        self.is_down = True
+        self.refused: list[float] = []
+        self._clock = clock
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        if self.is_down and "manifest" in key:
+            self.refused.append(self._clock.monotonic())
+            raise StorageError("the storage does not answer", key=key)
+        return super().put_new(key, data)
+
+    def recover(self) -> None:
+        self.is_down = False
+
+
+@pytest.mark.parametrize(("settings", "attempts"), [({}, [0, 10, 20, 30]), ({"checkpoints__interval": "25s"}, [25])])
+def test_an_aborted_checkpoint_is_attempted_again_although_no_batch_follows(
+    jobs: ContinuousJobs, settings: dict[str, str], attempts: list[float]
+) -> None:
+    jobs.storage = storage = RefusingStorage(jobs.acting)
+    jobs.add(0, Event("a", 1))
+    jobs.acting.at(35, storage.recover)
+    common = {"checkpoints__asynchronous": False, "checkpoints__tolerable_failures": 5}
+    found = _sampled(jobs, (34, 52), lambda: _published(jobs))
+    jobs.stay_up(Alarm(), run__until="1 min", **common, **settings)
+    assert storage.refused == pytest.approx(attempts, abs=1)
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
