@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk import DAG
 
 from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
-from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowRekeyOperator, StateflowSavepointOperator
 from stateflow_airflow.spark import SparkSubmit
@@ -32,6 +32,7 @@ TEXT = "{{ value }}"
         ),
         (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
+        (StateflowTablesOperator, {"job", "job_root", "preview"}, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )

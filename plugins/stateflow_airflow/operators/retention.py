@@ -1,23 +1,25 @@
-"""The operator that deletes old periodic savepoints and unreferenced files."""
+"""Operators that delete old savepoints and unreferenced files of a job, and maintain the tables of its sinks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.operators.approval import ApprovalCheck
-from stateflow_airflow.operators.base import JobRootOperator
+from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.command_approval import retention_question
 from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention
 from stateflow_airflow.operators.task_requests import requester
-from stateflow_airflow.operators.template_values import checked_root, to_bool
+from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from stateflow.checkpoint.savepoints.retention import SavepointRule
+    from stateflow.connectors.delta.maintenance.vacuum import VacuumReport
     from stateflow.operations import GarbageReport, PruneReport
 
 require_supported()
@@ -135,3 +137,71 @@ class StateflowRetentionOperator(JobRootOperator):
         )
         if report.unknown:
             self.log.warning("Not recognized and not deleted: %s", ", ".join(report.unknown))
+
+
+class StateflowTablesOperator(JobOperator):
+    """Optimizes, then vacuums the Delta tables of a job's sinks.
+
+    It needs no Spark and no lock, and may run concurrently with the job. It combines small files without a change of
+    rows, and deletes files that were removed from a table some time ago. It never deletes a file that a retained
+    checkpoint, a savepoint or output that is not published yet needs, and logs which of them hold which version.
+
+    **Returns** (XCom) ``optimized`` and ``vacuumed``: a list of facts for each table, as ``stateflow tables optimize
+    --json`` and ``stateflow tables vacuum --json`` print them.
+
+    Args:
+        job: absolute path of the job file. Templated.
+        job_root: the job's root, see `StateflowRunOperator`. Templated.
+        settings: settings of the job's runs.
+        older_than: how long files are kept after they were removed from a table; a timedelta, or a text such as
+            ``7d``. Not templated: a user who may only trigger the DAG cannot shorten it.
+        tables: uids of the sinks; empty for all sinks with a Delta table.
+        optimize: whether to combine small files.
+        preview: whether to only report what would be done. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job", "job_root", "preview")
+    ui_color = "#e8e4f3"
+
+    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+        self,
+        *,
+        job: str,
+        job_root: str,
+        settings: Mapping[str, object] | None = None,
+        older_than: timedelta | str = "7d",
+        tables: Sequence[str] = (),
+        optimize: bool = True,
+        preview: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
+        self.older_than = older_than
+        self.tables = tuple(tables)
+        self.optimize = optimize
+        self.preview = preview
+
+    def execute(self, context: Context) -> dict[str, object]:
+        """Optimizes and vacuums the tables, or reports what would be done."""
+        from stateflow.operations import VacuumRequest, optimize_tables, vacuum_tables
+
+        preview = to_bool("preview", self.preview)
+        older_than = to_duration("older_than", self.older_than) or timedelta(0)
+        with self.library():
+            root, code = checked_root(self.job_root), job_code(self.job, self.settings)
+            optimized = optimize_tables(root, code, self.tables, dry_run=preview) if self.optimize else []
+            vacuumed = vacuum_tables(root, code, VacuumRequest(older_than, self.tables, preview))
+        for report in optimized:
+            self.log.info("%s: %d small files, %d bytes", report.uid, report.files_before, report.bytes_before)
+        for removed in vacuumed:
+            self._log_vacuum(removed, preview)
+        return {"optimized": [asdict(r) for r in optimized], "vacuumed": [asdict(r) for r in vacuumed]}
+
+    def _log_vacuum(self, report: VacuumReport, preview: bool) -> None:
+        verb = "would delete" if preview else "deleted"
+        self.log.info("%s: %s %d files with %d bytes", report.uid, verb, report.files, report.bytes_freed)
+        for held in report.held:
+            holders = ", ".join(held.holders)
+            self.log.info("version %d: %d files are kept for %s", held.version, held.files, holders)
+        for label in report.lost:
+            self.log.warning("%s: table %s can no longer be restored to its version", label, report.uid)

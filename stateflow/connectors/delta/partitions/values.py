@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -143,7 +142,7 @@ def scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
         raise ValueError(f"the value of a partition is not of type {kind}") from e
 
 
-def _read(text: str, kind: pa.DataType) -> Any:
+def _read(text: str, kind: pa.DataType) -> object:
     if pa.types.is_boolean(kind):
         return _BOOLEANS[text.lower()]
     if pa.types.is_integer(kind):
