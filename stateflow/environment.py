@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 from stateflow.api.collection import CollectionSource
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.connected_streams import BroadcastStream
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
@@ -59,6 +62,30 @@ class StreamExecutionEnvironment:
             uid: uid of the source, as in `from_source`.
         """
         return self.from_source(CollectionSource(rows, row_class), uid=uid)
+
+    def from_table(
+        self, table: str | Path, *, schema: type[object], refresh: timedelta, deleted: str = "deleted", uid: str = ""
+    ) -> BroadcastStream:
+        """Returns a broadcast stream that follows a Delta table: all its rows, and then what each version changes.
+
+        Connect it with a keyed stream, and keep what its function needs of the rows in broadcast state. The rows of a
+        batch are processed before those of the keyed stream, removed ones first. See `BatchTable`.
+
+        Args:
+            table: path of the table, or a URI.
+            schema: row class of the rows, with columns of the table and the field `deleted`.
+            refresh: time between two looks for a newer version while the job runs; each run begins with one.
+            deleted: the field of type bool that is True in rows that are no longer in the table.
+            uid: uid of the source, as in `from_source`.
+
+        Raises:
+            JobDefinitionError: the row class has no such field, or the time is not positive.
+            EnvironmentUnsupported: the package deltalake is not installed.
+        """
+        # Reading tables needs libraries that most jobs do not.
+        from stateflow.connectors.batch_table import BatchTable
+
+        return self.from_source(BatchTable(table, schema=schema, refresh=refresh, deleted=deleted), uid=uid).broadcast()
 
     def parameter(self, name: str, default: str | None = None) -> str:
         """Returns the value of the ``job.NAME`` setting, or `default`.

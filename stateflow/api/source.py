@@ -216,6 +216,17 @@ class LocalSource(ABC):
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
         """Returns the next micro-batch after `position` (None: from the start); None if there is no new input."""
 
+    def between(self, position: str | None, end: str) -> Sequence[object] | None:
+        """Returns the rows between two positions once more; None if only `read` returns rows, at the same positions.
+
+        For a source of which `read` returns other positions when there is more input.
+
+        Args:
+            position: the position before the rows; None for the start.
+            end: the position that `read` returned after them.
+        """
+        return None
+
     def holds(self, position: str) -> bool | None:
         """Returns whether all input after `position` can be read again; None if unknown."""
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ from pyspark.sql.types import StructType
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source
+from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import StorageError
+from stateflow.errors import StateflowError, StorageError
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf
 
@@ -108,9 +110,14 @@ class _Reader(SimpleDataSourceStreamReader):
         found = self._slice(start)
         if found is None:
             return iter(()), start
-        return self._tuples(found), {"position": found.position}
+        return self._tuples(found.rows), {"position": found.position}
 
     def readBetweenOffsets(self, start: dict[str, str], end: dict[str, str]) -> Iterator[tuple[object, ...]]:
+        with _forwarded_errors():
+            known = self._source.between(_position(start), end["position"])
+        if known is not None:
+            yield from self._tuples(known)
+            return
         at = start
         while at != end:
             found = self._slice(at)
@@ -118,16 +125,30 @@ class _Reader(SimpleDataSourceStreamReader):
                 raise StorageError(
                     "a source did not return the rows that it returned before", start=str(at), end=str(end)
                 )
-            yield from self._tuples(found)
+            yield from self._tuples(found.rows)
             at = {"position": found.position}
 
     def _slice(self, offset: dict[str, str]) -> Slice | None:
-        position = offset["position"]
-        return self._source.read(None if position == _START else position, self._limits)
+        with _forwarded_errors():
+            return self._source.read(_position(offset), self._limits)
 
-    def _tuples(self, found: Slice) -> Iterator[tuple[object, ...]]:
+    def _tuples(self, rows: Sequence[object]) -> Iterator[tuple[object, ...]]:
         schema = self._source.schema
         if _is_packed(schema):
-            return iter([(_packed(schema, found.rows),)] if found.rows else [])
+            return iter([(_packed(schema, rows),)] if rows else [])
         # The iterator of a list, not a generator: Spark copies it.
-        return iter([tuple(stored_scalar(getattr(row, name)) for name in schema.names) for row in found.rows])
+        return iter([tuple(stored_scalar(getattr(row, name)) for name in schema.names) for row in rows])
+
+
+def _position(offset: dict[str, str]) -> str | None:
+    position = offset["position"]
+    return None if position == _START else position
+
+
+@contextmanager
+def _forwarded_errors() -> Iterator[None]:
+    """Encodes errors of stateflow in a message, since Spark forwards only messages."""
+    try:
+        yield
+    except StateflowError as e:
+        raise RuntimeError(message_with(e)) from e

@@ -1,0 +1,298 @@
+"""A source that follows a Delta table from version to version, for enrichment by broadcast state."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyarrow import fs
+from pyarrow.dataset import FileSystemDataset
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
+from stateflow.clock import Clock, SystemClock
+from stateflow.config.settings import SourceSettings
+from stateflow.errors import (
+    ConfigError,
+    EnvironmentUnsupported,
+    InputLost,
+    JobDefinitionError,
+    SchemaMismatch,
+    StorageError,
+)
+from stateflow.types.columns.conversion import path_of_null, to_objects, with_nullable_parts
+from stateflow.types.decoders import json_decoder
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOST_HINT = (
+    "set the source to earliest, and drop the state that its rows have made: --source UID=earliest --drop UID.STATE; "
+    "VACUUM must keep files for longer than the time between two runs (delta.deletedFileRetentionDuration)"
+)
+_GONE = ("not found", "no such file", "logsegment", "log segment", "no table metadata", "not exist")
+"""Texts of errors about files and log entries that were removed. deltalake has no class for them."""
+
+
+class _Position(msgspec.Struct, frozen=True):
+    """The id of the table, and the version whose rows were read."""
+
+    table: str
+    version: int
+
+
+_position = json_decoder(_Position)
+
+
+class BatchTable(LocalSource):
+    """The rows of a Delta table, and then what each newer version removes and adds.
+
+    The first batch has all rows of the newest version. Later ones have the rows that are no longer in the table, with
+    True in the field `deleted`, and then those that are new; an update is both. A position is a version of the table,
+    restored exactly. The driver holds the rows in memory: this is for tables whose rows each subtask can have.
+
+    Args:
+        table: path of the table, or a URI.
+        schema: row class of the rows, with columns of the table and the field `deleted`.
+        refresh: time between two looks for a newer version while a job runs; each run begins with one.
+        deleted: the field of type bool that says whether a row is no longer in the table.
+        clock: measures `refresh`.
+
+    Raises:
+        EnvironmentUnsupported: the package deltalake is not installed.
+        JobDefinitionError: the row class has no such field, or the time is not positive.
+    """
+
+    may_use_spark = True
+
+    def __init__(
+        self,
+        table: str | Path,
+        *,
+        schema: type[object],
+        refresh: timedelta,
+        deleted: str = "deleted",
+        clock: Clock | None = None,
+    ) -> None:
+        if find_spec("deltalake") is None:
+            raise EnvironmentUnsupported(
+                "a Delta table cannot be read without deltalake", hint="pip install 'stateflow[delta]'"
+            )
+        self.schema = RowSchema.of(schema)
+        self._table = os.fspath(table)
+        self._deleted = deleted
+        self._refresh = refresh.total_seconds()
+        if self._refresh <= 0:
+            raise JobDefinitionError(
+                "the time between two looks at a table must be positive",
+                hint="pass refresh=timedelta(minutes=5)",
+                refresh=str(refresh),
+            )
+        column = self.schema.column(deleted)
+        if column.spark_type != "boolean" or column.nullable:
+            raise JobDefinitionError(
+                "the field for removed rows is not a bool",
+                hint="declare it as bool, or name another field: deleted=…",
+                field=deleted,
+                type=column.spark_type,
+            )
+        self._clock = clock or SystemClock()
+        self._looked: float | None = None
+
+    @property
+    def description(self) -> str:
+        return f"BatchTable[{self._table}]"
+
+    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
+        now = self._clock.monotonic()
+        if position is not None and self._looked is not None and now - self._looked < self._refresh:
+            return None
+        self._looked = now
+        newest = self._opened(None)
+        end = _Position(str(newest.metadata().id), newest.version())
+        if position is not None and self._parsed(position) == end:
+            return None
+        return Slice(self._changes(position, end, newest), msgspec.json.encode(end).decode())
+
+    def between(self, position: str | None, end: str) -> Sequence[object] | None:
+        """See `LocalSource.between`: a later version than `end` may be the newest one now."""
+        last = self._parsed(end)
+        return self._changes(position, last, self._opened(last.version))
+
+    def holds(self, position: str) -> bool | None:
+        """Returns whether the table still has the files of a version; None if it cannot be read."""
+        try:
+            newest = self._opened(None)
+            self._changes(position, _Position(str(newest.metadata().id), newest.version()), newest)
+        except InputLost:
+            return False
+        except (StorageError, ConfigError):
+            return None
+        return True
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """See `Source.initial_position`: a position such as ``{"table":"…id…","version":12}``."""
+        self._parsed(start.position)
+        return InitialPosition(start.position)
+
+    def _changes(self, position: str | None, end: _Position, newest: DeltaTable) -> list[object]:
+        """Returns the rows that a newer version removes and adds; without a position, all of its rows."""
+        after = self._files(newest)
+        if position is None:
+            return list(self._rows(after, set(), deleted=False))
+        start = self._parsed(position)
+        if start.table != end.table:
+            raise InputLost(
+                "the Delta table was replaced by another one after it was read",
+                hint=_LOST_HINT,
+                source=self.description,
+                version=start.version,
+            )
+        before = self._files(self._opened(start.version))
+        common = before.paths & after.paths
+        gone = [(self._identity(row), row) for row in self._rows(before, common, deleted=True)]
+        added = [(self._identity(row), row) for row in self._rows(after, common, deleted=False)]
+        # A row that is only in another file now, as after OPTIMIZE, has not changed.
+        return [*_without(gone, added), *_without(added, gone)]
+
+    def _identity(self, row: object) -> bytes:
+        """Returns what two equal rows have in common, whether they are removed or not."""
+        return msgspec.msgpack.encode([getattr(row, name) for name in self.schema.names if name != self._deleted])
+
+    def _files(self, table: DeltaTable) -> _Files:
+        # Not the file system of deltalake, which calls Python from threads of Arrow.
+        local = os.path.isdir(self._table)
+        system = fs.SubTreeFileSystem(self._table, fs.LocalFileSystem()) if local else None
+        with self._translated_errors(table.version()):
+            return _Files(table.version(), table.to_pyarrow_dataset(filesystem=system))
+
+    def _rows(self, files: _Files, without: Set[str], *, deleted: bool) -> Sequence[object]:
+        """Returns the rows of the files of a version, except those of some files."""
+        names = [name for name in self.schema.names if name != self._deleted]
+        missing = sorted(set(names) - set(files.dataset.schema.names))
+        if missing:
+            raise SchemaMismatch(
+                "a Delta table has no such columns",
+                hint="correct the row class, or the table",
+                table=self._table,
+                columns=missing,
+            )
+        with self._translated_errors(files.version):
+            found = files.rows(names, without)
+        return self._objects(found, deleted)
+
+    def _objects(self, found: pa.Table, deleted: bool) -> Sequence[object]:
+        flags = pa.repeat(pa.scalar(deleted), found.num_rows)
+        whole = found.append_column(self._deleted, flags).select(list(self.schema.names))
+        kinds = [pa.field(field.name, with_nullable_parts(field.type)) for field in self.schema.arrow]
+        try:
+            rows = pa.concat_arrays(
+                whole.cast(pa.schema(kinds)).to_struct_array().chunks or [pa.array([], pa.struct(kinds))]
+            )
+            null = path_of_null(self.schema.shape, rows)
+            if null is None:
+                return to_objects(self.schema.shape, rows)
+        except (pa.ArrowException, ValueError) as e:
+            reason = str(e)
+        else:
+            reason = f"{null.lstrip('.')} is null"
+        raise SchemaMismatch(
+            "rows of a Delta table are not those of the row class",
+            hint="declare the types that the table has, and … | None for columns with nulls",
+            table=self._table,
+            reason=reason[:500],
+        )
+
+    def _opened(self, version: int | None) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        with self._translated_errors(version):
+            return DeltaTable(self._table, version=version)
+
+    @contextmanager
+    def _translated_errors(self, version: int | None) -> Iterator[None]:
+        """Translates errors of reading a version; None is the newest one, which must exist."""
+        from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
+
+        try:
+            yield
+        except DeltaProtocolError as e:
+            raise EnvironmentUnsupported(
+                "a Delta table has features that this source cannot read",
+                hint="remove the features, such as deletion vectors, or copy the table",
+                table=self._table,
+                reason=str(e)[:500],
+            ) from e
+        except (DeltaError, OSError) as e:
+            if version is None and isinstance(e, TableNotFoundError):
+                raise ConfigError(
+                    "there is no Delta table", hint="create it, or correct its path", table=self._table
+                ) from e
+            if version is not None and any(word in str(e).lower() for word in _GONE):
+                raise InputLost(
+                    "a version of the Delta table that was read before no longer exists",
+                    hint=_LOST_HINT,
+                    source=self.description,
+                    version=version,
+                    reason=str(e)[:500],
+                ) from e
+            raise StorageError(
+                "a Delta table cannot be read",
+                hint="a new run continues from the last checkpoint",
+                table=self._table,
+                reason=str(e)[:500],
+            ) from e
+
+    def _parsed(self, position: str) -> _Position:
+        try:
+            return _position.decode(position)
+        except (msgspec.MsgspecError, UnicodeError) as e:
+            raise ConfigError(
+                "a position is not one of a batch table",
+                hint='such as {"table":"…id…","version":12}',
+                source=self.description,
+                position=position[:200],
+            ) from e
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of a version.
+
+    A file that two versions have, has the same rows in both: tables with deletion vectors are refused.
+    """
+
+    version: int
+    dataset: FileSystemDataset
+
+    @cached_property
+    def paths(self) -> Set[str]:
+        return {fragment.path for fragment in self.dataset.get_fragments()}
+
+    def rows(self, names: Sequence[str], without: Set[str]) -> pa.Table:
+        """Returns the rows of all files except some, in the order of the paths."""
+        fragments = [each for each in self.dataset.get_fragments() if each.path not in without]
+        fragments.sort(key=attrgetter("path"))
+        whole = self.dataset
+        return FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem).to_table(columns=list(names))
+
+
+def _without(rows: Sequence[tuple[bytes, object]], others: Sequence[tuple[bytes, object]]) -> Iterator[object]:
+    """Yields the rows that occur more often than among the others, as many times."""
+    matched = Counter(identity for identity, _ in others)
+    for identity, row in rows:
+        if matched[identity] > 0:
+            matched[identity] -= 1
+        else:
+            yield row
