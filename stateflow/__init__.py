@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.columns import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
+    from stateflow.connectors.files.sink import FileSink
     from stateflow.connectors.files.source import FileSource
     from stateflow.connectors.foreach_batch import ForeachBatchSink
     from stateflow.connectors.kafka.avro import AvroFormat
@@ -65,6 +66,7 @@ _LAZY = {
     "ColumnPolicy": "stateflow.connectors.columns",
     "DeltaSink": "stateflow.connectors.delta.sink",
     "DeltaSource": "stateflow.connectors.delta.source",
+    "FileSink": "stateflow.connectors.files.sink",
     "FileSource": "stateflow.connectors.files.source",
     "ForeachBatchSink": "stateflow.connectors.foreach_batch",
     "Json": "stateflow.connectors.kafka.formats",
@@ -92,6 +94,7 @@ __all__ = [
     "DeadLetters",
     "DeltaSink",
     "DeltaSource",
+    "FileSink",
     "FileSource",
     "FoldingStateDescriptor",
     "ForeachBatchSink",

@@ -31,6 +31,7 @@ PUBLIC_NAMES = [
     "DeadLetters",
     "DeltaSink",
     "DeltaSource",
+    "FileSink",
     "FileSource",
     "FoldingStateDescriptor",
     "ForeachBatchSink",

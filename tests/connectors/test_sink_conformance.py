@@ -10,9 +10,10 @@ import pytest
 
 from stateflow.api.sink import Sink
 from stateflow.connectors import DeltaSink
+from stateflow.connectors.files.sink import FileSink
 from stateflow.testing.conformance.sink import SinkConformance
 from stateflow.testing.sinks import FolderSink
-from tests.support import delta_tables, folder_tables
+from tests.support import delta_tables, file_tables, folder_tables
 
 
 def folder_sink(address: str) -> Sink:
@@ -25,6 +26,14 @@ def delta_append(address: str) -> Sink:
 
 def delta_upsert(address: str) -> Sink:
     return DeltaSink(address, mode="upsert", keys="id")
+
+
+def file_sink(address: str) -> Sink:
+    return FileSink(address)
+
+
+def partitioned_json(address: str) -> Sink:
+    return FileSink(address, format="json", partition_by="text")
 
 
 class InFolder(SinkConformance):
@@ -52,3 +61,14 @@ class TestDeltaAppends(InFolder):
 
 class TestDeltaUpserts(TestDeltaAppends):
     factory = staticmethod(delta_upsert)
+
+
+class TestFileSink(InFolder):
+    factory = staticmethod(file_sink)
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        return file_tables.rows(Path(sink.location))
+
+
+class TestPartitionedFiles(TestFileSink):
+    factory = staticmethod(partitioned_json)

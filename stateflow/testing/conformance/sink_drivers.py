@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stateflow.errors import StateflowError
 from stateflow.testing.conformance.publishing_job import PublishingJob, SinkFactory, committed
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 _CRASHED = 70
 _EXCLUDED = f"{Path(__file__).parent}/"
@@ -73,11 +76,11 @@ class LineTracer:
         self._line = line
         self._action = action
 
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def __call__(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         file = frame.f_code.co_filename
         return self._trace if file.startswith(self._folders) and not file.startswith(_EXCLUDED) else None
 
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _trace(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         line = (frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and line not in self.lines:
             self.lines[line] = None

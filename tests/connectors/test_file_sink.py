@@ -1,0 +1,222 @@
+"""Files of a folder: what Spark sees of them, their formats, and their log."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from stateflow.api.sink import Writing
+from stateflow.connectors.files import metadata_log, sink_table
+from stateflow.connectors.files.sink import FileSink
+from stateflow.errors import ConfigError, CorruptFile, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
+from tests.support import file_tables
+from tests.support.delta_tables import Every, Instant, batch, context, put, snapshot, write
+from tests.support.errors import raises
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Reading(msgspec.Struct, kw_only=True):
+    """A row whose columns all formats have."""
+
+    id: int
+    place: str | None = None
+    value: float | None = None
+    good: bool | None = None
+    day: datetime.date | None = None
+    text: str | None = None
+    local: datetime.datetime | None = None
+    instant: Instant | None = None
+
+
+_ABOUT = context(Reading)
+_TIME = datetime.datetime.fromisoformat("2026-01-05T23:59:59.500000")
+_PLACES = ["A", None, "a b/ä%=:{}", "日本", "__HIVE", "50%41", 'q"\\', "~_^[]#*?'"]
+_NUMBERS = [1.5, None, float("nan"), float("inf"), float("-inf"), 1e300, -0.0, 5e-324]
+_TEXTS = ["", None, 'say "hi"', "two\nlines", "a,b", "back\\slash", "ä", " space "]
+_ROWS = [
+    Reading(
+        id=n,
+        place=place,
+        value=value,
+        good=n % 2 == 0,
+        day=datetime.date(2026, 1, 1 + n),
+        text=text,
+        local=_TIME + datetime.timedelta(microseconds=n),
+        instant=(_TIME - datetime.timedelta(microseconds=n)).replace(tzinfo=datetime.UTC),
+    )
+    for n, (place, value, text) in enumerate(zip(_PLACES, _NUMBERS, _TEXTS, strict=True))
+]
+
+
+def _sink(folder: Path, **more: Any) -> FileSink:
+    sink = FileSink(folder, **more)
+    sink.prepare(_ABOUT)
+    return sink
+
+
+def _fill(sink: FileSink, upto: int, first: int = 1) -> None:
+    for token in range(first, upto + 1):
+        put(sink, _ABOUT, token, [Reading(id=token)])
+
+
+def _ids(sink: FileSink) -> list[int]:
+    return sorted(int(row["id"]) for row in file_tables.rows(Path(sink.path)))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
+def test_spark_sees_the_rows_of_committed_checkpoints(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
+    sink = _sink(tmp_path / "t", format=kind, partition_by=["place", "day"])
+    put(sink, _ABOUT, 1, _ROWS)
+    _fill(sink, 13, first=2)
+    handle = sink.open_table(_ABOUT)
+    assert handle.rewind(handle.plan_rewind(1).to_version, 14) == 19
+    put(sink, _ABOUT, 15, [Reading(id=100, place="B", day=datetime.date(2026, 2, 1))])
+    write(sink, _ABOUT, [Reading(id=99)])
+    columns = "id long, value double, good boolean, text string, local timestamp_ntz, instant timestamp"
+    schema = f"{columns}, place string, day date"
+    from pyspark.sql.functions import expr
+
+    options = {"header": "true", "escape": '"', "multiLine": "true"} if kind == "csv" else {}
+    expected = [*_ROWS, Reading(id=100, place="B", day=datetime.date(2026, 2, 1))]
+    reader = spark.read.schema(schema).options(**options).format(kind)
+    found = [
+        row.asDict() for row in reader.load(sink.path).withColumn("instant", expr("cast(instant as string)")).collect()
+    ]
+    if kind == "csv":
+        # Spark reads an empty text as null.
+        expected = [msgspec.structs.replace(row, text=row.text or None) for row in expected]
+    assert _comparable(found) == _comparable(
+        [{**msgspec.structs.asdict(row), "instant": _shown(row.instant)} for row in expected]
+    )
+    stream = spark.readStream.schema(schema).options(**options).format(kind).load(sink.path)
+    query = stream.writeStream.format("memory").queryName(f"seen_{kind}").trigger(availableNow=True)
+    started = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    started.awaitTermination()
+    assert sorted(row.id for row in spark.table(f"seen_{kind}").collect()) == sorted(row.id for row in expected)
+
+
+def _shown(instant: datetime.datetime | None) -> str | None:
+    return instant.strftime("%Y-%m-%d %H:%M:%S.%f").rstrip("0") if instant else None
+
+
+def _comparable(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+def test_parquet_files_have_all_types_of_columns(tmp_path: Path) -> None:
+    about = context(Every)
+    sink = FileSink(tmp_path / "t", partition_by="flag")
+    sink.prepare(about)
+    put(sink, about, 1, [Every(id=1, flag=True, numbers=[1.5, None]), Every(id=2)])
+    assert sorted((row["id"], row["flag"], row["numbers"]) for row in file_tables.rows(tmp_path / "t")) == [
+        (1, "true", [1.5, None]),
+        (2, None, None),
+    ]
+    with raises(JobDefinitionError, format="json"):
+        FileSink(tmp_path / "j", format="json").check(about)
+
+
+def test_many_rows_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateflow.connectors.files.data_writer._BUFFERED_BYTES", 1)
+    for kind in ("parquet", "csv"):
+        sink = _sink(tmp_path / kind, format=kind)
+        writer = sink.writer(_ABOUT, Writing(1, 1, 0, "a"))
+        for row in _ROWS[:3]:
+            writer.write(batch(_ABOUT, [row]))
+        files = writer.close()
+        assert len(files) == 3 and sink.open_table(_ABOUT).missing(files) == []
+        assert sink.open_table(_ABOUT).commit(1, files) == 1
+        assert _ids(sink) == [0, 1, 2]
+
+
+def test_an_interrupted_rewind_changes_nothing_and_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = _sink(tmp_path / "t")
+    _fill(sink, 12)
+    append = metadata_log.append
+
+    def interrupted(root: Path, version: int, *rest: Any) -> bool:
+        if version == 16:
+            raise KeyboardInterrupt
+        return append(root, version, *rest)
+
+    monkeypatch.setattr(sink_table, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sink.open_table(_ABOUT).rewind(3, 20)
+    monkeypatch.undo()
+    opened = sink.open_table(_ABOUT)
+    assert (opened.version, opened.token, _ids(sink)) == (15, 12, [*range(1, 13)])
+    assert opened.plan_rewind(3).to_version == 3
+    assert opened.rewind(3, 20) == 19
+    assert _ids(sink) == [1, 2, 3]
+
+
+def test_old_entries_are_deleted_and_a_restore_to_before_them_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_log, "_KEPT_VERSIONS", 20)
+    sink = _sink(tmp_path / "t")
+    _fill(sink, 63)
+    assert metadata_log.versions(tmp_path / "t") == [*range(39, 64)]
+    assert _ids(sink) == [*range(1, 64)]
+    with raises(SinkDiverged, version=38):
+        sink.open_table(_ABOUT).plan_rewind(38)
+    handle = sink.open_table(_ABOUT)
+    assert handle.rewind(handle.plan_rewind(45).to_version, 70) == 69
+    assert _ids(sink) == [*range(1, 46)]
+    assert sink.sweep(_ABOUT, lambda *_: True) == []
+
+
+def test_a_version_whose_files_are_gone_is_refused_in_the_plan(tmp_path: Path) -> None:
+    sink = _sink(tmp_path / "t")
+    [file] = put(sink, _ABOUT, 1, [Reading(id=1)])
+    sink.open_table(_ABOUT).rewind(0, 2)
+    (tmp_path / "t" / file.path).unlink()
+    before = snapshot(tmp_path / "t")
+    with raises(SinkDiverged, version=1, files=[file.path]):
+        sink.open_table(_ABOUT).rewind(1, 3)
+    assert snapshot(tmp_path / "t") == before
+
+
+def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x.parquet").touch()
+    with raises(SinkRefused, found=["x.parquet"]):
+        FileSink(tmp_path / "full").check(_ABOUT)
+    log = tmp_path / "spark" / "_spark_metadata"
+    log.mkdir(parents=True)
+    (log / "0").write_text("v1\n")
+    with raises(SinkRefused, path=str(tmp_path / "spark")):
+        FileSink(tmp_path / "spark").check(_ABOUT)
+    sink = _sink(tmp_path / "t")
+    for other in (FileSink(sink.path, format="json"), FileSink(sink.path, partition_by="place")):
+        with raises(SinkRefused, format="parquet"):
+            other.check(_ABOUT)
+    with raises(SchemaMismatch, path=sink.path):
+        sink.check(context(Every))
+    (Path(sink.path) / "_spark_metadata" / "0").write_text("v1\n{")
+    with pytest.raises(CorruptFile):
+        sink.open_table(_ABOUT)
+    shutil.rmtree(sink.path)
+    with pytest.raises(SinkDiverged):
+        sink.open_table(_ABOUT)
+
+
+@pytest.mark.parametrize("columns", ["value", "missing", ["place", "place"], list(Reading.__struct_fields__)])
+def test_partition_columns_are_checked(tmp_path: Path, columns: Any) -> None:
+    with pytest.raises(JobDefinitionError):
+        FileSink(tmp_path / "t", partition_by=columns).check(_ABOUT)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ConfigError):
+        FileSink("memory://x")
+    with pytest.raises(ConfigError):
+        FileSink("x", format="orc")  # type: ignore[arg-type]
