@@ -183,6 +183,18 @@ class Source(ABC):
         """
         return None
 
+    def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """Returns whether there is input after a position; None if that is unknown without Spark.
+
+        A scheduled run does not start Spark if every source returns False. So a source returns False only if Spark,
+        too, would find no input after the position, and None whenever it is uncertain: its input would never be read.
+
+        Args:
+            offset: the position, as in Spark's offset log.
+            logs: contents of the files of Spark's log of the source at that position.
+        """
+        return None
+
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
         """Returns the number of files read since a position; None for a source without files. Arguments: as `holds`."""
         return None
@@ -229,6 +241,10 @@ class LocalSource(ABC):
 
     def holds(self, position: str) -> bool | None:
         """Returns whether all input after `position` can be read again; None if unknown."""
+        return None
+
+    def has_new_input(self, position: str) -> bool | None:
+        """Returns whether there is input after `position`; None if unknown. See `Source.has_new_input`."""
         return None
 
     def initial_position(self, start: StartPosition) -> InitialPosition:

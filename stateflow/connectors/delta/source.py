@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,6 +141,21 @@ class DeltaSource(SparkSource):
                 source=self.description,
                 lost=f"versions [{position.reservoirVersion}, {earliest})",
             )
+
+    def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """See `Source.has_new_input`: compares the position with the newest version of the table.
+
+        Spark's position is the version after the newest one when it has read all, whatever that version has changed.
+        Other positions are within a version, or in the table as it was at the start.
+        """
+        position, table = self._parsed(offset), self._table()
+        is_after_a_version = position == _Offset(
+            reservoirId=position.reservoirId, reservoirVersion=position.reservoirVersion
+        )
+        unread = table.version() + 1 - position.reservoirVersion
+        if not is_after_a_version or unread < 0 or str(table.metadata().id) != position.reservoirId:
+            return None
+        return unread > 0
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`. A position may be the number of a version."""

@@ -19,6 +19,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.columns import ColumnPolicy, check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
+from stateflow.connectors.files.new_files import has_new_files
 from stateflow.connectors.files.reader_options import check_reader
 from stateflow.connectors.files.skipped_files import skip_files
 from stateflow.errors import ConfigError, CorruptFile
@@ -186,6 +187,10 @@ class FileSource(Source):
 
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
         return len(_paths_since(offset, logs))
+
+    def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """See `Source.has_new_input`: lists local files. Unknown for others, and for patterns with brackets."""
+        return None if self._local is None else has_new_files(self._local, offset, logs)
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """Returns the position after the local files that were modified before a time; see `skip_files`."""

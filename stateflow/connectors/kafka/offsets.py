@@ -80,3 +80,17 @@ def gaps_after(position: Offsets, earliest: Offsets, ends: Offsets) -> Iterator[
             yield Gap(topic, number, start, earliest[partition])
         elif ends[partition] < start:
             yield Gap(topic, number, start, ends[partition])
+
+
+def has_new_records(position: Offsets, ends: Offsets) -> bool | None:
+    """Returns whether there are records after a position; None if the partitions are not those of the position.
+
+    Args:
+        position: the offsets of the next records to read.
+        ends: the offset after the last record of each partition that exists.
+    """
+    if not position or position.keys() != ends.keys():
+        return None
+    if any(ends[partition] < offset for partition, offset in position.items()):
+        return None  # the partition was created again
+    return any(ends[partition] > offset for partition, offset in position.items())

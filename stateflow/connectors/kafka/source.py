@@ -21,7 +21,14 @@ from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.kafka.client import KafkaClient, Topics
 from stateflow.connectors.kafka.columns import GUARD, RecordColumns
 from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
-from stateflow.connectors.kafka.offsets import Gap, Partition, format_offsets, gaps_after, parse_offsets
+from stateflow.connectors.kafka.offsets import (
+    Gap,
+    Partition,
+    format_offsets,
+    gaps_after,
+    has_new_records,
+    parse_offsets,
+)
 from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.spark import loaded
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StorageError
@@ -48,6 +55,7 @@ _OWN_OPTIONS = {
 _FIRST = "0"
 """Name of the only file of the log of Spark's Kafka source."""
 _SHOWN_GAPS = 5
+_ISOLATION = "kafka.isolation.level"
 
 OnDataLoss = Literal["fail", "continue"]
 Start = str | datetime | Mapping[str, Mapping[int, int]]
@@ -200,6 +208,14 @@ class KafkaSource(Source):
             # A restore must be possible while Kafka is not.
             return None
 
+    def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """See `Source.has_new_input`: compares the position with the ends of all partitions."""
+        # Spark reads up to the first open transaction, unless an option says otherwise.
+        isolation = next((v for k, v in self._options.items() if k.lower() == _ISOLATION), "read_committed")
+        client = self._client()
+        ends = client.ends(client.partitions(self.topics), committed=isolation == "read_committed")
+        return has_new_records(self._parsed(offset), ends)
+
     def _gaps(self, offset: str) -> list[Gap]:
         position, client = self._parsed(offset), self._client()
         existing = client.existing(position)
@@ -225,7 +241,7 @@ class KafkaSource(Source):
         connection = self._security.for_java() if self._security else {}
         options = {
             # Without it, Spark would return the records of aborted transactions as well.
-            "kafka.isolation.level": "read_committed",
+            _ISOLATION: "read_committed",
             **self._options,
             **{f"kafka.{name}": value for name, value in connection.items()},
             **_start_options(self._start),

@@ -1,0 +1,218 @@
+"""Whether a source has new input, as it finds out without Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import DeltaSource, FileSource, KafkaSource
+from stateflow.api.input_files import file_uri
+from stateflow.connectors.kafka.client import Topics
+from stateflow.connectors.kafka.offsets import Partition, format_offsets
+from stateflow.errors import ConfigError
+from tests.support.errors import raises
+
+
+class Row(msgspec.Struct):
+    name: str
+    number: int
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _log(number: int, *files: Path) -> bytes:
+    """An entry of Spark's log of files, as Spark writes it."""
+    lines = [json.dumps({"path": file_uri(file), "timestamp": 1, "batchId": number}) for file in files]
+    return "\n".join(["v1", *lines]).encode()
+
+
+def _offset(number: int) -> str:
+    return json.dumps({"logOffset": number})
+
+
+def _add(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    return path
+
+
+def _has_new(path: Path | str, offset: str, *logs: bytes) -> bool | None:
+    return FileSource(path, schema=Row, format="json").has_new_input(offset, logs)
+
+
+def test_a_file_is_new_until_the_log_names_the_file(tmp_path: Path) -> None:
+    first, second = _add(tmp_path / "a b%.json"), _add(tmp_path / "day=1" / "ü.json")
+    assert _has_new(tmp_path, _offset(0), _log(0, first)) is True
+    assert _has_new(tmp_path, _offset(1), _log(0, first), _log(1, second)) is False
+    _add(tmp_path / "_day=2" / "c.json")
+    assert _has_new(tmp_path, _offset(1), _log(0, first), _log(1, second)) is True
+
+
+def test_files_that_spark_ignores_are_not_new(tmp_path: Path) -> None:
+    read = _add(tmp_path / "a.json")
+    for name in (".b.json", "_SUCCESS", "_temporary/c.json", ".d/e.json", "f.json._COPYING_"):
+        _add(tmp_path / name)
+    assert _has_new(tmp_path, _offset(0), _log(0, read)) is False
+    # Spark lists summaries of Parquet files.
+    _add(tmp_path / "_metadata")
+    assert _has_new(tmp_path, _offset(0), _log(0, read)) is True
+
+
+def test_files_that_were_deleted_after_they_were_read_are_not_new(tmp_path: Path) -> None:
+    read = _add(tmp_path / "a.json")
+    read.unlink()
+    assert _has_new(tmp_path, _offset(0), _log(0, read)) is False
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    _add(tmp_path / "elsewhere" / "a.json")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    assert _has_new(tmp_path / "in", _offset(0), _log(0)) is True
+    assert _has_new(tmp_path / "in", _offset(0), _log(0, tmp_path / "in" / "link" / "a.json")) is False
+
+
+def test_a_pattern_matches_as_in_hadoop(tmp_path: Path) -> None:
+    read = _add(tmp_path / "x1" / "a.json")
+    _add(tmp_path / "y1" / "b.json")
+    assert _has_new(tmp_path / "x?", _offset(0), _log(0, read)) is False
+    assert _has_new(tmp_path / "*", _offset(0), _log(0, read)) is True
+    _add(tmp_path / ".x" / "c.json")
+    assert _has_new(tmp_path / "*x*", _offset(0), _log(0, read)) is True
+
+
+@pytest.mark.parametrize("name", ["none", "none*", "{a,b}", "[a]", "a\\b"])
+def test_folders_that_only_spark_can_list_are_unknown(tmp_path: Path, name: str) -> None:
+    assert _has_new(tmp_path / name, _offset(0), _log(0)) is None
+
+
+def test_files_elsewhere_are_unknown() -> None:
+    assert _has_new("s3a://bucket/in", _offset(0), _log(0)) is None
+
+
+@pytest.mark.parametrize(
+    "offset", ["", "-", "{}", "1", '{"logOffset":0,"more":1}', '{"position":"a"}', '{"a":' * 10_000]
+)
+def test_positions_that_are_not_those_of_files_are_unknown(tmp_path: Path, offset: str) -> None:
+    assert _has_new(tmp_path, offset, _log(0)) is None
+
+
+def test_an_entry_of_another_position_is_unknown(tmp_path: Path) -> None:
+    read = _add(tmp_path / "a.json")
+    for log in (_log(1, read), b"v2\n", b"v1\nx", b'v1\n{"path":"file:/a"}'):
+        assert _has_new(tmp_path, _offset(0), log) is None
+
+
+# -- Delta ------------------------------------------------------------------------------------------------------------
+
+
+def _table(path: Path, *ids: int) -> DeltaTable:
+    write_deltalake(str(path), pa.table({"id": pa.array(ids, pa.int64())}), mode="append")
+    return DeltaTable(str(path))
+
+
+def _position(table: DeltaTable, version: int, **changes: object) -> str:
+    """The position at the start of a version, as Spark writes it."""
+    offset = {"sourceVersion": 1, "reservoirId": str(table.metadata().id), "reservoirVersion": version, "index": -1}
+    return json.dumps({**offset, "isStartingVersion": False, **changes})
+
+
+class Id(msgspec.Struct):
+    id: int
+
+
+def _table_has_new(path: Path, offset: str) -> bool | None:
+    return DeltaSource(path, schema=Id).has_new_input(offset, ())
+
+
+def test_a_table_has_new_input_from_the_next_version_on(tmp_path: Path) -> None:
+    table = _table(tmp_path / "t", 1)
+    assert _table_has_new(tmp_path / "t", _position(table, 1)) is False
+    assert _table_has_new(tmp_path / "t", _position(table, 0)) is True
+    table = _table(tmp_path / "t", 2)
+    assert _table_has_new(tmp_path / "t", _position(table, 1)) is True
+    assert _table_has_new(tmp_path / "t", _position(table, 2)) is False
+
+
+@pytest.mark.parametrize("changes", [{"index": 0}, {"isStartingVersion": True}, {"sourceVersion": 3}], ids=str)
+def test_positions_within_a_version_are_unknown(tmp_path: Path, changes: dict[str, object]) -> None:
+    table = _table(tmp_path / "t", 1)
+    assert _table_has_new(tmp_path / "t", _position(table, 1, **changes)) is None
+
+
+def test_a_table_that_was_replaced_or_restored_is_unknown(tmp_path: Path) -> None:
+    table = _table(tmp_path / "t", 1)
+    assert _table_has_new(tmp_path / "t", _position(table, 2)) is None
+    before = _position(table, 1)
+    shutil.rmtree(tmp_path / "t")
+    with raises(ConfigError):
+        _table_has_new(tmp_path / "t", before)
+    _table(tmp_path / "t", 1)
+    assert _table_has_new(tmp_path / "t", before) is None
+
+
+# -- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+class FakeClient:
+    """Partitions with their ends, and how many records at the end are of open transactions."""
+
+    def __init__(self, ends: dict[Partition, int], uncommitted: int = 0) -> None:
+        self._ends, self._uncommitted = ends, uncommitted
+
+    def partitions(self, topics: Topics) -> list[Partition]:
+        return [partition for partition in self._ends if topics.matches(partition[0])]
+
+    def ends(self, partitions: Collection[Partition], *, committed: bool = True) -> dict[Partition, int]:
+        return {p: self._ends[p] - (self._uncommitted if committed else 0) for p in partitions}
+
+
+class FakeKafka(KafkaSource):
+    """A source whose client is a fake."""
+
+    def __init__(self, client: FakeClient, **arguments: Any) -> None:
+        super().__init__("nowhere:1", schema=Row, **({"topics": "a"} | arguments))
+        self._fake = client
+
+    def _client(self) -> Any:
+        return self._fake
+
+
+def _kafka_has_new(
+    position: dict[Partition, int],
+    ends: dict[Partition, int],
+    uncommitted: int = 0,
+    logs: Sequence[bytes] = (),
+    **arguments: Any,
+) -> bool | None:
+    return FakeKafka(FakeClient(ends, uncommitted), **arguments).has_new_input(format_offsets(position), logs)
+
+
+_ENDS = st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), st.integers(0, 3), max_size=4)
+
+
+@given(position=_ENDS, ends=_ENDS)
+def test_topics_have_no_new_input_only_if_each_partition_ends_at_its_position(
+    position: dict[Partition, int], ends: dict[Partition, int]
+) -> None:
+    found = _kafka_has_new(position, ends, topics="", pattern=".*")
+    assert (found is False) == (position == ends != {})
+    if found:
+        assert position.keys() == ends.keys() and all(ends[p] >= at for p, at in position.items())
+
+
+def test_only_committed_records_are_new_input_unless_an_option_says_otherwise() -> None:
+    assert _kafka_has_new({("a", 0): 3}, {("a", 0): 5}, uncommitted=2) is False
+    option = {"kafka.Isolation.Level": "read_uncommitted"}
+    assert _kafka_has_new({("a", 0): 3}, {("a", 0): 5}, uncommitted=2, options=option) is True
