@@ -23,6 +23,7 @@ from benchmarks import (
     retained,
     savepoints,
     soak,
+    start,
     throughput,
 )
 
@@ -37,6 +38,7 @@ NAMES = (
     "gc",
     "retained",
     "soak",
+    "start",
 )
 
 
@@ -66,6 +68,7 @@ def main(arguments: list[str]) -> int:
         "gc": garbage.run,
         "retained": retained.run,
         "soak": partial(soak.run, size=size),
+        "start": start.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -40,46 +40,14 @@ from stateflow.runtime.preflight import (
 )
 from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
+from stateflow.runtime.run_result import RunResult as RunResult
+from stateflow.runtime.run_result import idle_result
 from stateflow.storage import Storage, open_storage
 
 _log = logging.getLogger(__name__)
 
 _STARTING_REPORT_INTERVAL = timedelta(seconds=15)
 """How often a run that is starting Spark reports that it still does."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The outcome of a launch: the sums over its first run and its restarts.
-
-    Attributes:
-        generation: generation of the last run.
-        started_from: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
-        started_at: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
-        batches, rows_in, rows_out: sums over all runs; rows out by uid of the sink.
-        offsets: positions of the sources at the end, by uid.
-        stopped_because: which end condition was met.
-        duration_s: wall-clock seconds.
-        restarts: number of restarts by the restart strategy.
-        quarantined_count: number of corrupt input files that the run skipped.
-        quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
-    """
-
-    job: str
-    job_uuid: str
-    generation: int
-    started_from: int
-    started_at: str
-    checkpoint_id: int
-    batches: int
-    rows_in: int
-    rows_out: dict[str, int]
-    offsets: dict[str, str]
-    stopped_because: str
-    duration_s: float
-    restarts: int = 0
-    quarantined_count: int = 0
-    quarantined: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -208,6 +176,9 @@ def run_job(request: RunRequest) -> RunResult:
         check_start(start, [Needs.NOTHING])
         new = NewJobRoot(start.storage, clock, start.graph, start.settings, start.on_spark, request.note)
         create_job_root(new, request.initial_savepoint)
+    idle = idle_result(start, began)
+    if idle is not None:
+        return idle
     # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
     check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
     with telemetry(start.settings.telemetry, start.settings.name) as recorder:
@@ -215,6 +186,24 @@ def run_job(request: RunRequest) -> RunResult:
         run_once = _run_on_spark(runs) if start.on_spark else _run_locally(runs)
         reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
         return runs.result(reached, clock.monotonic() - began)
+
+
+def run_if_idle(request: RunRequest) -> RunResult | None:
+    """Returns the result of a run that has nothing to do; None if `run_job` has to be called. Starts no Spark.
+
+    None of the errors of `run_job` is raised: that call raises them.
+
+    Args:
+        request: the run; one with an initial savepoint is never idle.
+    """
+    began = SystemClock().monotonic()
+    if request.initial_savepoint:
+        return None
+    try:
+        return idle_result(prepare(request.job_file, request.job_root, request.layers).start, began)
+    except StateflowError as e:
+        log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {e.sentence}", reason=e.code)
+        return None
 
 
 def needs_spark(graph: Graph) -> bool:

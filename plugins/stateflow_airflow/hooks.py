@@ -28,6 +28,7 @@ from stateflow_airflow.spark import SparkSubmit
 
 _JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 """Environment variable with Java options for spark-submit; the stateflow library reads it, too."""
+_DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _JAVA_VERSIONS = (17, 21)
 """Supported Java versions, as in the library, which is not imported here."""
 
@@ -140,11 +141,31 @@ class StateflowSubmitHook(BaseHook):
 
     def _environment(self, master: str) -> dict[str, str]:
         """The driver uses this Python interpreter, and so do Spark's workers if they run on this host."""
-        defaults = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+        defaults = {_DRIVER_PYTHON: sys.executable}
         if master.startswith("local"):
             defaults["PYSPARK_PYTHON"] = sys.executable
         chosen = {name: value for name, value in defaults.items() if name not in os.environ}
         return {**chosen, **{name: str(value) for name, value in self.spark.env_vars.items()}}
+
+
+def checked_first(command: Command) -> Command:
+    """Returns the command that starts spark-submit only if there is something to do.
+
+    The check runs in the driver's Python, whose packages the job file needs. If it cannot load the job file, for
+    instance because spark-submit gets its modules as ``py_files``, spark-submit starts as without the check.
+
+    Args:
+        command: the command of ``stateflow run`` in spark-submit. Unchanged for a job that starts from a savepoint, or
+            whose job root does not exist.
+    """
+    at = len(command.argv) - 1 - list(reversed(command.argv)).index(str(_program()))
+    spark_submit, (program, _, *arguments) = command.argv[:at], command.argv[at:]
+    root = arguments[arguments.index("--job-root") + 1]
+    is_new = "--from-savepoint" in arguments or not ("://" in root or Path(root).is_dir())
+    python = shutil.which(command.env.get(_DRIVER_PYTHON) or os.environ.get(_DRIVER_PYTHON) or sys.executable)
+    if is_new or python is None:
+        return command
+    return replace(command, argv=[python, program, "submit", *arguments, "--", *spark_submit])
 
 
 def _log_to_file(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from stateflow.cli.common import StateflowGroup
 from stateflow.cli.files import can_delete, gc, pins
 from stateflow.cli.health import doctor, verify
 from stateflow.cli.restore import fork, restore
-from stateflow.cli.run import run
+from stateflow.cli.run import run, submit
 from stateflow.cli.savepoints import savepoint, stop
 from stateflow.cli.source import source
 from stateflow.cli.status import history, status
@@ -34,6 +34,7 @@ def main() -> None:
 
 for command in (
     run,
+    submit,
     plan,
     check,
     status,

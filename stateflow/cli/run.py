@@ -1,28 +1,39 @@
-"""The command that runs a job."""
+"""The commands that run a job, with or without spark-submit."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn, cast
 
 import click
 
+import stateflow
 from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import CLAIM_MODE, JOB, ROOT, as_stateflow_error, graph_options, settings_layers, with_options
 from stateflow.cli.formatting import count_of, print_text
 from stateflow.cli.progress import make_progress
+from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError
-from stateflow.launch import RunRequest, RunResult, run_job
+from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
 from stateflow.observability.logging import set_log_context
 from stateflow.private_files import open_private
 from stateflow.runtime.driver.termination import DRAINED
 from stateflow.runtime.restore.existing_tables import ExistingTables
 from stateflow.runtime.restore.new_job_root import InitialSavepoint
+
+log = logging.getLogger(__name__)
+
+_RUN_ARGUMENTS, _SPARK_SUBMIT = "stateflow.run-arguments", "stateflow.spark-submit"
+_SEPARATOR = "--"
 
 
 @click.command()
@@ -114,7 +125,7 @@ def run(
     result, error = None, None
     try:
         _check_paths(job_root, result_file)
-        layers = (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
+        layers = _run_layers(config, assignments, drain=drain)
         changes, claim = GraphChanges(maps, sources), ClaimMode(claim_mode)
         options = InitialSavepoint(
             from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes, claim
@@ -131,6 +142,11 @@ def run(
     if drain and result.stopped_because != DRAINED:
         print_text("not drained: the run ended before it had caught up; run it again", err=True)
     print_text(_summary(result))
+
+
+def _run_layers(config: Path | None, assignments: tuple[str, ...], *, drain: bool) -> tuple[SettingsLayer, ...]:
+    """Returns the settings of a run from its options. Raises ConfigError."""
+    return (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
 
 
 def _store_outcome(result_file: Path | None, result: RunResult | None, error: StateflowError | None) -> None:
@@ -162,6 +178,8 @@ def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
 
 
 def _summary(result: RunResult) -> str:
+    if result.idle:
+        return f"{result.job}: nothing to do at {result.started_at}; Spark was not started, {result.duration_s:.1f} s"
     attempts = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     return (
@@ -210,3 +228,81 @@ def _write_result(path: Path, result: RunResult | None, error: StateflowError | 
             path=str(path),
             reason=e.strerror,
         ) from e
+
+
+class _SubmitCommand(click.Command):
+    """A command with the options of `run`, then ``--`` and the command line of spark-submit without the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index(_SEPARATOR) if _SEPARATOR in args else len(args)
+        ctx.meta[_RUN_ARGUMENTS], ctx.meta[_SPARK_SUBMIT] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- SPARK-SUBMIT…"]
+
+
+def _submit(log_format: str, run_id: str, result_file: Path | None, **others: object) -> None:
+    """Run a job through spark-submit, but end without it if there is nothing to do.
+
+    Takes the options of run, then -- and the command line of spark-submit without the program, such as
+    -- spark-submit --master spark://host:7077. With Spark, stateflow run gets the same options.
+
+    spark-submit starts a JVM before the job file is read. This command first asks the sources for new input. Unless
+    they all confirm that there is none, or with run.skip_idle off, spark-submit replaces this process.
+    """
+    ctx = click.get_current_context()
+    progress = make_progress(log_format)
+    set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
+    result, error = None, None
+    try:
+        command = _spark_command(ctx.meta[_SPARK_SUBMIT], ctx.meta[_RUN_ARGUMENTS])
+        progress.step("checking whether there is anything to do")
+        result = _idle_result(others, run_id)
+    except (ConfigError, KeyboardInterrupt) as e:
+        error = as_stateflow_error(e)
+        progress.failed(error)
+    progress.ended()
+    if error is None and result is None:
+        _replace_process(command)
+    _store_outcome(result_file, result, error)
+    assert result is not None
+    print_text(_summary(result))
+
+
+submit = _SubmitCommand("submit", callback=_submit, params=run.params, help=_submit.__doc__)
+
+
+def _spark_command(spark_submit: list[str], arguments: list[str]) -> list[str]:
+    """Returns the command that runs the job on Spark. Raises ConfigError if spark-submit is missing."""
+    program = shutil.which(spark_submit[0]) if spark_submit else None
+    if program is None:
+        raise ConfigError(
+            "the command line of spark-submit is missing, or does not exist",
+            hint="append -- and the command line: -- spark-submit --master …",
+            given=spark_submit[:1],
+        )
+    main = Path(stateflow.__file__).with_name("__main__.py")
+    return [program, *spark_submit[1:], str(main), "run", *arguments]
+
+
+def _idle_result(options: Mapping[str, object], run_id: str) -> RunResult | None:
+    """Returns the result of a start with nothing to do; None if Spark is needed, or if the check fails."""
+    if options["from_savepoint"]:
+        return None
+    try:
+        config, assignments = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["assignments"])
+        layers = _run_layers(config, assignments, drain=bool(options["drain"]))
+        return run_if_idle(RunRequest(cast("Path", options["job"]), str(options["job_root"]), layers, run_id))
+    except Exception as e:
+        # The run that follows reports what is wrong, or does not need what this check has needed.
+        log.warning("the check whether there is anything to do failed: %s", as_stateflow_error(e))
+        return None
+
+
+def _replace_process(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python ignores it, and a program inherits that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execv(command[0], command)

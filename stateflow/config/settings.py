@@ -41,6 +41,8 @@ class RunSettings:
         drain: treat all sources as ended once the run has caught up, which fires every event-time timer. ``stateflow
             run --drain`` and *Last run: drain* in Airflow set it. Use it for the last run only: on a schedule it would
             close every open session at the end of each run. A run that ends earlier, at a limit, does not drain.
+        skip_idle: end without starting Spark if there is certainly nothing to do: every source confirms that it has no
+            new input, no timer is due, and nothing is left from earlier runs or waits for a run.
     """
 
     until: EndCondition = INPUT_ENDS
@@ -49,6 +51,7 @@ class RunSettings:
     max_duration: timedelta | None = None
     max_tick_batches: int = 10
     drain: bool = False
+    skip_idle: bool = True
 
     def __post_init__(self) -> None:
         parse_run_end(self.until)

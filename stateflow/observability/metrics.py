@@ -54,6 +54,7 @@ METRICS = {
     "last_checkpoint_new_files": _gauge("1", "files that the newest checkpoint added"),
     "last_checkpoint_duration": _gauge("s", "time from the start of its first batch to its publication"),
     "last_checkpoint_restore_timestamp": _gauge("ms", "time of the last restore, since 1970-01-01 in UTC"),
+    "num_idle_starts": _counter("starts that had nothing to do and did not start Spark"),
     "num_restarts": _counter("restarts by the restart strategy"),
     "num_records_in": _counter("rows read from sources"),
     "num_records_out": _counter("rows written to sinks; visible with their checkpoint"),

@@ -35,6 +35,7 @@ RETURNED = {
     "stopped_because": "caught-up",
     "quarantined_count": 0,
     "quarantined": [],
+    "idle": False,
 }
 """What a task returns of the report of the fake spark-submit."""
 
@@ -94,6 +95,20 @@ def test_the_command_line_has_spark_options_settings_and_the_result_file(
     given = {"source.max_files_per_batch": "1", "job.landing": "/data/in", "job.strict": "true"}
     assert read_toml(folder / "settings.toml") == given
     assert (folder / "spark.conf").read_text() == "spark.ui.enabled=false\n"
+
+
+def test_an_existing_job_is_checked_before_spark_starts(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
+    """Here the check finds no job, so that spark-submit replaces its process and gets the same arguments."""
+    spark.script("finish", "finish")
+    operator().execute(FakeRun().next_try())
+    (tmp_path / "root").mkdir()
+    operator().execute(FakeRun().next_try())
+    without, checked = spark.launches()
+    assert [word for word in checked["argv"] if "launch-" not in word] == [
+        word for word in without["argv"] if "launch-" not in word
+    ]
+    log = (Path(checked["cwd"]) / "driver.log").read_text().splitlines()
+    assert len(log) > 1 and log[-1] == "launch 1 says finish"
 
 
 _PASSWORD = "the-password-of-a-bucket"

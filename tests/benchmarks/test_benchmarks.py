@@ -21,6 +21,7 @@ from benchmarks import (
     results,
     savepoints,
     soak,
+    start,
     throughput,
 )
 from benchmarks.cells import CELLS, GOAL, Cell, selected
@@ -41,6 +42,14 @@ def _own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
     size = harness.Size(batches=2, rows_per_batch=500, keys=50, rows_per_arrow_batch=200)
     assert harness.figures(tmp_path, size)["harness_row"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_start_benchmark_runs(tmp_path: Path) -> None:
+    path = start.run(tmp_path, start.Size(idle=1, with_spark=1))
+    figures = json.loads(path.read_text())
+    assert 0 < figures["idle_run_s"] < figures["spark_run_s"]
 
 
 @pytest.mark.slow

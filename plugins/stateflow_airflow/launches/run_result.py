@@ -22,6 +22,7 @@ RETURNED = (
     "stopped_because",
     "quarantined_count",
     "quarantined",
+    "idle",
 )
 """Keys of a result that the task returns as XCom."""
 

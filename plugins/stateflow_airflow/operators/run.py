@@ -69,9 +69,9 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     timed out ends its program. After a clear, a new program is always launched.
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``started_from``,
-    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count`` and ``quarantined``. ``offsets`` has each
-    source's position in the source's format, such as ``{"payments": {"logOffset": 4}}``. Each asset in `outlets`
-    receives an event with the first two of them.
+    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined`` and ``idle``: whether
+    there was nothing to do, so that Spark was not started. ``offsets`` has each source's position in the source's
+    format, such as ``{"payments": {"logOffset": 4}}``. Each asset in `outlets` gets an event with the first two.
 
     Args:
         job: absolute path of the job file, on the worker. Templated.
@@ -245,7 +245,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         return Path(self.run_folder or conf.get("stateflow", "run_folder", fallback=None) or default).absolute()
 
     def _command(self, folder: Path, context: Context) -> Command:
-        from stateflow_airflow.hooks import StateflowSubmitHook
+        from stateflow_airflow.hooks import StateflowSubmitHook, checked_first
 
         _check_paths(self.job, self.job_root, self.from_savepoint)
         self._check_failpoint()
@@ -265,7 +265,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         )
         with_log = self.settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
-        command = StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log)
+        command = checked_first(StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log))
         environment = {**passed_environment(), **command.env, **allowed_locations(self.locations)}
         return Command(command.argv, environment, {**files, **command.files})
 
