@@ -184,6 +184,7 @@ def test_columns_of_every_type_survive(tmp_path: Path) -> None:
     before = list(map(repr, visible(tmp_path / "t")))
     assert _compact(sink, about).files_after == 1
     assert list(map(repr, visible(tmp_path / "t"))) == before
+    assert sink.other_jobs(context(Every, uid="files", job="x")) == frozenset()
 
 
 def test_a_commit_of_another_writer_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

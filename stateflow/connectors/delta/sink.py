@@ -40,7 +40,7 @@ from stateflow.connectors.delta.log.table_log import (
     read_head,
     unreferenced_files,
 )
-from stateflow.connectors.delta.maintenance.own_table import OwnTable
+from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
 from stateflow.connectors.delta.partitions.columns import check_columns
 from stateflow.connectors.delta.partitions.writer import PartitionedWriter
 from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
@@ -170,7 +170,7 @@ class DeltaSink(Sink):
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
         files = list_own_files(self._root, len(self._partition_by))
-        return frozenset(name.job_uuid for name in files if name.uid == context.uid) - {context.job_uuid}
+        return frozenset(name.job_uuid for name in files if name.uid == context.uid) - {context.job_uuid, COMPACTED}
 
     def prepare(self, context: SinkContext) -> str:
         self.check(context)
