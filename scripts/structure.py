@@ -19,6 +19,7 @@ PACKAGES = ("stateflow", "plugins/stateflow_airflow")
 
 PUBLIC_CONSTRUCTORS = {
     "stateflow/connectors/files/source.py": "FileSource: keyword arguments of the public API, most with a default",
+    "stateflow/connectors/kafka/sink.py": "KafkaSink: the same",
     "stateflow/connectors/kafka/source.py": "KafkaSource: the same",
     "stateflow/connectors/spark.py": "SparkSource: the same",
     "stateflow/connectors/delta/sink.py": "DeltaSink: the same",

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.kafka.formats import Json, Raw
     from stateflow.connectors.kafka.schema_registry import SchemaRegistry
     from stateflow.connectors.kafka.security import KafkaSecurity
+    from stateflow.connectors.kafka.sink import KafkaSink
     from stateflow.connectors.kafka.source import KafkaSource
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
@@ -72,6 +73,7 @@ _LAZY = {
     "Json": "stateflow.connectors.kafka.formats",
     "KafkaHeader": "stateflow.connectors.kafka.columns",
     "KafkaSecurity": "stateflow.connectors.kafka.security",
+    "KafkaSink": "stateflow.connectors.kafka.sink",
     "KafkaSource": "stateflow.connectors.kafka.source",
     "PostgresSink": "stateflow.connectors.postgres.sink",
     "Raw": "stateflow.connectors.kafka.formats",
@@ -104,6 +106,7 @@ __all__ = [
     "Json",
     "KafkaHeader",
     "KafkaSecurity",
+    "KafkaSink",
     "KafkaSource",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",

@@ -41,6 +41,7 @@ PUBLIC_NAMES = [
     "Json",
     "KafkaHeader",
     "KafkaSecurity",
+    "KafkaSink",
     "KafkaSource",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",

@@ -12,11 +12,13 @@ import contextlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, TableChanges, Writing
+from stateflow.clock import SystemClock, is_timestamp
 from stateflow.errors import CorruptFile, DataError, InternalError, StorageError
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.handles import Committable
@@ -25,6 +27,7 @@ from stateflow.storage.paths import DataKey, data_folder, data_prefixes, parse_d
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 16384
+_clock = SystemClock()
 _RESTORE_HINT = "restore an older checkpoint"
 
 
@@ -74,7 +77,7 @@ class StagedWriter(SinkWriter):
             size = path.stat().st_size
         job_root_storage(self._context).put_file(self._key, path)
         self._file.remove()
-        return [Committable(path=self._key, size=size, rows=self._rows)]
+        return [Committable(path=self._key, size=size, rows=self._rows, stats=_clock.now().isoformat())]
 
     def _flush(self) -> None:
         if not self._buffered:
@@ -170,6 +173,11 @@ class StagedTable(ABC):
         storage = job_root_storage(self.context)
         for committable in committables:
             yield from _read(storage, committable)
+
+    def age(self, committable: Committable) -> timedelta | None:
+        """Returns the time since rows were staged, by the clocks of two hosts; None if it is not known."""
+        staged_at = committable.stats
+        return _clock.now() - datetime.fromisoformat(staged_at) if is_timestamp(staged_at) else None
 
     @abstractmethod
     def commit(self, token: int, committables: list[Committable]) -> int | None:

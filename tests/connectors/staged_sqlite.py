@@ -94,11 +94,16 @@ class PassOn(KeyedProcessFunction[Event, Event]):
         yield row
 
 
+def scripted_events(folder: Path) -> ScriptedSource:
+    """The source of the events in a file of a folder."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    script = [Event(line["number"], line["account"]) for line in lines]
+    return ScriptedSource(Event, script, folder / "ledger.jsonl", slice_rows=10)
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job; ``job.folder`` holds the events and the table."""
     folder = Path(env.parameter("folder"))
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    script = [Event(line["number"], line["account"]) for line in lines]
-    events = env.from_source(ScriptedSource(Event, script, folder / "ledger.jsonl", slice_rows=10), uid="events")
+    events = env.from_source(scripted_events(folder), uid="events")
     passed = events.key_by("account").process(PassOn(), output=Event, uid="accounts")
     passed.sink_to(SqliteSink(folder / "table.db"), uid="table")

@@ -22,7 +22,18 @@ ON_REQUEST = {
     n
     for n in NAMES
     if n.partition(".")[0]
-    in ("savepoint", "request", "restore", "rewind", "fork", "begin", "relocate", "postgres", "compaction")
+    in (
+        "savepoint",
+        "request",
+        "restore",
+        "rewind",
+        "fork",
+        "begin",
+        "relocate",
+        "postgres",
+        "compaction",
+        "transaction",
+    )
 }
 """Failpoints that a run passes only when a user or a command requests something, or with other sinks."""
 ASYNCHRONOUS = {n for n in NAMES if n.startswith("upload.")}

@@ -1,0 +1,99 @@
+"""A topic as the table of a sink: publishes staged rows, and cannot be rewound."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from datetime import timedelta
+
+from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
+from stateflow.connectors.kafka.records import Record, RecordLayout
+from stateflow.connectors.kafka.transactions import Transactions
+from stateflow.connectors.staged_output import StagedTable
+from stateflow.errors import SinkDiverged, SinkRefused
+from stateflow.state.handles import Committable
+
+_KEEP_HINT = "restore with --keep-table UID, or --sinks keep: records after the checkpoint are then written again"
+
+_SHORTEST_RETENTION = timedelta(hours=12)
+"""Age of pending output up to which a token cannot have expired since its publication."""
+
+
+class KafkaTable(StagedTable):
+    """A handle of a sink's topic, with the token that was read when it was created.
+
+    Kafka has no versions of a topic, so the token is the version.
+
+    Args:
+        context: the sink.
+        table_id: id of the topic.
+        layout: how rows become records.
+        transactions: those of the application.
+    """
+
+    def __init__(self, context: SinkContext, table_id: str, layout: RecordLayout, transactions: Transactions) -> None:
+        super().__init__(context)
+        self.table_id = table_id
+        self.token = transactions.read_token()
+        self.version = self.token or 0
+        self._layout = layout
+        self._transactions = transactions
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        if self.token is None:
+            self._check_not_expired(committables)
+        with closing(self._records(committables)) as records:
+            is_committed = self._transactions.commit(self.token, token, records)
+        return token if is_committed else None
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        if self.token is None:
+            raise SinkRefused(
+                "the token of a sink is missing in Kafka: it is not known whether records follow the checkpoint",
+                hint=_KEEP_HINT,
+                sink=self.context.uid,
+                topic=self._layout.topic,
+                group=f"stateflow-{self.context.application}",
+            )
+        if self.version > checkpoint_id:
+            raise SinkRefused(
+                "records cannot be removed from a topic, and some were published after the checkpoint",
+                hint=_KEEP_HINT,
+                sink=self.context.uid,
+                topic=self._layout.topic,
+                checkpoint=checkpoint_id,
+                published=self.version,
+            )
+        return SinkRewind(self.version, None, 0, 0, ())
+
+    def changes_since(self, version: int) -> TableChanges:
+        return TableChanges(self._layout.topic, self.version > version, ())
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        if to_version is not None and to_version < self.version:
+            raise SinkRefused(
+                "records cannot be removed from a topic, and some were published after the restore was planned",
+                hint=_KEEP_HINT,
+                sink=self.context.uid,
+                topic=self._layout.topic,
+                published=self.version,
+            )
+        return token if self._transactions.commit(self.token, token, ()) else None
+
+    def _records(self, committables: list[Committable]) -> Generator[Record, None, None]:
+        for rows in self.staged_rows(committables):
+            yield from self._layout.records(rows)
+
+    def _check_not_expired(self, committables: list[Committable]) -> None:
+        """Raises SinkDiverged if the rows may have been published with a token that Kafka has removed since."""
+        old = [c.path for c in committables if (age := self.age(c)) is None or age > _SHORTEST_RETENTION]
+        if old:
+            raise SinkDiverged(
+                "the token of a sink is missing in Kafka, and its pending output is old: it may have been published",
+                hint="Kafka removes offsets of a group after offsets.retention.minutes. Compare the end of the topic "
+                "with the rows of the files; then restore the newest checkpoint with --sinks keep, which drops them, "
+                "or set the offset of the group by hand to the newest published checkpoint",
+                sink=self.context.uid,
+                group=f"stateflow-{self.context.application}",
+                files=old[:3],
+            )

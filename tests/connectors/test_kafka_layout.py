@@ -1,0 +1,111 @@
+"""Rows as records of Kafka, without a broker."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from stateflow import precision
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext
+from stateflow.connectors.kafka.columns import KafkaHeader
+from stateflow.connectors.kafka.records import Record, RecordLayout
+from stateflow.connectors.kafka.security import KafkaSecurity
+from stateflow.connectors.kafka.sink import KafkaSink
+from stateflow.errors import ConfigError, DataError, JobDefinitionError
+from stateflow.runtime.task.row_conversion import to_batch
+
+
+class Order(msgspec.Struct):
+    number: int
+    shop: str
+    price: Annotated[Decimal, precision(9, scale=2)]
+    at: datetime
+    tags: dict[str, int]
+    target: str | None
+    sent: list[KafkaHeader]
+
+
+_ORDER = Order(
+    7, "north", Decimal("1.50"), datetime(2026, 1, 2, 3, 4, 5, 6000, UTC), {"a": 1}, None, [KafkaHeader("h", b"x")]
+)
+
+
+def _records(layout: RecordLayout, *rows: Any) -> list[Record]:
+    schema = RowSchema.of(type(rows[0]))
+    layout.check(schema)
+    return list(layout.records(to_batch(list(rows), schema)))
+
+
+def test_a_value_is_an_object_with_the_columns_that_are_no_metadata() -> None:
+    layout = RecordLayout("t", key=("shop",), topic_column="target", headers="sent", timestamp="at")
+    (record,) = _records(layout, _ORDER)
+    assert (record.topic, record.key, record.headers) == ("t", b"north", [("h", b"x")])
+    assert record.timestamp == 1767323045006
+    value = json.loads(record.value or b"", parse_float=Decimal)
+    assert value.pop("at").startswith("2026-01-02T03:04:05.006")
+    assert value == {"number": 7, "shop": "north", "price": Decimal("1.50"), "tags": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [((), None), (("number",), b"7"), (("shop", "number"), b'{"shop":"north","number":7}')]
+)
+def test_a_key_is_text_or_json(key: tuple[str, ...], expected: bytes | None) -> None:
+    assert _records(RecordLayout("t", key=key), _ORDER)[0].key == expected
+
+
+def test_a_topic_column_names_the_topic_of_each_row() -> None:
+    layout = RecordLayout("t", topic_column="target", suffix="_shadow")
+    rows = [_ORDER, msgspec.structs.replace(_ORDER, target="other")]
+    assert [r.topic for r in _records(layout, *rows)] == ["t", "other_shadow"]
+
+
+class Blob(msgspec.Struct):
+    key: bytes
+    content: bytes | None
+
+
+def test_a_raw_value_is_the_bytes_of_the_only_other_column() -> None:
+    layout = RecordLayout("t", "raw", key=("key",))
+    found = _records(layout, Blob(b"\xff", b"\x00\xfe"), Blob(b"k", None))
+    assert [(r.key, r.value) for r in found] == [(b"\xff", b"\x00\xfe"), (b"k", None)]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        RecordLayout("t", "raw"), RecordLayout("t", key=("missing",)), RecordLayout("t", topic_column="number"),
+        RecordLayout("t", headers="tags"), RecordLayout("t", timestamp="shop"),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_fit_are_refused(layout: RecordLayout) -> None:
+    with pytest.raises(JobDefinitionError):
+        layout.check(RowSchema.of(Order))
+
+
+def test_rows_of_an_earlier_version_without_a_column_are_refused() -> None:
+    rows = to_batch([Blob(b"k", b"v")], RowSchema.of(Blob))
+    with pytest.raises(DataError) as caught:
+        list(RecordLayout("t", key=("number",)).records(rows))
+    assert caught.value.facts["missing"] == ["number"]
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(JobDefinitionError):
+        KafkaSink("b:1", topic="t", options={"transactional.id": "x"})
+    with pytest.raises(JobDefinitionError):
+        KafkaSink("b:1", topic="")
+    with pytest.raises(ConfigError):
+        KafkaSink("b:1", topic="t", value="xml")  # type: ignore[arg-type]
+
+
+def test_no_secret_is_shown() -> None:
+    security = KafkaSecurity("SASL_SSL", mechanism="PLAIN", username="me", password="secret")
+    sink = KafkaSink("b:1", topic="t", security=security)
+    assert "secret" not in repr(sink) + sink.location + repr(sink.__dict__)
+    assert SinkContext("j", "u", RowSchema.of(Blob)).application == "j/u"

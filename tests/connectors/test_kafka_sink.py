@@ -1,0 +1,301 @@
+"""The Kafka sink against a broker: consumers of committed records see each row once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import Sink, SinkContext, SinkTable, Writing
+from stateflow.connectors.kafka.sink import KafkaSink
+from stateflow.errors import SinkDiverged, SinkRefused, StateflowError
+from stateflow.state.handles import Committable
+from stateflow.storage import MemoryStorage
+from stateflow.testing.conformance.sink import SinkConformance
+from stateflow.testing.conformance.sink_table import TableUnderTest
+from tests.servers.kafka import Kafka, kafka_broker
+from tests.support.job_fixture import KILLED, JobFixture, events, mostly_slow
+
+_ADDRESS = "TEST_KAFKA_SINK"
+"""Environment variable with the broker's address, for processes that the tests start."""
+_POINTS = [
+    "publish.before", "transaction.begun", "transaction.written", "transaction.token", "transaction.committed",
+    "publish.after",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with kafka_broker(tmp_path_factory.mktemp("broker")) as broker, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_ADDRESS, broker.address)
+        yield broker
+
+
+@pytest.fixture
+def topic(kafka: Kafka) -> str:
+    name = f"t-{uuid4().hex[:8]}"
+    for each in (name, f"{name}_shadow"):
+        kafka.create(each)
+    return name
+
+
+def committed(address: str, topic: str) -> list[Message]:
+    """All committed records of a topic's two partitions."""
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": f"r-{uuid4().hex}", "isolation.level": "read_committed",
+         "auto.offset.reset": "earliest", "enable.partition.eof": True, "enable.auto.commit": False}
+    )  # fmt: skip
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
+        found, ended = [], 0
+        while ended < 2:
+            message = consumer.poll(30)
+            assert message is not None
+            error = message.error()
+            if error is None:
+                found.append(message)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ended += 1
+        return found
+    finally:
+        consumer.close()
+
+
+def kafka_sink(address: str) -> Sink:
+    return KafkaSink(os.environ[_ADDRESS], topic=address, key="id")
+
+
+@pytest.mark.slow
+class TestContract(SinkConformance):
+    """The contract of sinks; one without a token yet may also have lost it."""
+
+    factory = staticmethod(kafka_sink)
+    checks_columns = False
+    rewinds = False
+    sweeps = False
+    steps = 4
+
+    @pytest.fixture
+    def address(self, topic: str) -> str:
+        return topic
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        name = sink.location.split()[1]
+        return [json.loads(m.value() or b"") for m in committed(os.environ[_ADDRESS], name)]
+
+    def test_each_sink_of_a_table_has_its_own_token(self, table: TableUnderTest) -> None:
+        other = table.with_uid("other")
+        table.put(5, [1])
+        assert other.open().token is None
+        other.put(3, [2])
+        table.put(6, [3])
+        assert (table.open().token, other.open().token) == (6, 3)
+        assert table.ids() == [1, 2, 3]
+
+
+class _Job(JobFixture):
+    job_name = "kafka_events"
+
+    @property
+    def job_file(self) -> str:
+        return str(Path(__file__).with_name("kafka_events.py"))
+
+    def deliver(self, rows: int) -> None:
+        (self.folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events(rows)))
+
+
+@pytest.fixture
+def job(kafka: Kafka, topic: str, tmp_path: Path) -> Iterator[_Job]:
+    made = _Job(tmp_path / "job", {"job__topic": topic, "job__brokers": kafka.address, "parallelism": 2})
+    yield made
+    made.end_all()
+
+
+def numbers(job: _Job) -> list[int]:
+    messages = committed(job.settings["job__brokers"], str(job.settings["job__topic"]))  # type: ignore[arg-type]
+    return sorted(json.loads(m.value() or b"")["number"] for m in messages)
+
+
+@pytest.mark.parametrize("point", mostly_slow(_POINTS, ["transaction.token", "transaction.committed"]))
+def test_rows_are_seen_once_although_a_run_is_killed_during_a_transaction(job: _Job, point: str) -> None:
+    job.deliver(30)
+    ended = job.run(f"{point}:2")
+    assert (ended.code, job.marker.exists()) == (KILLED, True), ended
+    assert set(numbers(job)) <= set(range(20))
+    job.finish()
+    assert numbers(job) == list(range(30))
+    job.collect()
+    assert list(job.root.glob("data/*/*/rows-*")) == []
+
+
+def test_a_run_that_was_paused_in_a_transaction_is_fenced_by_the_next(job: _Job) -> None:
+    job.deliver(30)
+    paused = job.start("transaction.token:2:stop").wait_stopped()
+    job.finish()
+    assert numbers(job) == list(range(30))
+    paused.resume()
+    assert paused.wait().code != 0
+    assert numbers(job) == list(range(30))
+
+
+def test_a_restore_is_refused_in_the_plan_unless_the_topic_is_kept(job: _Job) -> None:
+    job.deliver(20)
+    job.finish()
+    checkpoint = str(job.commits[0].seq)
+    plan = ("restore", job.job_file, "--plan", checkpoint)
+    refused = job.command(*plan, "--out", str(job.folder / "plan"), with_job=True)
+    assert refused.error.code == "sink-refused"
+    job.command(*plan, "--sinks", "keep", "--out", str(job.folder / "plan"), with_job=True).check()
+
+
+def staged(table: SinkTable, rows: int = 3, text: str = "x", ordinal: int = 1) -> list[Committable]:
+    """Staged rows of a handle's sink."""
+    context: SinkContext = table.context  # type: ignore[attr-defined]
+    writer = KafkaSink("unused:1", topic="unused").writer(context, Writing(1, ordinal, 0, f"a{uuid4().hex}"))
+    columns = [pa.array(range(rows)), pa.array([text] * rows)]
+    writer.write(pa.record_batch(columns, schema=context.schema.arrow))
+    return writer.close()
+
+
+class _Row(msgspec.Struct):
+    number: int
+    text: str
+
+
+@pytest.fixture
+def context() -> SinkContext:
+    return SinkContext(uuid4().hex, "out", RowSchema.of(_Row), MemoryStorage("memory://kafka-sink"))
+
+
+@pytest.fixture
+def sink(kafka: Kafka, topic: str) -> KafkaSink:
+    return KafkaSink(kafka.address, topic=topic)
+
+
+def test_a_lost_response_of_a_commit_is_resolved_by_the_token(
+    kafka: Kafka, topic: str, sink: KafkaSink, context: SinkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction is committed, but the client reports a timeout that cannot be retried."""
+
+    class Losing(Producer):
+        def commit_transaction(self, *timeout: float) -> None:
+            super().commit_transaction(*timeout)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "lost", False, False, False))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("confluent_kafka.Producer", Losing)
+        table = sink.open_table(context)
+        assert table.commit(5, staged(table)) is None
+    assert sink.open_table(context).token == 5
+    assert len(committed(kafka.address, topic)) == 3
+    table = sink.open_table(context)
+    assert table.commit(6, staged(table)) == 6
+    assert len(committed(kafka.address, topic)) == 6
+
+
+def test_a_driver_that_another_one_overtook_publishes_nothing(
+    kafka: Kafka, topic: str, sink: KafkaSink, context: SinkContext
+) -> None:
+    slow = sink.open_table(context)
+    assert slow.commit(1, staged(slow)) == 1
+    slow = sink.open_table(context)
+    newer = KafkaSink(kafka.address, topic=topic)
+    table = newer.open_table(context)
+    assert table.commit(2, staged(table, rows=4)) == 2
+    assert slow.commit(2, staged(slow)) is None
+    assert len(committed(kafka.address, topic)) == 7
+    assert sink.open_table(context).token == 2
+
+
+def test_a_row_that_is_too_large_is_named_and_nothing_of_its_checkpoint_is_published(
+    kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str
+) -> None:
+    table = sink.open_table(context)
+    files = [*staged(table), *staged(table, rows=1, text="x" * 1_200_000)]
+    with pytest.raises(SinkRefused) as caught:
+        table.commit(1, files)
+    assert (caught.value.facts["row_bytes"], caught.value.facts["topic"]) == (1_200_022, topic)
+    assert (sink.open_table(context).token, committed(kafka.address, topic)) == (None, [])
+    table = sink.open_table(context)
+    assert table.commit(1, files[:1]) == 1
+    assert len(committed(kafka.address, topic)) == 3
+
+
+def test_a_record_that_a_topic_refuses_fails_the_whole_checkpoint(
+    kafka: Kafka, topic: str, context: SinkContext
+) -> None:
+    strict = f"s-{uuid4().hex[:8]}"
+    kafka.create(strict, cleanup_policy="compact")
+    sink = KafkaSink(kafka.address, topic=topic, topic_column="text")
+    table = sink.open_table(context)
+    good = staged(table, text=topic)
+    with pytest.raises(SinkRefused):
+        table.commit(1, [*good, *staged(table, text=strict)])
+    assert (committed(kafka.address, topic), committed(kafka.address, strict)) == ([], [])
+    table = sink.open_table(context)
+    assert table.commit(1, good) == 1
+    assert len(committed(kafka.address, topic)) == 3
+
+
+def test_damaged_rows_publish_nothing(kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str) -> None:
+    table = sink.open_table(context)
+    (good,) = staged(table)
+    with pytest.raises(StateflowError):
+        table.commit(1, [good, msgspec.structs.replace(staged(table)[0], rows=9)])
+    assert (sink.open_table(context).token, committed(kafka.address, topic)) == (None, [])
+
+
+def test_a_missing_token_lets_only_new_output_be_published(
+    kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str
+) -> None:
+    table = sink.open_table(context)
+    assert table.commit(1, staged(table)) == 1
+    delete_group(kafka, context)
+    table = KafkaSink(kafka.address, topic=topic).open_table(context)
+    assert table.token is None
+    with pytest.raises(SinkRefused):
+        table.plan_rewind(5)
+    old = [msgspec.structs.replace(c, stats="2020-01-01T00:00:00+00:00") for c in staged(table)]
+    for files in (old, [msgspec.structs.replace(c, stats="") for c in old]):
+        with pytest.raises(SinkDiverged):
+            table.commit(2, files)
+    assert table.commit(2, staged(table)) == 2
+    assert len(committed(kafka.address, topic)) == 6
+
+
+def delete_group(kafka: Kafka, context: SinkContext) -> None:
+    """Removes the group with the token, as Kafka does after the retention of offsets."""
+    (deleted,) = kafka.admin.delete_consumer_groups([f"stateflow-{context.application}"]).values()
+    deleted.result(30)
+
+
+def test_topics_that_do_not_fit_are_refused(kafka: Kafka, sink: KafkaSink, context: SinkContext) -> None:
+    with pytest.raises(SinkRefused):
+        KafkaSink(kafka.address, topic="missing").check(context)
+    with pytest.raises(SinkDiverged):
+        KafkaSink(kafka.address, topic="missing").open_table(context)
+    compacted = f"c-{uuid4().hex[:8]}"
+    kafka.create(compacted, cleanup_policy="compact")
+    with pytest.raises(SinkRefused):
+        KafkaSink(kafka.address, topic=compacted).check(context)
+    assert KafkaSink(kafka.address, topic=compacted, key="number").check(context)
+
+
+def test_a_topic_that_was_created_again_is_another_table(kafka: Kafka, sink: KafkaSink, context: SinkContext) -> None:
+    name = f"d-{uuid4().hex[:8]}"
+    ids = set()
+    for _ in range(2):
+        kafka.create(name)
+        ids.add(KafkaSink(kafka.address, topic=name).check(context))
+        kafka.delete(name)
+    assert len(ids) == 2
