@@ -14,6 +14,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 from kafka_broker import BROKER_JARS, broker_command, format_command, write_settings
 
+from tests.servers.certificates import Certificate
 from tests.servers.running import free_port, running
 
 _TIMEOUT = 30.0
@@ -25,9 +26,11 @@ class Kafka:
 
     Attributes:
         address: as ``bootstrap_servers``.
+        secure_address: the same, of the listener with TLS and a login; empty without one.
     """
 
     address: str
+    secure_address: str = ""
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -76,15 +79,46 @@ class Kafka:
 
 
 @contextlib.contextmanager
-def kafka_broker(folder: Path) -> Iterator[Kafka]:
-    """An empty broker; the test is skipped if its JARs are not installed."""
+def kafka_broker(folder: Path, tls: Certificate | None = None, password: str = "") -> Iterator[Kafka]:
+    """An empty broker; the test is skipped if its JARs are not installed.
+
+    Args:
+        folder: of its files.
+        tls: its certificate, for a second listener with the protocol SASL_SSL.
+        password: of the user *me*, for this listener.
+    """
     if not BROKER_JARS.exists():
         pytest.skip("no Kafka is installed: make setup downloads it if Maven Central can be reached")
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    properties = write_settings(folder, port, free_port())
+    port, controller, secure = free_port(), free_port(), f"127.0.0.1:{free_port()}" if tls else ""
+    login = _login_settings((port, controller), secure, tls, password) if tls else {}
+    properties = write_settings(folder, port, controller, login)
     subprocess.run(format_command(properties), check=True, capture_output=True, cwd=folder)
     with running(broker_command(properties), port, folder / "broker.log", folder):
-        kafka = Kafka(f"127.0.0.1:{port}")
+        kafka = Kafka(f"127.0.0.1:{port}", secure)
         kafka.admin.list_topics(timeout=_TIMEOUT)
         yield kafka
+
+
+def _login_settings(ports: tuple[int, int], secure: str, tls: Certificate, password: str) -> dict[str, str]:
+    """Returns settings of a second listener, with TLS and a login.
+
+    Args:
+        ports: of the first listener and of the controller.
+        secure: address of the second listener.
+        tls: its certificate.
+        password: of the user *me*.
+    """
+    first, added = f"PLAINTEXT://127.0.0.1:{ports[0]}", f"SASL_SSL://{secure}"
+    return {
+        "listeners": f"{first},{added},CONTROLLER://127.0.0.1:{ports[1]}",
+        "advertised.listeners": f"{first},{added}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required "
+            f'username="broker" password="none" user_me="{password}";'
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(tls.key_file),
+    }

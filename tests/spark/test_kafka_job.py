@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from tests.servers.certificates import certificate
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.running import CANARY, files_with, free_port
 from tests.servers.schema_registry import schema_registry
@@ -293,3 +294,26 @@ def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, m
     rejected = sorted((letter["partition"], letter["offset"]) for letter in letters)
     assert rejected == [(1, 10), (1, 11), (1, 12)]
     assert files_with(CANARY, job.folder) == []
+
+
+@pytest.mark.slow
+def test_the_login_of_a_broker_with_tls_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not the secret that no test writes to a file: the broker has it in one.
+    password = "password-of-the-broker"
+    monkeypatch.setenv("KAFKA_PASSWORD", password)
+    (tmp_path / "broker").mkdir()
+    tls = certificate(tmp_path / "broker")
+    with kafka_broker(tmp_path / "broker", tls, password) as broker:
+        settings = {"job__brokers": broker.secure_address, "job__ca_file": tls.ca_file}
+        (tmp_path / "job").mkdir()
+        job = KafkaJob(tmp_path / "job", broker, **settings)
+        try:
+            job.create()
+            job.send(20)
+            job.finish()
+            job.check_rows()
+            assert files_with(password, job.folder) == []
+            monkeypatch.setenv("KAFKA_PASSWORD", "wrong")
+            job.run().check_error(5, "storage")
+        finally:
+            job.close()

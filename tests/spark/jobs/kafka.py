@@ -13,6 +13,7 @@ from stateflow import (
     DeadLetters,
     DeltaSink,
     KafkaHeader,
+    KafkaSecurity,
     KafkaSource,
     KeyedProcessFunction,
     RuntimeContext,
@@ -61,6 +62,13 @@ def _format(registry: str) -> str | AvroFormat:
     return AvroFormat(registry=SchemaRegistry(registry, username="me", password=os.environ["REGISTRY_PASSWORD"]))
 
 
+def _security(ca_file: str) -> KafkaSecurity | None:
+    """Returns the login of a broker with TLS, whose password is in the environment."""
+    if not ca_file:
+        return None
+    return KafkaSecurity("SASL_SSL", "PLAIN", "me", os.environ["KAFKA_PASSWORD"], ca_file=ca_file)
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     home = Path(env.parameter("home"))
@@ -74,6 +82,7 @@ def build(env: StreamExecutionEnvironment) -> None:
         pattern=env.parameter("pattern", ""),
         value=_format(env.parameter("registry", "")),
         metadata=METADATA,
+        security=_security(env.parameter("ca_file", "")),
         start=datetime.fromisoformat(start) if start[0].isdigit() else start,
         on_error=DeadLetters(budget) if budget else "fail",
         on_data_loss=env.parameter("on_data_loss", "fail"),  # type: ignore[arg-type]
