@@ -13,7 +13,7 @@ from stateflow.connectors.staged_output import StagedTable
 from stateflow.errors import SinkDiverged, SinkRefused
 from stateflow.state.handles import Committable
 
-_KEEP_HINT = "restore with --keep-table UID, or --sinks keep: records after the checkpoint are then written again"
+_KEEP_HINT = "restore with --sinks keep: records after the checkpoint are then written again"
 
 _SHORTEST_RETENTION = timedelta(hours=12)
 """Age of pending output up to which a token cannot have expired since its publication."""
