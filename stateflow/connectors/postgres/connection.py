@@ -20,7 +20,8 @@ from stateflow.errors import SinkRefused, StateflowError, StorageError
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _CONNECT_SECONDS = 10
-_LOCK_TIMEOUT = timedelta(seconds=60)
+_LOCK_TIMEOUT, _IDLE_TIMEOUT = timedelta(seconds=60), timedelta(seconds=30)
+"""A driver that hangs in a transaction loses it before the next one gives up waiting for its locks."""
 _SECONDS_BEYOND_STATEMENT = 10
 """The server's own timeout comes first, whose error says more."""
 _OPTIONS: dict[str, str | int] = {
@@ -39,6 +40,10 @@ _SESSION = {
     "intervalstyle": "postgres",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    # So that the locks of a host that is gone are released.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
 }
 _CONFLICTS = frozenset({"40001", "40P01"})
 """SQLSTATE of a serialization failure, and of a deadlock."""
@@ -117,12 +122,16 @@ def _begin(connection: Connection, timeout: timedelta) -> None:
     milliseconds = {
         "statement_timeout": timeout,
         "lock_timeout": min(timeout / 2, _LOCK_TIMEOUT),
-        "idle_in_transaction_session_timeout": timeout,
+        "idle_in_transaction_session_timeout": min(timeout, _IDLE_TIMEOUT),
     }
     values = _SESSION | {name: str(int(value.total_seconds() * 1000)) for name, value in milliseconds.items()}
     calls = sql.SQL(", ").join(sql.SQL("set_config({}, {}, true)").format(n, v) for n, v in values.items())
     connection.execute(sql.SQL("SELECT {}").format(calls))
-    # A COMMIT that the server forgets in a crash would be lost: its token is in the job's log by then.
+    _require_durability(connection)
+
+
+def _require_durability(connection: Connection) -> None:
+    """Lets a COMMIT return when a crash of the server no longer undoes it: the job's log relies on it."""
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
     )

@@ -96,8 +96,12 @@ class PostgresSink(StagedSink):
     def __repr__(self) -> str:
         return f"PostgresSink({self.location!r})"
 
+    def __deepcopy__(self, memo: object) -> PostgresSink:
+        # Stays in this process.
+        return self._with(self._settings)
+
     def __getstate__(self) -> PostgresSettings:
-        # For tasks.
+        # For tasks, in other processes.
         return self._settings.for_tasks()
 
     def __setstate__(self, settings: PostgresSettings) -> None:
@@ -133,8 +137,11 @@ class PostgresSink(StagedSink):
         return PostgresTable(self._settings, context, relation, position)
 
     def shadow(self) -> PostgresSink:
+        return self._with(self._settings.shadow())
+
+    def _with(self, settings: PostgresSettings) -> PostgresSink:
         sink = PostgresSink.__new__(PostgresSink)
-        sink.__setstate__(self._settings.shadow())
+        sink.__setstate__(settings)
         return sink
 
     def _schema(self, context: SinkContext) -> RowSchema:

@@ -10,13 +10,24 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.mutants import canonical, collection, hostile, log, restores, savepoints, sinks, state, storage
+from tests.support.mutants import (
+    canonical,
+    collection,
+    hostile,
+    log,
+    postgres,
+    restores,
+    savepoints,
+    sinks,
+    state,
+    storage,
+)
 from tests.support.mutants.registry import Mutant, Mutants
 
 __all__ = ["MUTANTS", "SIMULATED", "STATE", "VARIABLE", "Mutant", "plant_from_environment", "planted"]
 
 MUTANTS = Mutants()
-for _subject in (log, collection, sinks, savepoints, canonical, restores, state, storage, hostile):
+for _subject in (log, collection, sinks, postgres, savepoints, canonical, restores, state, storage, hostile):
     for _mutant in _subject.MUTANTS.values():
         MUTANTS.add(_mutant)
 STATE = state.MUTANTS

@@ -1,0 +1,146 @@
+"""A job whose tables are in PostgreSQL, while drivers, the server and connections fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.scoreboard.jobs import KILLED, STEPS, check_complete, kill_after
+from tests.scoreboard.row import Round, Row
+from tests.servers.postgres import Postgres, postgres_server
+from tests.support.postgres_job import PostgresJob
+from tests.support.processes import Ended, Running
+from tests.support.root_files import Chain
+
+_ROWS = 40
+"""Rows that are delivered for each run: four checkpoints, and two transactions of each."""
+_PUBLISHING = ("publish.before", "postgres.before-commit", "publish.after")
+_ENDS = {0, KILLED, 5}
+"""A driver succeeds, is killed, or reports that the server failed."""
+_SECONDS = 1.5
+_FAULTS = 3
+"""Of six kinds, in each round."""
+
+
+@Row(
+    31,
+    "postgres",
+    plays=(1, 24, 240),
+    mutant="token-after-rows",
+    more_mutants=("forgotten-commits",),
+    within=12,
+    is_slow=True,
+)
+def test_faults_around_postgres_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of drivers with their tasks, and of the database, at steps of a publication and at random times;
+    connections that are cut in mid-transaction; drivers that publish late. The tables are in PostgreSQL.
+
+    As for killed-drivers; rows and tokens of a transaction are stored together, and a driver that is late is fenced.
+    """
+    with postgres_server() as server:
+        job = PostgresJob.create(server, "jobs", folder=round_.folder / "job", settings=_settings(round_))
+        try:
+            return _play(round_, job, server)
+        finally:
+            job.end_all()
+
+
+def _settings(round_: Round) -> dict[str, object]:
+    return {
+        "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
+        "checkpoints__collect_every": 1 + round_.seed % 3,
+        "checkpoints__retained": 1 + round_.seed % 4,
+    }
+
+
+def _play(round_: Round, job: PostgresJob, server: Postgres) -> int:
+    job.deliver(10)
+    job.finish()
+    faults = _Faults(round_, job, server, Chain(job.root))
+    kinds: list[Callable[[], int]] = [
+        faults.kill_driver_at_step,
+        faults.kill_driver_at_any_time,
+        faults.cut_in_transaction,
+        faults.kill_server_in_transaction,
+        faults.kill_server_at_rest,
+        faults.publish_late,
+    ]
+    round_.rng.shuffle(kinds)
+    injected = 0
+    for fault in kinds[:_FAULTS]:
+        job.deliver_more(_ROWS)
+        injected += fault()
+    check_complete(job, faults.chain)
+    return injected
+
+
+@dataclass
+class _Faults:
+    """What fails in a round; each method returns how many faults it injected."""
+
+    round_: Round
+    job: PostgresJob
+    server: Postgres
+    chain: Chain
+
+    def kill_driver_at_step(self) -> int:
+        """Kills a driver at a step, more often at those of a publication."""
+        step = self.round_.rng.choice([*_PUBLISHING * 4, *STEPS])
+        return int(self._end(self.job.start(f"{step}:{self._times(step)}")).code == KILLED)
+
+    def kill_driver_at_any_time(self) -> int:
+        """Kills a driver at a random time."""
+        run = self.job.start()
+        kill_after(self.round_.rng.uniform(0.2, _SECONDS), run, self.chain.look)
+        return int(self._end(run).code == KILLED)
+
+    def cut_in_transaction(self) -> int:
+        """Cuts the connection of a transaction that is not committed."""
+        run = self._stopped("postgres.before-commit")
+        cut = self.server.cut_connections()
+        run.resume()
+        assert self._end(run).code in (0, 5)
+        return cut
+
+    def kill_server_in_transaction(self) -> int:
+        """Kills the server while a transaction is not committed; the driver finds it running again, or not."""
+        run = self._stopped("postgres.before-commit")
+        self.server.kill()
+        is_back = self.round_.rng.random() < 0.5
+        if is_back:
+            self.server.start()
+        run.resume()
+        ended = self._end(run)
+        assert ended.code == 5 or is_back, str(ended)
+        if not is_back:
+            self.server.start()
+        return 1
+
+    def kill_server_at_rest(self) -> int:
+        """Kills the server after a run that succeeded."""
+        self.job.finish()
+        self.server.kill()
+        self.server.start()
+        return 1
+
+    def publish_late(self) -> int:
+        """Lets a driver publish that was stopped while another one was run."""
+        run = self._stopped("publish.before")
+        self.job.finish()
+        run.resume()
+        late = run.wait(self.chain.look)
+        assert (late.code, late.error.code) == (3, "fenced"), str(late)
+        return 1
+
+    def _times(self, step: str) -> int:
+        return self.round_.rng.randrange(1, 3) if step in _PUBLISHING else 1
+
+    def _stopped(self, step: str) -> Running:
+        # A run has one checkpoint at least. Both sinks are prepared before, each in a transaction.
+        times = self._times(step) + (2 if step == "postgres.before-commit" else 0)
+        return self.job.start(f"{step}:{times}:stop").wait_stopped(self.chain.look)
+
+    def _end(self, run: Running) -> Ended:
+        ended = run.wait(self.chain.look)
+        assert ended.code in _ENDS, str(ended)
+        return ended

@@ -1,0 +1,24 @@
+"""Bugs of the PostgreSQL sink."""
+
+from __future__ import annotations
+
+from stateflow.connectors.postgres import connection
+from stateflow.connectors.postgres.connection import Connection
+from stateflow.connectors.postgres.tokens import TokenTable
+from tests.support.mutants.registry import Mutants
+
+MUTANTS = Mutants()
+
+_set = TokenTable.set
+
+
+@MUTANTS.plant("token-after-rows", (TokenTable, "set"))
+def _set_after_commit(self: TokenTable, to: Connection, application: str, token: int, version: int) -> None:
+    """The rows of a checkpoint are committed before its token, not in one transaction with it."""
+    to.commit()
+    _set(self, to, application, token, version)
+
+
+@MUTANTS.plant("forgotten-commits", (connection, "_require_durability"))
+def _require_nothing(_: Connection) -> None:
+    """A commit may be lost in a crash of the server, if its settings permit it."""
