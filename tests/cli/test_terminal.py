@@ -9,6 +9,7 @@ import re
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,10 @@ class Terminal:
 
     def wait_for(self, pattern: str) -> None:
         """Reads until this is on the terminal."""
+        # The live line never stops printing.
+        deadline = time.monotonic() + DEADLINE
         while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, f"without {pattern!r}: {self.bytes[-2000:]!r}"
             assert self._read(), f"ended without {pattern!r}: {self.bytes!r}"
 
     def type(self, line: str) -> None:

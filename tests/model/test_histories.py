@@ -18,7 +18,7 @@ _HISTORIES = {
     "keeping": 600,
     "given-up": 1500,
     "asynchronous": 600,
-    "shared": 500,
+    "shared": 1000,
     "claims": 600,
 }
 """Of directed searches; 300 by default."""

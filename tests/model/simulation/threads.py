@@ -91,6 +91,11 @@ class _Future:
     def done(self) -> bool:
         return self._is_done
 
+    def exception(self) -> Exception | None:
+        """The error of a call that is done."""
+        assert self._is_done
+        return self._error
+
     def run(self, act: Callable[[], None]) -> None:
         try:
             act()
