@@ -8,8 +8,15 @@ from stateflow_airflow.versions import require_supported
 
 require_supported()
 
+# After the check: an unsupported Airflow may not have what this imports.
+from stateflow_airflow.deadlines import LastCheckpointDeadline  # noqa: E402
+
 
 class StateflowPlugin(AirflowPlugin):
-    """Lists stateflow among Airflow's plugins, so that Airflow reports an unsupported version at startup."""
+    """Lists stateflow among Airflow's plugins, so that Airflow reports an unsupported version at startup.
+
+    It registers the deadline reference, which Airflow finds in no other way.
+    """
 
     name = "stateflow"
+    deadline_references = [LastCheckpointDeadline]

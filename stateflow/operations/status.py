@@ -1,19 +1,25 @@
-"""Status of a job: its checkpoints, its newest run, an incomplete restore, and failures."""
+"""Status of a job: its checkpoints, its newest run, an incomplete restore, and failures.
+
+Nothing here loads the job file, starts Spark, takes a lock or changes the job root.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from stateflow.checkpoint.history import background_failures, read_origin, run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.replay import is_run_open
-from stateflow.errors import DataError
+from stateflow.clock import is_timestamp
+from stateflow.errors import CorruptFile, DataError, MissingFile
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.requesters import describe_requester
-from stateflow.storage.paths import SAVEPOINTS
+from stateflow.storage.paths import SAVEPOINTS, log_entry
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +151,32 @@ class JobDescription:
     claimed: tuple[Claimed, ...] = ()
 
 
+@dataclass(frozen=True)
+class NewestCheckpoint:
+    """The checkpoint that the next run starts from.
+
+    Attributes:
+        id: its id.
+        committed_at: when it was committed, by the clock of the run's host; for imported state, when it was imported.
+    """
+
+    id: int
+    committed_at: datetime
+
+
+@dataclass(frozen=True)
+class ReadInput:
+    """The event time up to which the sources were read at the newest checkpoint.
+
+    Attributes:
+        checkpoint: id of the checkpoint.
+        watermarks: of the sources with a watermark strategy, ordered by uid.
+    """
+
+    checkpoint: int
+    watermarks: Sequence[SourceWatermark]
+
+
 def describe(job_root: str) -> JobDescription:
     """Returns the status of a job. Raises ConfigError when it does not exist."""
     root = open_root(job_root)
@@ -236,3 +268,56 @@ def _restoring(head: Head) -> PendingRestore | None:
     if facts is None:
         return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", tables)
     return PendingRestore(rewind.seq, facts.label, facts.by, facts.reason, facts.at, tables)
+
+
+def newest_checkpoint(job_root: str) -> NewestCheckpoint | None:
+    """Returns the newest checkpoint, or the one that a restore has made the newest; None before the first one.
+
+    Reads the newest log entry only.
+
+    Raises:
+        ConfigError: the job root does not exist.
+        StorageError: the storage failed; a retry may succeed.
+        DataError: the newest log entry is damaged.
+    """
+    root = open_root(job_root)
+    head = root.log.read_head()
+    ref = head.checkpoint if head else None
+    return NewestCheckpoint(ref.id, _commit_time(root, ref)) if ref else None
+
+
+def read_input(job_root: str) -> ReadInput | None:
+    """Returns how far the sources were read at the newest checkpoint, in event time; None before the first one.
+
+    Reads the newest log entry and the manifest of its checkpoint.
+
+    Raises:
+        ConfigError: the job root does not exist.
+        StorageError: the storage failed; a retry may succeed.
+        DataError: the newest log entry or the manifest is damaged.
+    """
+    root = open_root(job_root)
+    head = root.log.read_head()
+    while head is not None:
+        try:
+            return _read_input(root, head)
+        except MissingFile:
+            # A newer checkpoint may have released this one, and a collection deleted its manifest.
+            newer = root.log.read_head()
+            if newer == head:
+                raise
+            head = newer
+    return None
+
+
+def _read_input(root: JobRoot, head: Head) -> ReadInput | None:
+    manifest = root.checkpoints.manifest_at(head)
+    return ReadInput(head.checkpoint_id, manifest.watermarks) if manifest else None
+
+
+def _commit_time(root: JobRoot, ref: EntryRef) -> datetime:
+    # References of older versions have no time: only the checkpoint's own log entry has it.
+    at = ref.at or root.log.read_checkpoint(ref).at
+    if not is_timestamp(at):
+        raise CorruptFile("the log entry of a checkpoint has no valid time", file=log_entry(ref.id), at=at)
+    return datetime.fromisoformat(at)

@@ -75,6 +75,7 @@ class FakeRun:
         self.store = FakeStore()
         self.events: dict[Any, Any] = defaultdict(lambda: SimpleNamespace(extra={}))
         self.user: str | None = None
+        self.run_type = "manual"
         self._tries = 0
 
     def next_try(self) -> Any:
@@ -82,7 +83,8 @@ class FakeRun:
         self._tries += 1
         ti = replace(self.ti, try_number=self._tries)
         # As much of the DAG run as operators look at.
-        dag_run = SimpleNamespace(run_after=datetime(2026, 1, 1, tzinfo=UTC), triggering_user_name=self.user)
+        due = datetime(2026, 1, 1, tzinfo=UTC)
+        dag_run = SimpleNamespace(run_after=due, run_type=self.run_type, triggering_user_name=self.user)
         return {"ti": ti, "dag_run": dag_run, "task_state_store": self.store, "outlet_events": self.events}
 
     def clear(self) -> None:

@@ -19,6 +19,7 @@ from flights_demo.client import AirflowClient
 
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
 from tests.airflow.conftest import REPOSITORY
 
 RUN = "manual__2026-01-31T03:00:00+00:00"
@@ -74,6 +75,23 @@ def test_the_dag_that_waits_for_a_savepoint_can_be_loaded_and_waits_for_the_fami
     schedule: Any = dag.schedule
     assert [asset.uri for asset in schedule] == [StateflowJob(name="my_flights", root="/r").savepoint.uri]
     assert [task.task_id for task in dag.tasks] == ["look"]
+
+
+def test_the_sensors_of_the_guide_check_the_guide_s_job_once() -> None:
+    (dag,) = load("StateflowCheckpointSensor")
+    (job,) = load("StateflowRunOperator")[0].tasks
+    assert isinstance(job, StateflowRunOperator)
+    assert [type(task) for task in dag.tasks] == [StateflowCheckpointSensor, StateflowWatermarkSensor]
+    sensors: Any = dag.tasks
+    assert {(sensor.job_root, sensor.timeout) for sensor in sensors} == {(job.job_root, 0)}
+
+
+def test_the_deadline_of_the_guide_can_be_made_and_is_of_its_job() -> None:
+    (text,) = [block for block in blocks("run-from-airflow", "python") if "no_checkpoint_for" in block]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    (alert,) = names["job"].deadlines
+    assert alert.reference.asset_uri == names["job"].checkpoint.uri
 
 
 def test_the_connection_is_the_one_that_the_operator_asks_for() -> None:

@@ -32,6 +32,7 @@ plugins, errors = plugins_manager._get_plugins()
 print(json.dumps({
     "plugins": [str(plugin.source) for plugin in plugins if plugin.name == "stateflow"],
     "errors": errors,
+    "deadlines": sorted(plugins_manager.get_deadline_references_plugins()),
     "by_stem": [name for name in ("launcher", "hooks", "retry", "plugin", "run") if name in sys.modules],
     "heavy": [name for name in sys.modules if name.split(".")[0] in
               ("pyspark", "rocksdict", "obstore", "pyarrow", "pandas", "deltalake", "stateflow")],
@@ -91,7 +92,8 @@ def test_the_plugin_is_registered_once_and_loads_nothing_heavy(
     loaded = site.load(REPOSITORY / "plugins" if in_the_folder else tmp_path / "no-plugins")
     (plugin,) = loaded.pop("plugins")
     assert source in plugin
-    assert loaded == {"errors": {}, "by_stem": [], "heavy": []}
+    reference = "stateflow_airflow.deadlines.LastCheckpointDeadline"
+    assert loaded == {"errors": {}, "deadlines": [reference], "by_stem": [], "heavy": []}
 
 
 def test_provider_info_is_what_airflow_expects() -> None:
@@ -100,7 +102,7 @@ def test_provider_info_is_what_airflow_expects() -> None:
     schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
     info: dict[str, Any] = get_provider_info()
     jsonschema.validate(info, schema)
-    for group in ("operators", "hooks"):
+    for group in ("operators", "sensors", "triggers", "hooks"):
         for module in info[group][0]["python-modules"]:
             __import__(module)
 

@@ -36,6 +36,7 @@ RETURNED = {
     "quarantined_count": 0,
     "quarantined": [],
     "idle": False,
+    "duration_s": 0.1,
 }
 """What a task returns of the report of the fake spark-submit."""
 

@@ -11,6 +11,7 @@ from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowRekeyOperator, StateflowSavepointOperator
+from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
 from stateflow_airflow.spark import SparkSubmit
 
 TEXT = "{{ value }}"
@@ -33,6 +34,8 @@ TEXT = "{{ value }}"
         (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
         (StateflowTablesOperator, {"job", "job_root", "preview"}, {}),
+        (StateflowCheckpointSensor, {"job_root", "max_age"}, {}),
+        (StateflowWatermarkSensor, {"job_root", "max_lag", "sources"}, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow.sdk import Asset, Param
+from airflow.sdk.definitions.deadline import DeadlineAlert
 
+from stateflow_airflow.assets import checkpoint_asset, savepoint_asset
 from stateflow_airflow.spark import SparkSubmit
 
 
@@ -35,6 +37,7 @@ class StateflowJob:
             empty, every user who may answer.
         self_approval: whether the user who triggers one of these may approve it.
         description: description of the run DAG, in Markdown.
+        deadlines: deadline alerts of the run DAG, see `no_checkpoint_for`.
     """
 
     name: str
@@ -50,13 +53,14 @@ class StateflowJob:
     approvers: Sequence[str] = ()
     self_approval: bool = False
     description: str = ""
+    deadlines: Sequence[DeadlineAlert] = ()
 
     @property
     def checkpoint(self) -> Asset:
         """The asset that each run updates, with the id and the offsets of its last checkpoint."""
-        return Asset(name=f"{self.name}.checkpoint", uri=f"stateflow://{self.name}/checkpoint")
+        return checkpoint_asset(self.name)
 
     @property
     def savepoint(self) -> Asset:
         """The asset that each savepoint updates, with its id and path."""
-        return Asset(name=f"{self.name}.savepoint", uri=f"stateflow://{self.name}/savepoint")
+        return savepoint_asset(self.name)

@@ -35,7 +35,8 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
     drain = f"{{{{ 'true' if params.get('drain') is true else '{default}' }}}}"
     asks = "from_savepoint" in job.run and "claim_mode" not in job.run
     params = {**params, "claim_mode": claim_mode()} if asks else params
-    with new_dag(job, "", doc, schedule=schedule, params=params) as dag:
+    deadline = list(job.deadlines) or None
+    with new_dag(job, "", doc, schedule=schedule, params=params, deadline=deadline) as dag:
         settings = {**job.settings, "run.drain": drain}
         if asks:
             _run_after_approval(job, application, settings)

@@ -23,6 +23,7 @@ RETURNED = (
     "quarantined_count",
     "quarantined",
     "idle",
+    "duration_s",
 )
 """Keys of a result that the task returns as XCom."""
 

@@ -20,6 +20,7 @@ from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
 from stateflow_airflow.launches.run_result import read_result
+from stateflow_airflow.launches.schedule_interval import warn_if_longer
 from stateflow_airflow.operators.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator
 from stateflow_airflow.operators.claim_approval import claim_question
@@ -69,9 +70,10 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     timed out ends its program. After a clear, a new program is always launched.
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``started_from``,
-    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined`` and ``idle``: whether
-    there was nothing to do, so that Spark was not started. ``offsets`` has each source's position in the source's
-    format, such as ``{"payments": {"logOffset": 4}}``. Each asset in `outlets` gets an event with the first two.
+    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``idle`` (whether there
+    was nothing to do, so that Spark was not started) and ``duration_s``, with a warning in the log if it exceeds the
+    schedule's interval. ``offsets`` has positions in each source's format, such as ``{"payments": {"logOffset": 4}}``.
+    Each asset in `outlets` gets an event with the first two.
 
     Args:
         job: absolute path of the job file, on the worker. Templated.
@@ -157,15 +159,15 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the job, or waits for the program that an earlier try launched."""
-        # Airflow raises max_tries when a task is cleared, even while it runs, and only then.
-        max_tries = context["ti"].max_tries
         runs = self._root_folder()
-        self._launcher = Launcher(_run_folder(runs, context), max_tries, runs)
+        # Airflow raises max_tries when a task is cleared, even while it runs, and only then.
+        self._launcher = Launcher(_run_folder(runs, context), context["ti"].max_tries, runs)
         try:
             returned = cast("dict[str, Any]", self.execute_resumable(context))
         except StateflowTaskFailed:
             self._forget_launch(context)
             raise
+        warn_if_longer(returned["duration_s"], self.get_dag(), context["dag_run"])
         self._update_outlets(returned, context)
         self._forget_launch(context)
         return returned
@@ -197,8 +199,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             self.log.warning(
                 "The last run was launched on host %s and cannot be found from here; a new one fences it", launch.host
             )
-        result = read_result(launch.result_file)
-        return FINISHED if result and result.finished else FAILED
+        return FINISHED if (result := read_result(launch.result_file)) and result.finished else FAILED
 
     def is_job_active(self, status: str) -> bool:
         return status == RUNNING
