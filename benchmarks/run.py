@@ -11,12 +11,16 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(1, str(Path(__file__).parent.parent / "scripts"))
 
 from benchmarks import (
     asynchronous,
     cells,
+    connectors,
     garbage,
     increments,
+    kafka_sink,
+    latency,
     memory,
     micro_batch,
     restore,
@@ -39,6 +43,9 @@ NAMES = (
     "retained",
     "soak",
     "start",
+    "connectors",
+    "latency",
+    "kafka-sink",
 )
 
 
@@ -69,6 +76,9 @@ def main(arguments: list[str]) -> int:
         "retained": retained.run,
         "soak": partial(soak.run, size=size),
         "start": start.run,
+        "connectors": connectors.run,
+        "latency": latency.run,
+        "kafka-sink": kafka_sink.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyspark
@@ -12,6 +12,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 BROKER_JARS = REPOSITORY / ".venv" / "kafka-broker"
 CLIENT_JARS = REPOSITORY / ".venv" / "kafka"
 """JARs of Spark's Kafka source."""
+_SHORT_LIVED = ("-Xmx256m", "-XX:TieredStopAtLevel=1")
+"""Options of a JVM that runs for seconds: its second compiler would cost more time than it saves."""
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 
 
@@ -49,16 +51,22 @@ def write_settings(folder: Path, port: int, controller_port: int, settings: Mapp
 
 def format_command(properties: Path) -> list[str]:
     """Returns the command that creates the folders of an empty broker."""
-    return _java(properties.parent, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(properties))
+    program = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(properties)]
+    return _java(properties.parent, _SHORT_LIVED, program)
 
 
-def broker_command(properties: Path) -> list[str]:
-    """Returns the command of the broker."""
-    return _java(properties.parent, "kafka.Kafka", str(properties))
+def broker_command(properties: Path, java_options: Sequence[str] = _SHORT_LIVED) -> list[str]:
+    """Returns the command of the broker.
+
+    Args:
+        properties: the file of `write_settings`.
+        java_options: of its JVM.
+    """
+    return _java(properties.parent, java_options, ["kafka.Kafka", str(properties)])
 
 
-def _java(folder: Path, program: str, *arguments: str) -> list[str]:
+def _java(folder: Path, java_options: Sequence[str], program: Sequence[str]) -> list[str]:
     java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
     spark_jars = Path(pyspark.__file__).parent / "jars"
     classes = f"{folder}:{BROKER_JARS}/*:{spark_jars}/*"
-    return [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classes, program, *arguments]
+    return [java, *java_options, "-cp", classes, *program]

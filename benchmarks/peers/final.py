@@ -1,4 +1,4 @@
-"""What every competitor must end with: count and sum of each key, computed with numpy from the same files."""
+"""What every competitor must end with: counts and sums of keys, computed with numpy from the same files, or a table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyarrow import parquet
 
 
@@ -36,3 +37,12 @@ def _computed(events: Path) -> Final:
     keys, positions = np.unique(table["key"].to_numpy(), return_inverse=True)
     totals = np.bincount(positions, weights=table["value"].to_numpy())
     return Final(keys, np.bincount(positions), totals)
+
+
+def check_table(found: pa.Table, expected: Path) -> int:
+    """The number of rows. Raises AssertionError if a table does not have the rows of a Parquet file, in any order."""
+    wanted = parquet.read_table(expected).sort_by("key")
+    # Fields may be declared as never null in one of them only.
+    same = found.select(wanted.column_names).cast(wanted.schema).sort_by("key")
+    assert same.equals(wanted), "the table does not have the rows that it should have"
+    return len(wanted)

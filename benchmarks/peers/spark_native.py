@@ -78,7 +78,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     spark = builder.getOrCreate()
     checkpoint = Path(order["folder"]) / "checkpoint"
     progress = _run(spark, order, checkpoint)
-    ends = _ends(progress)
+    ends = batch_ends(progress)
     began = ends[0] - progress[0]["durationMs"]["triggerExecution"] / 1000
     final = _state(spark, order["peer"], checkpoint)
     return {
@@ -107,7 +107,7 @@ def _run(spark: SparkSession, order: dict[str, Any], checkpoint: Path) -> list[d
     return [json.loads(p.json) for p in query.recentProgress if p.numInputRows]
 
 
-def _ends(progress: list[dict[str, Any]]) -> list[float]:
+def batch_ends(progress: list[dict[str, Any]]) -> list[float]:
     """Seconds of the monotonic clock, which all measured programs use."""
     offset = time.time() - time.monotonic()
     return [
