@@ -224,10 +224,10 @@ def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
     """
     facts = {"path": str(path), "reason": e.strerror or str(e)}
     if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return ConfigError("access to the Delta table's folder was denied", hint="check owner and permissions", **facts)
+        return ConfigError("access to the table's folder was denied", hint="check owner and permissions", **facts)
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR):
         return ConfigError(
-            "the Delta table's file system does not support O_TMPFILE",
+            "the table's file system does not support O_TMPFILE",
             hint="use a local or clustered Linux file system, not NFS",
             **facts,
         )
