@@ -233,7 +233,7 @@ def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
         )
     if e.errno == errno.ENOTDIR:
         return ConfigError("the Delta table's path is not a folder", hint="choose another path", **facts)
-    return StorageError("operation on the Delta table's file system failed", **facts, errno=e.errno)
+    return StorageError("operation on the table's file system failed", **facts, errno=e.errno)
 
 
 def stored_schema(schema: RowSchema) -> pa.Schema:
