@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,38 +14,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.operations import describe
 from stateflow.storage import open_storage
-from tests.spark.jobs import continuous
-from tests.spark.processes import ModuleJob
+from tests.spark.continuous_job import ContinuousJob
 from tests.support import root_files
-from tests.support.processes import Running, wait_for
 
 pytestmark = pytest.mark.spark
-
-
-class ContinuousJob(ModuleJob):
-    """The job of `tests.spark.jobs.continuous`, and the folder that it reads."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, continuous, run__until="stopped", requests__interval="100ms", job__delay=1000)
-        (folder / "in").mkdir()
-        self._files = 0
-
-    def add(self, *names: str) -> None:
-        """Adds a file with one row for each name."""
-        self._files += 1
-        new = self.folder / f"{self._files}.tmp"
-        new.write_text("".join(json.dumps({"name": name, "number": 0}) + "\n" for name in names))
-        new.rename(self.folder / "in" / f"{self._files}.json")
-
-    def wait_for_rows(self, run: Running, *rows: tuple[str, int]) -> None:
-        """Waits until the table has these rows, and then no others."""
-
-        def arrived() -> bool:
-            assert run.poll() is None, str(run)
-            return (self.folder / "out" / "versions").is_dir() and self.rows("out") >= Counter(rows)
-
-        wait_for(arrived, lambda: f"{rows} in {self.rows('out')}: {run.errors}")
-        assert self.rows("out") == Counter(rows)
 
 
 @pytest.fixture

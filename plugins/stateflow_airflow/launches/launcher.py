@@ -78,7 +78,7 @@ class Launcher:
 
     def active(self) -> Launch | None:
         """Returns the launch that is active on this host, whichever worker and turn launched it."""
-        return next((launch for launch in self._launches() if launch.process()), None)
+        return next((launch for launch in self.launches() if launch.process()), None)
 
     def is_of_this_turn(self, launch: Launch) -> bool:
         """Returns whether the task has not been cleared since the launch."""
@@ -108,7 +108,7 @@ class Launcher:
 
         Call it inside `locked`, after `active` returned None. The record is durable before the program starts.
         """
-        for launch in self._launches():
+        for launch in self.launches():
             self.stop(launch)
         folder.mkdir(mode=0o700)
         child = self._spawn(folder, command)
@@ -134,7 +134,7 @@ class Launcher:
         """
         for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 1.5), (signal.SIGKILL, 1.5)):
             # Search again each time: a member may have started another process since the last search.
-            if not (members := self._members(launch)):
+            if not (members := self.members(launch)):
                 break
             for member in members:
                 processes.send(member, number)
@@ -149,11 +149,13 @@ class Launcher:
             if launch is None or not launch.may_be_active:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _launches(self) -> list[Launch]:
+    def launches(self) -> list[Launch]:
+        """Returns the launches whose folders exist, newest first."""
         records = (read_record(path) for path in sorted(self.folder.glob("launch-*"), reverse=True))
         return [launch for launch in records if launch]
 
-    def _members(self, launch: Launch) -> list[Process]:
+    def members(self, launch: Launch) -> list[Process]:
+        """Returns all living processes of the launch."""
         if not launch.is_local:
             return []
         members = processes.session_members(launch.pid)

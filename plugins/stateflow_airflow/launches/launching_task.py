@@ -1,0 +1,150 @@
+"""A task that launches a program, follows it, and finds it again in its next try."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow.sdk import ResumableJobMixin
+
+from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
+from stateflow_airflow.launches import graceful_end
+from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow.launches.launcher import Command, Launcher
+from stateflow_airflow.launches.log_follower import LogFollower, last_lines
+from stateflow_airflow.launches.old_runs import remove_old_runs
+from stateflow_airflow.launches.run_result import read_result
+from stateflow_airflow.launches.task_folders import root_folder, run_folder, task_folder
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from pydantic import JsonValue
+
+RUNNING, FINISHED, FAILED, CLEARED = "running", "finished", "failed", "cleared"
+
+_LOG_SECONDS = 0.5
+"""Interval at which the driver's log is copied. The end of the driver is detected immediately."""
+_KEPT_LAUNCHES = 5
+_REPEATED_LOG_BYTES = 64 * 1024
+"""How much of the log a try copies of a program that an earlier try launched."""
+
+
+class LaunchingTask(ResumableJobMixin):
+    """The part of an operator that launches its program in a session of its own, which outlives the worker.
+
+    Attributes:
+        run_folder: folder for the files of launches; None for Airflow's setting.
+        kept_runs: number of DAG runs whose launches are kept.
+        end_timeout: how long a driver may take to end with a checkpoint.
+    """
+
+    # Airflow stores this key for tries that may still be running when this code is replaced: never rename it.
+    external_id_key = "stateflow_launch"
+    run_folder: str | None
+    kept_runs: int
+    end_timeout: timedelta
+    _launcher: Launcher | None = None
+    _killed = False
+
+    @abstractmethod
+    def command(self, folder: Path, context: Context) -> Command:
+        """Returns the program to launch in a folder. Raises PermanentFailure for a wrong argument."""
+
+    def open_launches(self, context: Context) -> None:
+        """Finds the launches of this task; to be called before `execute_resumable`."""
+        runs = root_folder(self.run_folder)
+        # Airflow raises max_tries when a task is cleared, even while it runs, and only then.
+        self._launcher = Launcher(run_folder(runs, context), context["ti"].max_tries, runs)
+
+    def submit_job(self, context: Context) -> JsonValue:
+        """Launches the program, unless the one of an earlier try is still active."""
+        launcher = self._task_launcher()
+        with translate_errors(), launcher.locked():
+            # An earlier worker may have died before Airflow stored the return value of this method.
+            active = launcher.active()
+            if active and launcher.is_of_this_turn(active):
+                self.log.info("Waiting for the active run of an earlier try: %s", active.folder)
+                return asdict(active)
+            if active:
+                self.log.info("The task was cleared, so the active run ends first: %s", active.folder)
+                graceful_end.end(launcher, active, self.end_timeout.total_seconds())
+            launcher.remove_old(_KEPT_LAUNCHES)
+            remove_old_runs(task_folder(root_folder(self.run_folder), context), self.kept_runs)
+            folder = launcher.next_folder()
+            launch = launcher.start(folder, self.command(folder, context))
+        self.log.info("Started process %d; its files are in %s", launch.pid, launch.folder)
+        return asdict(launch)
+
+    def get_job_status(self, external_id: JsonValue, context: Context) -> str:
+        """Returns the launch's status, from its process and then from its result file."""
+        launch = _launch(external_id)
+        if not self._task_launcher().is_of_this_turn(launch):
+            return CLEARED
+        if launch.process():
+            return RUNNING
+        if not launch.is_local:
+            self.log.warning(
+                "The last run was launched on host %s and cannot be found from here; a new one fences it", launch.host
+            )
+        return FINISHED if (result := read_result(launch.result_file)) and result.finished else FAILED
+
+    def is_job_active(self, status: str) -> bool:
+        return status == RUNNING
+
+    def is_job_succeeded(self, status: str) -> bool:
+        return status == FINISHED
+
+    # The base class declares None, but returns this value for a try that only waited (and would push no XCom for None).
+    def poll_until_complete(  # type: ignore[override]
+        self, external_id: JsonValue, context: Context
+    ) -> dict[str, object]:
+        """Copies the program's log until the program ends. Returns its result."""
+        launch = _launch(external_id)
+        launcher = self._task_launcher()
+        with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES) as log:
+            while not launcher.wait(launch, _LOG_SECONDS):
+                log.copy()
+                if self._killed:
+                    graceful_end.end(launcher, launch, self.end_timeout.total_seconds())
+        return self.get_job_result(external_id, context)
+
+    def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, object]:
+        """Returns the program's result. Raises the failure of a program that failed."""
+        launch = _launch(external_id)
+        result = read_result(launch.result_file)
+        if result is None:
+            raise log_failure(self._failure_without_result(launch))
+        if not result.finished:
+            raise log_failure(result.failure())
+        return result.returned()
+
+    def on_kill(self) -> None:
+        """Ends the program and all its child processes, within the five seconds that Airflow allows.
+
+        A driver may take `end_timeout` to end with a checkpoint; another program ends it if this process does not last.
+        """
+        self._killed = True
+        if self._launcher and (launch := self._launcher.active()):
+            graceful_end.end_in_background(self._launcher, launch, self.end_timeout.total_seconds())
+
+    def _task_launcher(self) -> Launcher:
+        assert self._launcher is not None, "execute() was not called"
+        return self._launcher
+
+    def _failure_without_result(self, launch: Launch) -> StateflowTaskFailed:
+        if launch.log_file.exists():
+            self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))
+        return ended_without_result(launch.exit_code())
+
+    def forget_launch(self, context: Context) -> None:
+        """Removes the launch from Airflow's store of the task: a cleared task launches a new program."""
+        store = context.get("task_state_store")
+        if self.durable and store is not None:
+            store.delete(self.external_id_key)
+
+
+def _launch(external_id: JsonValue) -> Launch:
+    return Launch(**cast("dict[str, Any]", external_id))
