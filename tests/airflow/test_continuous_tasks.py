@@ -116,7 +116,7 @@ def test_a_driver_that_ends_in_time_is_not_interrupted(drivers: Drivers) -> None
     assert (launch.exit_code(), drivers.signals) == (7, 1)
 
 
-def test_a_driver_gets_one_signal_whoever_ends_it(drivers: Drivers) -> None:
+def test_a_driver_gets_one_signal_from_all_that_end_the_run(drivers: Drivers) -> None:
     launch = drivers.start("ignores")
     assert graceful_end.begin(drivers.launcher, launch, DEADLINE)
     assert graceful_end.begin(Launcher(drivers.launcher.folder), launch, 0)

@@ -35,9 +35,9 @@ def blocks(name: str, language: str) -> list[str]:
     return [block for of, block in found if of == language]
 
 
-def load(word: str) -> list[DAG]:
+def load(word: str, name: str = "run-from-airflow") -> list[DAG]:
     """The DAGs that the guide's only Python block with this word makes."""
-    (text,) = [block for block in blocks("run-from-airflow", "python") if word in block]
+    (text,) = [block for block in blocks(name, "python") if word in block]
     made: list[DAG] = []
 
     class Noted(DAG):
@@ -68,6 +68,14 @@ def test_the_dags_of_the_guide_can_be_made_unchanged() -> None:
     assert re.findall(r"^\| `(my_\w+)` \|", text, re.MULTILINE) == [dag.dag_id for dag in made]
     uris = {asset.uri for dag in made for task in dag.tasks for asset in task.outlets}
     assert uris and [uri for uri in uris if f"`{uri}`" not in text] == []
+
+
+def test_the_continuous_dags_of_the_guide_can_be_made_unchanged() -> None:
+    made = {dag.dag_id: dag for dag in load("stateflow_dags", "run-continuously")}
+    text = guide("run-continuously")
+    schedule: object = made["payments"].schedule
+    assert schedule == "@continuous"
+    assert set(re.findall(r"`(payments_\w+)`", text)) <= set(made)
 
 
 def test_the_dag_that_waits_for_a_savepoint_can_be_loaded_and_waits_for_the_family_s() -> None:

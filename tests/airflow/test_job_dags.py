@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 from syrupy.assertion import SnapshotAssertion
 
+from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.run import StateflowRunOperator
@@ -192,3 +193,60 @@ def test_tasks_have_the_job_and_its_settings(dags: dict[str, DAG]) -> None:
         assert made.settings["job.table"] == "/data/orders"
     assert "run.drain" not in task(dags, "orders_recovery.run").settings
     assert task(dags, "orders.run").retries == 5
+
+
+# -- Continuous jobs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def continuous() -> dict[str, DAG]:
+    job = StateflowJob(name="orders", root="/data/orders", mode="continuous", settings={"job.table": "/t"})
+    return {dag.dag_id: dag for dag in stateflow_dags(job=job, application="/a.py")}
+
+
+def test_a_continuous_job_is_run_again_whenever_a_run_has_ended(continuous: dict[str, DAG]) -> None:
+    dag = continuous["orders"]
+    found: tuple[object, int] = dag.schedule, dag.max_active_runs
+    assert found == ("@continuous", 1)
+    assert dag.max_consecutive_failed_dag_runs and not dag.params
+    for each in continuous.values():
+        DagSerialization.to_dict(each)
+
+
+def test_a_run_of_a_continuous_job_stays_up_but_not_the_one_after_a_restore(continuous: dict[str, DAG]) -> None:
+    assert task(continuous, "orders.run").settings == {"job.table": "/t", "run.until": "stopped"}
+    assert task(continuous, "orders_recovery.run").settings == {"job.table": "/t", "run.until": "input-ends"}
+    renewed = StateflowJob(name="orders", root="/data/orders", mode="continuous", settings={"run.until": "6h"})
+    assert renewed.run_settings == {"run.until": "6h"}
+
+
+def test_a_continuous_job_has_no_schedule() -> None:
+    job = StateflowJob(name="orders", root="/data/orders", mode="continuous")
+    with fails(PermanentFailure, "config", schedule="@hourly"):
+        stateflow_dags(job=job, application="/a.py", schedule="@hourly")
+
+
+class PausedDag:
+    """A fake of Airflow's answers about another DAG."""
+
+    def __init__(self, paused: bool) -> None:
+        self.is_paused = paused
+
+    def get_dag(self, dag_id: str) -> PausedDag:
+        assert dag_id == "orders"
+        return self
+
+    def get_dr_count(self, dag_id: str, states: list[str]) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("path", ["orders_savepoint.approve", "orders_savepoint.stop"])
+def test_a_stop_that_airflow_would_undo_at_once_is_refused(continuous: dict[str, DAG], path: str) -> None:
+    with fails(PermanentFailure, "dag-not-paused", dag="orders"):
+        task(continuous, path).execute({"ti": PausedDag(False)})
+
+
+def test_only_a_continuous_job_must_be_paused_for_a_stop(dags: dict[str, DAG], continuous: dict[str, DAG]) -> None:
+    assert [task(made, "orders_savepoint.stop").run_dag for made in (dags, continuous)] == ["", "orders"]
+    require_paused({"ti": PausedDag(True)}, "orders")  # type: ignore[typeddict-item]
+    require_paused({}, "")

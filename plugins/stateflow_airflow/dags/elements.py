@@ -52,10 +52,10 @@ def run_task(job: StateflowJob, application: str, **arguments: Any) -> Stateflow
     Args:
         job: the job.
         application: absolute path of the job file.
-        arguments: further arguments of the operator; `settings` replaces the job's.
+        arguments: further arguments of the operator; `settings` replaces those of the job's runs.
     """
     given = {**RETRIES, **job.run}
-    settings = arguments.pop("settings", job.settings)
+    settings = arguments.pop("settings", job.run_settings)
     outlets = [job.checkpoint, *given.pop("outlets", ())]
     return StateflowRunOperator(
         task_id="run",

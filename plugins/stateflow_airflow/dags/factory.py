@@ -28,9 +28,12 @@ def stateflow_dags(
     Args:
         job: the job.
         application: absolute path of the job file.
-        schedule: schedule of runs; None for manual runs only.
+        schedule: schedule of runs; None for manual runs only, or for a continuous job.
         savepoints: schedule of periodic savepoints, and of the retention after each; None for manual runs only.
         retention: limits of the retention DAG; by default seven periodic savepoints.
+
+    Raises:
+        PermanentFailure: a continuous job has a schedule.
     """
     return [
         run_dag(job, application, schedule),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from airflow.sdk import Asset, Param
 from airflow.sdk.definitions.deadline import DeadlineAlert
@@ -20,6 +20,8 @@ class StateflowJob:
     Args:
         name: name of the job; DAG ids and asset names start with it.
         root: the job root.
+        mode: ``scheduled`` for runs that end when they have processed new input; ``continuous`` for a run that stays
+            up until it is stopped, or as long as the setting ``run.until`` says, and is followed by another one.
         settings: see `StateflowRunOperator`.
         spark: see `StateflowRunOperator`.
         pool: the Airflow pool of the tasks that run or restore the job. Create the pool first: Airflow keeps a task
@@ -42,6 +44,7 @@ class StateflowJob:
 
     name: str
     root: str
+    mode: Literal["scheduled", "continuous"] = "scheduled"
     settings: Mapping[str, object] = field(default_factory=dict)
     spark: SparkSubmit = field(default_factory=SparkSubmit)
     pool: str = "default_pool"
@@ -54,6 +57,21 @@ class StateflowJob:
     self_approval: bool = False
     description: str = ""
     deadlines: Sequence[DeadlineAlert] = ()
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether a run stays up."""
+        return self.mode == "continuous"
+
+    @property
+    def run_settings(self) -> Mapping[str, object]:
+        """The settings of the runs that the run DAG starts."""
+        return {"run.until": "stopped", **self.settings} if self.is_continuous else self.settings
+
+    @property
+    def single_run_settings(self) -> Mapping[str, object]:
+        """The settings of a run after a restore, which ends; the run DAG continues the job once it is unpaused."""
+        return {**self.settings, "run.until": "input-ends"} if self.is_continuous else self.settings
 
     @property
     def checkpoint(self) -> Asset:

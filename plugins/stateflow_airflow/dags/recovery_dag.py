@@ -30,7 +30,7 @@ from stateflow_airflow.operators.recovery import (
 DOC = """
 Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together.
 
-1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.
+1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.{stop}
 2. Trigger this DAG with a target and a reason. The field *Restore target* suggests savepoints and checkpoints.
 3. Read the plan: task `approve`, tab *Required Actions*. Approve or reject it. A rejection changes nothing, fails the
    DAG run, and is recorded in the job's history with your name and note.
@@ -39,6 +39,9 @@ Restores {name} to an earlier checkpoint or savepoint: state, source positions a
 You can clear a task that failed or was killed. Clearing `plan` creates a new plan for the same target and asks for
 approval again. For another target, trigger this DAG again.
 """
+
+_STOP = """
+   Then stop its run: trigger `{name}_savepoint` with *Stop the run*."""
 
 APPROVAL_BODY = """
 {{ ti.xcom_pull(task_ids='plan')['markdown'] }}
@@ -70,7 +73,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
         "settings": job.settings,
         "locations": job.locations,
     }
-    doc = DOC.format(name=job.name)
+    doc = DOC.format(name=job.name, stop=_STOP.format(name=job.name) if job.is_continuous else "")
     with new_dag(
         job, "_recovery", doc, schedule=None, params=params, user_defined_filters={"quoted": quoted}, **CREATED_UNPAUSED
     ) as dag:
@@ -106,7 +109,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             **RETRIES,
         )
         verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, locations=job.locations, **RETRIES)
-        run = run_task(job, application, pre_execute=skip_unless("run", True))
+        run = run_task(job, application, settings=job.single_run_settings, pre_execute=skip_unless("run", True))
         plan >> approve >> restore >> verify >> run
     return dag
 

@@ -9,6 +9,7 @@ from airflow.sdk import DAG, Param
 
 from stateflow_airflow.dags.elements import approval, claim_mode, new_dag, run_task
 from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.claim_approval import StateflowClaimApprovalOperator
 from stateflow_airflow.operators.template_values import to_text
 
@@ -24,25 +25,56 @@ DRAIN = Param(
 )
 
 
+_FAILED_RUNS = 10
+"""DAG runs of a continuous job that fail in a row, without one that succeeds, before Airflow pauses the DAG. The next
+one follows within seconds, also after an error that only a user can fix."""
+
+
 def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
-    """Returns the DAG; its form can override the setting ``run.drain`` with true.
+    """Returns the DAG; its form can override the setting ``run.drain`` with true, unless the job is continuous.
 
     For a job that begins with a savepoint, the form also offers the claim mode, unless the DAG file sets it.
+
+    Raises:
+        PermanentFailure: a continuous job has a schedule.
     """
-    doc = job.description or f"Runs {job.name} until it has processed all new input, from the newest checkpoint on."
-    params = {"drain": DRAIN, **job.params, **job.run_params}
-    default = to_text(job.settings.get("run.drain", False))
-    drain = f"{{{{ 'true' if params.get('drain') is true else '{default}' }}}}"
+    params = {**({} if job.is_continuous else {"drain": DRAIN}), **job.params, **job.run_params}
     asks = "from_savepoint" in job.run and "claim_mode" not in job.run
     params = {**params, "claim_mode": claim_mode()} if asks else params
+    timing = _continuous_timing(job, schedule) if job.is_continuous else {"schedule": schedule}
     deadline = list(job.deadlines) or None
-    with new_dag(job, "", doc, schedule=schedule, params=params, deadline=deadline) as dag:
-        settings = {**job.settings, "run.drain": drain}
+    with new_dag(job, "", job.description or _doc(job), params=params, deadline=deadline, **timing) as dag:
+        settings = dict(job.run_settings) if job.is_continuous else _with_drain(job)
         if asks:
             _run_after_approval(job, application, settings)
         else:
             run_task(job, application, settings=settings)
     return dag
+
+
+def _continuous_timing(job: StateflowJob, schedule: ScheduleArg) -> dict[str, object]:
+    if schedule is not None:
+        raise misconfigured(
+            f"the continuous job {job.name!r} has a schedule",
+            "omit the schedule: Airflow starts the next run when one has ended",
+            schedule=str(schedule),
+        )
+    return {"schedule": "@continuous", "max_consecutive_failed_dag_runs": _FAILED_RUNS}
+
+
+def _doc(job: StateflowJob) -> str:
+    if job.is_continuous:
+        return (
+            f"Keeps {job.name} running, from the newest checkpoint on. To stop it, pause this DAG, then trigger "
+            f"`{job.name}_savepoint` with *Stop the run*; or pause this DAG, then mark the task as failed, which ends "
+            "the run with a checkpoint. To start it, unpause this DAG."
+        )
+    return f"Runs {job.name} until it has processed all new input, from the newest checkpoint on."
+
+
+def _with_drain(job: StateflowJob) -> dict[str, object]:
+    default = to_text(job.settings.get("run.drain", False))
+    return {**job.settings, "run.drain": f"{{{{ 'true' if params.get('drain') is true else '{default}' }}}}"}
 
 
 def _run_after_approval(job: StateflowJob, application: str, settings: Mapping[str, object]) -> None:

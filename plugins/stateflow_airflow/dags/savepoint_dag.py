@@ -22,8 +22,13 @@ time; once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
 to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
-
+{pause}
 *Format*: a canonical savepoint can be restored into each state backend, and read by other programs; it takes longer.
+"""
+
+_PAUSE = """
+Before you stop the run, pause the DAG `{name}`: otherwise it would start the job again at once, so that the stop is
+refused. Unpause it to start the job.
 """
 
 
@@ -40,7 +45,8 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         **asked,
         **RETRIES,
     }
-    doc = DOC.format(name=job.name)
+    run_dag = job.name if job.is_continuous else ""
+    doc = DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if run_dag else "")
     options: dict[str, Any] = {"params": _params(), "user_defined_filters": {"quoted": quoted}}
     with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
         StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
@@ -49,6 +55,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
             subject=f"Stop {job.name}?",
             body="**Reason**:\n\n{{ (params.reason or '') | quoted }}",
             drain="{{ params.drain }}",
+            run_dag=run_dag,
             pre_execute=skip_unless("stop", True),
             **asked,
             **approval(job),
@@ -56,6 +63,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         stop = StateflowStopOperator(
             task_id="stop",
             drain="{{ params.drain }}",
+            run_dag=run_dag,
             spark=job.spark,
             approval=approve.output,
             self_approval=job.self_approval,

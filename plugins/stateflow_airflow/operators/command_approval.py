@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.operators.approval import JobApprovalOperator, Question, request_digest
 from stateflow_airflow.operators.base import restricted_library
 from stateflow_airflow.operators.markdown import escaped
@@ -14,6 +15,8 @@ from stateflow_airflow.operators.retention_limits import Limit, Retention, confi
 from stateflow_airflow.operators.template_values import checked_root, to_bool
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from stateflow.operations import JobDescription
 
 
@@ -27,18 +30,32 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
         origin: see `StateflowStopOperator`. Templated.
         reason: see `StateflowStopOperator`. Templated.
         drain: see `StateflowStopOperator`. Templated.
+        run_dag: see `StateflowStopOperator`. No user is asked to approve a stop that would be refused.
     """
 
     template_fields: Sequence[str] = (*JobApprovalOperator.template_fields, "name", "origin", "reason", "drain")
 
     def __init__(
-        self, *, name: str = "", origin: str = "stop", reason: str = "", drain: bool | str = False, **kwargs: Any
+        self,
+        *,
+        name: str = "",
+        origin: str = "stop",
+        reason: str = "",
+        drain: bool | str = False,
+        run_dag: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.name = name
         self.origin = origin
         self.reason = reason
         self.drain = drain
+        self.run_dag = run_dag
+
+    def execute(self, context: Context) -> None:
+        """Asks the question, unless the stop would be refused."""
+        require_paused(context, self.run_dag)
+        super().execute(context)
 
     def question(self) -> Question:
         """Returns the stop, with the run that is the newest one now."""

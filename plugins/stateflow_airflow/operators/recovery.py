@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from stateflow_airflow.dag_status import DagStatus, dag_status
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
 from stateflow_airflow.operators.approval import ApprovalCheck
@@ -133,7 +134,7 @@ class StateflowRestorePlanOperator(JobOperator):
         with self.library():
             code = job_code(self.job, self.settings)
             plan = plan_restore(checked_root(self.job_root), code, str(self.target).strip(), options)
-        dag = _dag_status(context, self.run_dag) if self.run_dag else None
+        dag = dag_status(context, self.run_dag) if self.run_dag else None
         markdown = as_markdown(plan, _dag_notes(self.run_dag, dag) if dag else ())
         self.log.info("The plan:\n%s", markdown)
         return {"plan": json.loads(msgspec.json.encode(plan)), "markdown": markdown, "dag": dag}
@@ -293,16 +294,7 @@ class StateflowVerifyOperator(JobRootOperator):
         return with_offsets(asdict(read))
 
 
-def _dag_status(context: Context, dag_id: str) -> dict[str, Any]:
-    """Returns whether a DAG is paused, and the number of its running and queued runs."""
-    ti = context["ti"]
-    return {
-        "paused": ti.get_dag(dag_id).is_paused,
-        "active_runs": ti.get_dr_count(dag_id, states=["running", "queued"]),
-    }
-
-
-def _dag_notes(dag_id: str, dag: Mapping[str, Any]) -> list[str]:
+def _dag_notes(dag_id: str, dag: DagStatus) -> list[str]:
     paused = (
         f"DAG `{dag_id}` is paused: no scheduled run starts."
         if dag["paused"]

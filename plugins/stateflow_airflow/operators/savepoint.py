@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
+from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.driver_environment import passed_environment
 from stateflow_airflow.launches.run_result import with_offsets
@@ -187,6 +188,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
             this requires `job`: the task runs the job itself and reads no input. Templated.
         spark: see `StateflowRunOperator`; used if the task itself runs a job on Spark to drain it. By default, Spark
             starts with its configuration on the worker.
+        run_dag: id of a DAG that starts a run whenever one has ended. Unless it is paused, the stop is refused with the
+            error ``dag-not-paused``.
     """
 
     template_fields: Sequence[str] = (
@@ -199,7 +202,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json", "approval": "json"}
     ui_color = "#f7e3d4"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword argument per option
         self,
         *,
         drain: bool | str = False,
@@ -207,6 +210,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         approval: object = None,
         self_approval: bool = False,
         needs_approval: bool = True,
+        run_dag: str = "",
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("origin", "stop")
@@ -214,6 +218,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         self.approval = approval
         self.self_approval = self_approval
         self.needs_approval = needs_approval
+        self.run_dag = run_dag
         self.drain = drain
         self.spark = spark
         self.conf = dict(spark.conf) if spark else {}
@@ -221,6 +226,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Stops the job, if a user has approved it."""
+        require_paused(context, self.run_dag)
         self._decided = self._decision(context) if self.needs_approval else (requester(context), self.reason)
         return super().execute(context)
 
