@@ -98,7 +98,8 @@ class _Invocation:
     "keep_tables",
     multiple=True,
     metavar="UID",
-    help="Keep the table of a sink that the job no longer has; repeatable.",
+    help="Keep the table of this sink as it is, while others are restored; repeatable. A sink of the job, or one that "
+    "it no longer has.",
 )
 @click.option(
     "--claim-mode",

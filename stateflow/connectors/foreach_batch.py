@@ -118,7 +118,7 @@ class _Calls(StagedTable):
         if self._on_rewind == _REFUSE:
             raise SinkRefused(
                 "rows that a function has received cannot be taken back",
-                hint='restore with --sinks keep; or declare the sink with on_rewind="keep"',
+                hint='restore with --keep-table UID; or declare the sink with on_rewind="keep"',
                 sink=self.context.uid,
                 function=_name(self._function),
             )

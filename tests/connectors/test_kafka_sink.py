@@ -23,7 +23,9 @@ from stateflow.storage import MemoryStorage
 from stateflow.testing.conformance.sink import SinkConformance
 from stateflow.testing.conformance.sink_table import TableUnderTest
 from tests.servers.kafka import Kafka, kafka_broker
+from tests.support import folder_tables
 from tests.support.job_fixture import KILLED, JobFixture, events, mostly_slow
+from tests.support.restores import begin, execute, go_back, plan
 
 _ADDRESS = "TEST_KAFKA_SINK"
 """Environment variable with the broker's address, for processes that the tests start."""
@@ -155,7 +157,36 @@ def test_a_restore_is_refused_in_the_plan_unless_the_topic_is_kept(job: _Job) ->
     plan = ("restore", job.job_file, "--plan", checkpoint)
     refused = job.command(*plan, "--out", str(job.folder / "plan"), with_job=True)
     assert refused.error.code == "sink-refused"
-    job.command(*plan, "--sinks", "keep", "--out", str(job.folder / "plan"), with_job=True).check()
+    job.command(*plan, "--keep-table", "out", "--out", str(job.folder / "plan"), with_job=True).check()
+
+
+def test_a_restore_keeps_the_topic_and_rewinds_the_table_of_the_same_rows(job: _Job) -> None:
+    job.settings = {**job.settings, "job__copy": "yes", "checkpoints__retained": 100}
+    job.deliver(30)
+    job.finish()
+    planned = plan(job, str(job.commit_at(10).seq), "--keep-table", "out")
+    assert {s["uid"]: s["mode"] for s in planned["sinks"]} == {"copy": "restore", "out": "keep"}
+    assert planned["checkpoints_after"] == 2
+    assert execute(job, failpoint="rewind.table:2").code == KILLED
+    job.deliver(40)
+    job.finish()
+    assert numbers(job) == sorted([*range(40), *range(10, 30)])
+    assert sorted(row["number"] for row in folder_tables.rows(job.table("copy"))) == list(range(40))
+
+
+def test_a_restore_that_a_topic_blocks_is_replaced_by_one_that_keeps_the_topic(job: _Job) -> None:
+    """Nothing was to be removed from the topic; then a paused driver published to it."""
+    job.deliver(40)
+    paused = job.start("commit.after:3:stop").wait_stopped()
+    target = str(job.commit_at(20).seq)
+    plan(job, target)
+    restoring = begin(job, failpoint="rewind.table:1:stop").wait_stopped()
+    assert paused.resume().wait().error.code == "fenced"
+    assert restoring.resume().wait().error.code == "sink-refused"
+    assert job.run().error.code == "sink-refused"
+    go_back(job, "latest", "--keep-table", "out")
+    job.finish()
+    assert numbers(job) == sorted([*range(40), *range(20, 30)])
 
 
 def staged(table: SinkTable, rows: int = 3, text: str = "x", ordinal: int = 1) -> list[Committable]:

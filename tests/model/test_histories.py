@@ -61,6 +61,12 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "restores repeated": 50,
         "states imported": 5,
     },
+    "mixed": {
+        "restores planned that keep one table": 150,
+        "tables rewound (restore) with rows undone": 10,
+        "tables rewound (keep)": 30,
+        "restores repeated": 20,
+    },
     "keeping": {
         "savepoints complete": 500,
         "savepoints made by runs": 80,

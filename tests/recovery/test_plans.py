@@ -185,8 +185,8 @@ def test_a_plan_excludes_a_table_without_a_sink_only_when_named(early: AccountsJ
     drop = ("--drop", "turnovers")
     refused = ask(early, "early", *drop)
     assert refused.code == 2 and "sinks=['totals']" in refused.err and "--keep-table" in refused.err, str(refused)
-    wrong = ask(early, "early", *drop, "--keep-table", "totals", "--keep-table", "movements")
-    assert wrong.code == 2 and "uids=['movements']" in wrong.err, str(wrong)
+    wrong = ask(early, "early", *drop, "--keep-table", "totals", "--keep-table", "moves")
+    assert wrong.code == 2 and "uids=['moves']" in wrong.err, str(wrong)
     # It needs no name where all tables are kept, or where it has nothing after the target.
     assert [s["uid"] for s in plan(early, "early", *drop, "--sinks", "keep")["left"]] == ["totals"]
     assert plan(early, "latest", *drop)["left"] == []

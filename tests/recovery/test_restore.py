@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from stateflow.failpoints import NAMES
 from tests.support import root_files, stored_state
 from tests.support.errors import ReportedError
-from tests.support.job_fixture import KILLED, AccountsJob, expected, multiset
+from tests.support.job_fixture import KILLED, AccountsJob, Expected, expected, multiset
 from tests.support.restores import (
     BEFORE_THE_INTENT,
     COMPLETING,
@@ -282,6 +283,43 @@ def test_a_killed_restore_that_keeps_tables_is_completed_by_the_next_start(early
     assert multiset(early.rows("totals")) == before["totals"] + again
     assert stored_state.read_state(early.root, "turnovers") == whole.turnovers
     early.check_clean()
+
+
+@pytest.mark.parametrize("kept", TABLES)
+def test_a_killed_restore_that_keeps_one_table_is_completed_by_the_next_start(early: AccountsJob, kept: str) -> None:
+    """The kept table gets the output after the target a second time, the other one has each row once."""
+    planned = plan(early, "early", "--keep-table", kept)
+    assert {s["uid"]: s["mode"] for s in planned["sinks"]} == {t: "keep" if t == kept else "restore" for t in TABLES}
+    before = multiset(early.rows(kept))
+    early.replace_events(since=50)
+    kill_at_each_step(early, planned)
+    assert multiset(early.rows(kept)) == before
+    (record,) = early.records("restore")
+    assert record["facts"]["kept_tables"] == kept
+    early.finish()
+    whole, part = _outputs(expected(early.delivered)), _outputs(expected(early.delivered[:50]))
+    whole[kept] += before - part[kept]
+    assert {table: multiset(early.rows(table)) for table in TABLES} == whole
+    early.check_clean()
+    # The target is still retained: this time the table is restored as well.
+    go_back(early, "early")
+    check_after(early, since=50)
+
+
+def test_a_plan_that_keeps_one_table_states_how_many_checkpoints_follow_the_target(early: AccountsJob) -> None:
+    planned = plan(early, "early", "--keep-table", "totals")
+    after = [commit for commit in early.commits if commit.position > 50]
+    assert planned["checkpoints_after"] == len(after) == 7
+    shown = ask(early, "early", "--keep-table", "totals").check().out
+    (warning,) = [line for line in shown.splitlines() if line.strip().startswith("WARNING table of totals")]
+    assert " 7 checkpoints " in warning
+    # Nothing is undone twice: a second restore to the same target counts only what the job has done since the first.
+    go_back(early, "early", "--keep-table", "totals")
+    assert plan(early, "early", "--keep-table", "totals")["checkpoints_after"] == 0
+
+
+def _outputs(wanted: Expected) -> dict[str, Counter[str]]:
+    return {"movements": multiset(wanted.movements), "totals": multiset(wanted.totals)}
 
 
 def test_a_killed_restore_that_drops_state_is_completed_by_the_next_start(early: AccountsJob) -> None:

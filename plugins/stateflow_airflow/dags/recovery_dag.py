@@ -138,7 +138,9 @@ def _params(targets: Sequence[str]) -> dict[str, Param]:
         ),
         "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
         "keep_tables": optional_text(
-            "Tables to keep", "Comma-separated uids of sinks removed from the job. Their tables keep all rows."
+            "Tables to keep",
+            "Comma-separated uids of sinks, also of removed ones. Their tables keep all rows while others "
+            "are restored.",
         ),
         "new_names": optional_text(
             "New names",

@@ -53,7 +53,8 @@ class StateflowRestorePlanOperator(JobOperator):
         drop: uids of operators that are no longer in the job, whose state is dropped; a list, or a comma-separated
             text. Templated.
         from_other_job: whether the target may be a savepoint of another job. Templated.
-        keep_tables: uids of sinks that are no longer in the job, whose tables keep all rows; as `drop`. Templated.
+        keep_tables: uids of sinks whose tables keep all rows while others are restored: sinks of the job, and sinks
+            that are no longer in the job; as `drop`. Templated.
         maps: operators, states and sources that have other names in the job, each as ``OLD=NEW``; a list, or a text
             with commas. Templated.
         sources: positions of sources, each as ``UID=earliest``, ``latest``, ``keep``, ``timestamp:TIME`` or the

@@ -38,7 +38,7 @@ _RUN_OPEN = (
 _CLAIMED = (
     "the job claims the savepoint, and deletes it once the restored state is no longer one of its retained checkpoints"
 )
-_KEPT = "tables are kept: output of input that is read again is written to them a second time"
+_WRITTEN_AGAIN = "output of input that is read again is written to {} a second time"
 
 
 class StateAction(StrEnum):
@@ -152,6 +152,8 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Savepoints of those checkpoints."""
     rows_again: int | None = None
     """Rows that were read since the target, and will be read again; None when the job has no records of them."""
+    checkpoints_after: int | None = None
+    """Checkpoints since the target, whose output kept tables have; None when the job has no records of them."""
     run_open: bool = False
     """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
     graph: GraphPlan = GraphPlan()
@@ -234,8 +236,7 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     key_groups = key_groups_caution(plan.graph)
     if key_groups:
         found.append(Caution("keyed state", key_groups))
-    if any(s.mode is SinkMode.KEEP for s in plan.sinks):
-        found.append(Caution("", _KEPT))
+    found += _kept_tables(plan)
     if plan.foreign:
         found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
     if plan.claim_mode is ClaimMode.CLAIM:
@@ -243,6 +244,19 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     if plan.run_open:
         found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
     return found + _lost_checkpoints(plan)
+
+
+def _kept_tables(plan: RestorePlan) -> list[Caution]:
+    """Returns the cautions about tables that keep their content: one for all tables, or one for each."""
+    kept = [s.uid for s in plan.sinks if s.mode is SinkMode.KEEP]
+    follow = ""
+    if plan.checkpoints_after:
+        follow = f"; it has that of {_counted(plan.checkpoints_after, 'checkpoint')} after the target"
+    if not kept:
+        return []
+    if len(kept) == len(plan.sinks):
+        return [Caution("", f"tables are kept: {_WRITTEN_AGAIN.format('them')}{follow.replace('it has', 'they have')}")]
+    return [Caution(f"table of {uid}", f"kept: {_WRITTEN_AGAIN.format('it')}{follow}") for uid in kept]
 
 
 def _source_cautions(plan: RestorePlan) -> list[Caution]:
@@ -271,27 +285,31 @@ def _removed_sink(left: SinkLeft, plan: RestorePlan) -> str:
 
 
 def describe_replay(plan: RestorePlan) -> str:
-    """Returns what happens to input and output since the target, in up to three sentences."""
+    """Returns what happens to input and output since the target, in a few sentences."""
     files = [c.files for c in plan.sources if c.files is not None]
     rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
     read = f"{rows} in {_counted(sum(files), 'file')}" if files else rows
     again = f"The next run reads the input since the target again: {read}."
     if any(c.action is SourceAction.RESET for c in plan.sources):
         again += " Sources whose position is set read from there instead."
-    if not any(s.mode is SinkMode.RESTORE for s in plan.sinks):
+    restored, kept = (
+        ", ".join(s.uid for s in plan.sinks if s.mode is mode) for mode in (SinkMode.RESTORE, SinkMode.KEEP)
+    )
+    if not restored:
         return again
+    to = f" to {restored}" if kept else ""
+    removed = f"{again} The restore removes the rows that were written{to} after the target"
     held = [c.held for c in plan.sources if c.action is not SourceAction.NEW]
     if all(held):
-        return f"{again} The restore removes the rows that were written after the target; that run writes them again."
-    if False in held:
-        return (
-            f"{again} The restore removes the rows that were written after the target; not all of them are written "
-            "again, because a source no longer holds all of its input."
+        text = f"{removed}; that run writes them again."
+    elif False in held:
+        text = f"{removed}; not all of them are written again, because a source no longer holds all of its input."
+    else:
+        text = (
+            f"{removed}. They are written again as far as the sources still hold their input, which cannot be checked "
+            "here."
         )
-    return (
-        f"{again} The restore removes the rows that were written after the target. They are written again as far as "
-        "the sources still hold their input, which cannot be checked here."
-    )
+    return f"{text} Rows that were written to {kept} after the target stay." if kept else text
 
 
 def describe_graph(plan: RestorePlan) -> list[str]:

@@ -1,8 +1,9 @@
-"""Counts the rows that a job has read since a checkpoint, which runs after a restore read again."""
+"""Counts the checkpoints of a job since a target and the rows read for them, which runs after a restore repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 
 from stateflow.checkpoint.history import read_pending_records, read_records
 from stateflow.checkpoint.log.checkpoint_log import Head
@@ -11,8 +12,21 @@ from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.records import COMPLETED, CheckpointRecord
 
 
-def rows_since(root: JobRoot, head: Head, checkpoint_id: int) -> int | None:
-    """Returns the number of rows that the job has read since a checkpoint; None when records are missing.
+@dataclass(frozen=True)
+class Replay:
+    """What runs after a restore repeat.
+
+    Attributes:
+        rows: number of rows that the job has read since the target.
+        checkpoints: number of checkpoints that it has completed since the target.
+    """
+
+    rows: int
+    checkpoints: int
+
+
+def replay_since(root: JobRoot, head: Head, checkpoint_id: int) -> Replay | None:
+    """Returns what the job has done since a checkpoint; None when records are missing.
 
     Args:
         root: the job root.
@@ -20,13 +34,15 @@ def rows_since(root: JobRoot, head: Head, checkpoint_id: int) -> int | None:
         checkpoint_id: id of the checkpoint.
     """
     retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return count_rows(
+    return count_replay(
         head, retained, checkpoint_id, read_records(root.storage, pending=read_pending_records(root, head))
     )
 
 
-def count_rows(head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]) -> int | None:
-    """Returns the number of rows in records after a checkpoint; None when records are missing. Pure.
+def count_replay(
+    head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]
+) -> Replay | None:
+    """Returns the rows and checkpoints in records after a checkpoint; None when records are missing. Pure.
 
     Args:
         head: the newest entry.
@@ -43,7 +59,8 @@ def count_rows(head: Head, retained: Set[int], checkpoint_id: int, records: Iter
     since = {number: is_ancestor(head, number, retained) for number in known if number > checkpoint_id}
     if None in since.values():
         return None
-    return sum(known[number] for number, is_ours in since.items() if is_ours)
+    ours = [known[number] for number, is_ours in since.items() if is_ours]
+    return Replay(sum(ours), len(ours))
 
 
 def is_run_open(head: Head) -> bool:

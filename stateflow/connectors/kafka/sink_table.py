@@ -13,7 +13,7 @@ from stateflow.connectors.staged_output import StagedTable
 from stateflow.errors import SinkDiverged, SinkRefused
 from stateflow.state.handles import Committable
 
-_KEEP_HINT = "restore with --sinks keep: records after the checkpoint are then written again"
+_KEEP_HINT = "keep the topic as it is with --keep-table UID: records after the checkpoint are then written again"
 
 _SHORTEST_RETENTION = timedelta(hours=12)
 """Age of pending output up to which a token cannot have expired since its publication."""
@@ -91,8 +91,8 @@ class KafkaTable(StagedTable):
             raise SinkDiverged(
                 "the token of a sink is missing in Kafka, and its pending output is old: it may have been published",
                 hint="Kafka removes offsets of a group after offsets.retention.minutes. Compare the end of the topic "
-                "with the rows of the files; then restore the newest checkpoint with --sinks keep, which drops them, "
-                "or set the offset of the group by hand to the newest published checkpoint",
+                "with the rows of the files; then restore the newest checkpoint with --keep-table UID, which drops "
+                "them, or set the offset of the group by hand to the newest published checkpoint",
                 sink=self.context.uid,
                 group=f"stateflow-{self.context.application}",
                 files=old[:3],

@@ -132,8 +132,8 @@ class PostgresTable(StagedTable):
         if self._settings.undo is None or self._settings.upsert is None:
             raise SinkRefused(
                 "the table in PostgreSQL cannot be rewound: the sink does not store former rows",
-                hint='keep the table with --sinks keep; PostgresSink(…, mode="upsert", undo=timedelta(days=7)) stores '
-                "the rows that later checkpoints replace",
+                hint='keep the table with --keep-table UID; PostgresSink(…, mode="upsert", undo=timedelta(days=7)) '
+                "stores the rows that later checkpoints replace",
                 table=self._settings.location,
             )
         upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema)

@@ -174,7 +174,8 @@ class Undo:
     def _too_old(self, **facts: int | None) -> SinkDiverged:
         return SinkDiverged(
             "the table in PostgreSQL cannot be rewound: former rows are not stored since that checkpoint",
-            hint="choose a newer checkpoint, or keep the table with --sinks keep; a longer time for undo=… keeps more",
+            hint="choose a newer checkpoint, or keep the table with --keep-table UID; a longer time for undo=… keeps "
+            "more",
             table=self.location,
             **facts,
         )

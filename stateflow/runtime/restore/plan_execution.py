@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.checkpoint.savepoints.claimed_savepoints import announced_claim, take_over
-from stateflow.errors import Fenced, ForeignRows, PlanOutdated
+from stateflow.errors import Fenced, ForeignRows, PlanOutdated, SinkDiverged, SinkRefused
 from stateflow.requesters import describe_requester
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.publisher import Publisher
@@ -137,11 +137,12 @@ def _note(plan: RestorePlan, request: RestoreRequest) -> str:
 def _complete_unfinished(job: Job, head: Head, plan: RestorePlan) -> Head:
     """Completes an earlier restore that was killed after its intent; returns the newest entry.
 
-    A restore that commits of another writer block stays incomplete if the plan covers each of its tables.
+    A restore that a table blocks stays incomplete if the plan covers each of its tables: another writer has committed
+    to the table, or the job has published to one that cannot be rewound, or to one whose old versions are gone.
     """
     try:
         return complete_rewind(job.root, job.sinks, head)
-    except ForeignRows:
+    except (ForeignRows, SinkRefused, SinkDiverged):
         rewind = head.entry.rewind
         planned = {change.uid for change in plan.sinks}
         if rewind is None or rewind.restore is None or not rewind.sinks.keys() <= planned:

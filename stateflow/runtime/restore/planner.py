@@ -21,7 +21,7 @@ from stateflow.checkpoint.restore.plan_document import (
     StateChange,
     state_changes,
 )
-from stateflow.checkpoint.restore.replay import is_run_open, rows_since
+from stateflow.checkpoint.restore.replay import is_run_open, replay_since
 from stateflow.checkpoint.restore.targets import Target, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
@@ -43,7 +43,8 @@ class RestoreOptions:
         sinks: whether tables are restored together with the state, or keep their content.
         drop: uids of operators that the job no longer has, whose state is dropped; ``UID.STATE`` for one state.
         from_other_job: whether the target may be a savepoint of another job.
-        keep_tables: uids of sinks that the job no longer has, whose tables keep their content.
+        keep_tables: uids of sinks whose tables keep their content although others are restored: sinks of the job, and
+            sinks that it no longer has.
         changes: new names in the job, and positions of sources.
         claim_mode: who owns a savepoint after the restore.
     """
@@ -67,6 +68,7 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
             not fit the job.
         MissingFile, CorruptFile: the target is damaged.
         SinkDiverged: a table cannot be restored to the target.
+        SinkRefused: the table of a sink cannot be rewound.
     """
     head = job.root.head()
     target = _resolve(job, head, target_name, options)
@@ -81,6 +83,7 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
     mode = SinkMode.KEEP if context.from_other_job else options.sinks
     left = tables_without_sink(context, mode, options.keep_tables)
     newest, dropped = _newest_manifest(root, head), _dropped_checkpoints(context)
+    replay = None if context.from_other_job else replay_since(root, head, target.checkpoint_id)
     return RestorePlan(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
@@ -102,13 +105,14 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
         operators=sorted(job.plan.key_types),
         states=_state_changes(context, newest),
         sources=_source_changes(context, newest),
-        sinks=plan_sink_changes(context, mode),
+        sinks=plan_sink_changes(context, mode, options.keep_tables),
         left=left,
         dropped_checkpoints=dropped,
         saved=_saved(root, dropped),
         run_open=is_run_open(head),
         graph=context.graph.plan,
-        rows_again=None if context.from_other_job else rows_since(root, head, target.checkpoint_id),
+        rows_again=replay.rows if replay else None,
+        checkpoints_after=replay.checkpoints if replay else None,
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )
 

@@ -11,7 +11,7 @@ from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, TableChanges
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent
+from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
@@ -120,6 +120,7 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProx
     facts = rewind.restore
     if facts is None:
         return
+    kept = ", ".join(sorted(uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP))
     now = root.clock.now()
     took = now - datetime.fromisoformat(facts.at)
     record = ActionRecord(
@@ -139,6 +140,7 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProx
             "of_job": facts.of_job,
             "savepoint_path": facts.savepoint_path,
             **({"claim_mode": ClaimMode.CLAIM.value} if facts.is_claimed else {}),
+            **({"kept_tables": kept} if kept else {}),
             **more,
         },
     )
@@ -204,7 +206,7 @@ def _foreign_rows(uid: str, intent: SinkIntent, changes: TableChanges, unplanned
         "another writer changed the sink's table after the restore was planned, and the restore would undo that",
         hint="pause the other writer. To undo its commits, make a new plan (stateflow restore JOB --plan latest --out "
         f"PLAN), review it and execute it; the undone rows stay readable at version {newest} of the table. To keep "
-        "them, plan with --sinks keep; output published after the checkpoint is then duplicated",
+        f"them, plan with --keep-table {uid}; output published after the checkpoint is then duplicated",
         sink=uid,
         table=changes.table,
         planned_at=intent.seen_version,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from stateflow.api.sink import SinkRewind
 from stateflow.checkpoint.log.documents import PendingOutput, SinkIntent, SinkMode
@@ -13,18 +13,24 @@ from stateflow.runtime.publisher import BoundSink, OutputFilter
 from stateflow.runtime.restore.context import RestoreContext
 
 
-def plan_sink_changes(context: RestoreContext, mode: SinkMode) -> list[SinkChange]:
+def plan_sink_changes(context: RestoreContext, mode: SinkMode, keep_tables: Set[str]) -> list[SinkChange]:
     """Returns the change of each existing table of the job's sinks, by uid.
+
+    Args:
+        mode: whether tables are restored, or keep their content.
+        keep_tables: uids of the sinks whose tables keep their content with any mode.
 
     Raises:
         SinkDiverged: a table was removed or replaced, or cannot be restored to the target.
-        ConfigError: two sinks write into one table, which cannot be restored for both.
+        SinkRefused: the table of a sink cannot be rewound.
+        ConfigError: several sinks write into one table, which cannot be restored for one of them.
     """
     changes = []
-    for _, sink in sorted(context.job.sinks.items()):
+    for uid, sink in sorted(context.job.sinks.items()):
         table_id = _table_id(context, sink)
         if table_id is not None:
-            changes.append(_sink_change(context, sink, table_id, mode))
+            mode_of_sink = SinkMode.KEEP if uid in keep_tables else mode
+            changes.append(_sink_change(context, sink, table_id, mode_of_sink))
     _check_not_shared(changes)
     return changes
 
@@ -72,16 +78,24 @@ def _sink_change(context: RestoreContext, sink: BoundSink, table_id: str, mode: 
 
 
 def _check_not_shared(changes: list[SinkChange]) -> None:
-    """Raises ConfigError when sinks share a table: the second rewind would return rows that the first removed."""
-    tables: dict[str, list[str]] = {}
+    """Raises ConfigError when a table that is restored belongs to several sinks.
+
+    A second rewind would return rows that the first removed, and a rewind for one sink would remove rows of another
+    one that are to be kept.
+    """
+    tables: dict[str, list[SinkChange]] = {}
     for change in changes:
-        if change.mode is SinkMode.RESTORE:
-            tables.setdefault(change.table_id, []).append(change.uid)
-    shared = sorted(uids for uids in tables.values() if len(uids) > 1)
+        tables.setdefault(change.table_id, []).append(change)
+    shared = sorted(
+        [change.uid for change in sharing]
+        for sharing in tables.values()
+        if len(sharing) > 1 and any(change.mode is SinkMode.RESTORE for change in sharing)
+    )
     if shared:
         raise ConfigError(
             "several sinks write into one table, which cannot be restored for each of them",
-            hint="use --sinks keep, or give each sink its own table",
+            hint="keep the table for all of them: --keep-table UID for each, or --sinks keep; or give each sink its "
+            "own table",
             sinks=shared,
         )
 
@@ -90,11 +104,12 @@ def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: fr
     """Returns the tables with output after the target whose sink the job lacks; a restore cannot change them.
 
     Args:
-        keep_tables: uids of the sinks whose tables the user agrees to keep; all of them with mode *keep*.
+        keep_tables: uids of the sinks whose tables the user agrees to keep; all of them with mode *keep*. Those of
+            the job's sinks are `plan_sink_changes`' subject.
 
     Raises:
-        ConfigError: `keep_tables` lacks such a table, or names a sink without one; or output of the target itself is
-            not published yet, which only its sink can do.
+        ConfigError: `keep_tables` lacks such a table, or has the uid of no sink; or output of the target itself is not
+            published yet, which only its sink can do.
     """
     head, upto = context.head, context.target.checkpoint_id
     known = {uid: p for uid, p in head.entry.published.items() if uid not in context.job.sinks}
@@ -104,7 +119,7 @@ def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: fr
         for uid, checkpoint_id in sorted(newest.items())
         if checkpoint_id > upto
     ]
-    _check_kept_tables({table.uid for table in tables}, mode, keep_tables)
+    _check_kept_tables({table.uid for table in tables}, mode, keep_tables - context.job.sinks.keys())
     return tables
 
 
@@ -125,8 +140,8 @@ def _check_kept_tables(uids: set[str], mode: SinkMode, keep_tables: frozenset[st
     unknown = sorted(keep_tables - uids)
     if unknown:
         raise ConfigError(
-            "a table to keep belongs to a sink that the job still has, or that has no output after the target",
-            hint=f"name only sinks that the job no longer has: {sorted(uids)}",
+            "a table to keep belongs neither to a sink of the job, nor to a removed sink with output after the target",
+            hint=f"name sinks of the job, or removed ones with such output: {sorted(uids) or 'there are none'}",
             uids=unknown,
         )
     unnamed = sorted(uids - keep_tables)

@@ -40,8 +40,8 @@ def _changed(action: SourceAction, uid: str = "s") -> SourceChange:
     return SourceChange(uid=uid, now="9", then="-", action=action)
 
 
-def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = ()) -> SinkChange:
-    return SinkChange(uid="out", mode=mode, table_id="t", now=9, then=3, others=others)
+def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: str = "out") -> SinkChange:
+    return SinkChange(uid=uid, mode=mode, table_id="t", now=9, then=3, others=others)
 
 
 SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
@@ -49,6 +49,9 @@ PLANS = {
     "nothing": _plan(sources=[_source(True), _source(None)], sinks=[_sink()]),
     "input": _plan(sources=[_source(False)]),
     "kept-table": _plan(sinks=[_sink(SinkMode.KEEP)]),
+    "kept-tables-and-checkpoints": _plan(sinks=[_sink(SinkMode.KEEP)], checkpoints_after=3),
+    "one-kept-table": _plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1),
+    "one-kept-table-without-records": _plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")]),
     "commit-of-others": _plan(sinks=[_sink(others=("MERGE by ada",))]),
     "commits-of-others": _plan(sinks=[_sink(others=tuple(f"v{n}" for n in range(1, 1205)))]),
     "dropped-state": _plan(states=[StateChange(uid="old", action=StateAction.DROPPED, bytes=3)]),
@@ -83,6 +86,7 @@ def test_the_replay_is_described_with_its_rows_and_with_input_that_is_gone(golde
         "1,234 rows in 5 files": _plan(sources=[_source(True, 2), _source(True, 3)], sinks=sinks, rows_again=1234),
         "a position is set": _plan(sources=[_source(True), _changed(SourceAction.RESET)], sinks=sinks, rows_again=0),
         "a source is new": _plan(sources=[_source(True), _changed(SourceAction.NEW)], sinks=sinks, rows_again=2),
+        "one table is kept": _plan(sources=[_source(True)], sinks=[*sinks, _sink(SinkMode.KEEP, uid="topic")]),
         "the tables are kept": _plan(sources=[_source(True)], sinks=[_sink(SinkMode.KEEP)]),
     }
     texts = [describe_replay(plan) for plan in plans.values()]

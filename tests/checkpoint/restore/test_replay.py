@@ -1,4 +1,4 @@
-"""Rows that are read again after a restore, counted from a job's records."""
+"""Rows and checkpoints that runs repeat after a restore, counted from a job's records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from stateflow.checkpoint.log.documents import Ancestry, RestoreStep
 from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
 from stateflow.checkpoint.restore import replay
+from stateflow.checkpoint.restore.replay import Replay
 from tests.checkpoint.records import record
 
 
@@ -28,22 +29,22 @@ RECORDS = [_rows(2, 100), _rows(3, 7), _rows(5, 8), _rows(5, 900, ABORTED)]
 
 
 @pytest.mark.parametrize(
-    ("kept", "after", "records", "restores", "rows"),
+    ("kept", "after", "records", "restores", "wanted"),
     [
-        ([2, 3, 5], 2, RECORDS, {}, 15),
-        ([2, 3, 5], 5, RECORDS, {}, 0),
-        ([5], 2, RECORDS, {}, 15),
-        ([2, 6], 2, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, 5),
+        ([2, 3, 5], 2, RECORDS, {}, Replay(15, 2)),
+        ([2, 3, 5], 5, RECORDS, {}, Replay(0, 0)),
+        ([5], 2, RECORDS, {}, Replay(15, 2)),
+        ([2, 6], 2, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, Replay(5, 1)),
         ([2, 3, 5], 2, [_rows(2), _rows(5)], {}, None),
         ([2, 3, 5], 2, [_rows(3), _rows(5)], {}, None),
         ([3, 5], 2, [], {}, None),
     ],
     ids=["later-ones", "none-later", "not-kept", "undone", "gap", "trimmed", "no-record"],
 )
-def test_rows_after_the_checkpoint_count_unless_undone_and_a_missing_record_makes_them_unknown(
-    kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], rows: int | None
+def test_what_follows_the_checkpoint_counts_unless_undone_and_a_missing_record_makes_the_count_unknown(
+    kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], wanted: Replay | None
 ) -> None:
-    assert replay.count_rows(_head(kept, restores), frozenset(kept), after, records) == rows
+    assert replay.count_replay(_head(kept, restores), frozenset(kept), after, records) == wanted
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,8 @@ class Restore(Command):
 
     def _plan(self) -> tuple[RestorePlan, RestoreRequest]:
         options = RestoreOptions(sinks=SinkMode.KEEP if self.job.chance(self.job.plan.keep) else SinkMode.RESTORE)
+        if self.job.plan.keep_one and self.job.chance(self.job.plan.keep_one):
+            options = replace(options, keep_tables=frozenset({self.rng.choice(self.job.sinks).uid}))
         target = self._target()
         if not target.isdigit() and target != LATEST and self.job.chance(self.job.plan.claim):
             options = replace(options, claim_mode=ClaimMode.CLAIM)
@@ -197,6 +199,7 @@ class Restore(Command):
         planned = plan, RestoreRequest(self.env.name("restore"), self.name, "model")
         self.env.restores.append(planned)
         self.job.count("restores planned")
+        self.job.count("restores planned that keep one table", len({s.mode for s in plan.sinks}) > 1)
         return planned
 
     def _execute(self, planned: tuple[RestorePlan, RestoreRequest]) -> bool:

@@ -66,8 +66,8 @@ class SimJob:
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def count(self, what: str) -> None:
-        self.scheduler.stats[what] += 1
+    def count(self, what: str, times: int = 1) -> None:
+        self.scheduler.stats[what] += times
 
     def open(self, writer: str) -> JobRoot:
         return self.watch(JobRoot.open(self.storage, self.clock, writer))

@@ -46,6 +46,7 @@ class Plan:
         denied: how likely a deletion is refused, as by a policy of the storage.
         vacuum: whether output is deleted before it is published.
         keep: how likely a restore keeps the tables.
+        keep_one: how likely a restore keeps the table of one sink, and restores the others.
         claim: how likely a restore claims its savepoint; half as likely, a user deletes a claimed one.
         idle: how many steps a collector or an admin process waits at most.
         new_runs: how likely, at each step, another run starts while others work.
@@ -79,6 +80,7 @@ class Plan:
     appenders: int = 0
     commands: tuple[tuple[str, int], ...] = ()
     keep: float = 0.3
+    keep_one: float = 0.0
     claim: float = 0.0
     idle: int = 40
     new_runs: float = 0.01
@@ -226,6 +228,8 @@ PLANS: dict[str, Plan | None] = {
     "shared": replace(REWINDS, appenders=2, crash=0.01, commands=(("savepoint", 1), ("restore", 3)), keep=0.2),
     # The same, while runs go back by themselves as well, because output is deleted.
     "shared-lost": replace(LOST, appenders=2, crash=0.04, keep=0.0),
+    # Restores keep one table and rewind the other one; restores and runs are paused or die in between.
+    "mixed": replace(REWINDS, keep=0.1, keep_one=0.7, crash=0.01),
     "keeping": SAVEPOINTS,
     # Restores claim their savepoints, users delete them, and all of these die or pause.
     "claims": CLAIMS,

@@ -1,0 +1,56 @@
+"""Which tables a restore keeps, and which it refuses to restore."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext
+from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.errors import ConfigError
+from stateflow.runtime.publisher import BoundSink
+from stateflow.runtime.restore.sink_changes import plan_sink_changes
+from stateflow.testing.sinks import FolderSink
+
+
+class _Row(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture
+def restore(tmp_path: Path) -> Any:
+    """A restore of a job with the sinks *a* and *b* of one table, and *c* of another one."""
+    tables = {"a": "shared", "b": "shared", "c": "own"}
+    sinks = {}
+    for uid, table in tables.items():
+        sink, context = FolderSink(tmp_path / table), SinkContext("job", uid, RowSchema.of(_Row))
+        sink.prepare(context)
+        sinks[uid] = BoundSink(sink, context)
+    head = SimpleNamespace(entry=SimpleNamespace(published={}))
+    return SimpleNamespace(
+        job=SimpleNamespace(sinks=sinks), head=head, plan_rewind=lambda _, table: table.plan_rewind(0)
+    )
+
+
+@pytest.mark.parametrize("kept", [set(), {"a"}, {"b", "c"}], ids=["none", "one of them", "the other one"])
+def test_a_table_of_several_sinks_is_not_restored_for_one_of_them(restore: Any, kept: Set[str]) -> None:
+    """It would remove the rows of the sink whose table is to be kept."""
+    with pytest.raises(ConfigError) as caught:
+        plan_sink_changes(restore, SinkMode.RESTORE, kept)
+    assert caught.value.facts == {"sinks": [["a", "b"]]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "named", "kept"), [(SinkMode.RESTORE, {"a", "b"}, {"a", "b"}), (SinkMode.KEEP, {"c"}, {"a", "b", "c"})]
+)
+def test_tables_of_the_named_sinks_are_kept_with_any_mode(
+    restore: Any, mode: SinkMode, named: Set[str], kept: Set[str]
+) -> None:
+    changes = plan_sink_changes(restore, mode, named)
+    assert {change.uid for change in changes if change.mode is SinkMode.KEEP} == kept
