@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import timedelta
 
 from stateflow.config.values import Choice, check_at_most, check_one_of
 
@@ -52,6 +53,9 @@ class StateSettings:
         ttl_cleanup_entries: maximum number of due expiry entries that a subtask processes per batch and state with a
             time to live, with incremental RocksDB; each visited key group counts as three. A full snapshot removes all
             expired entries. ``cleanup_incrementally`` of a state's declaration overrides it for that state.
+        ttl_cleanup_interval: how often subtasks without rows remove expired entries of states with a time to live in
+            processing time, if there are any; an idle run that waits for input makes a batch without rows for it, in
+            which a subtask processes ten times as many entries.
         cache_limit_bytes: maximum size of the files that a host caches for closed stores, over all jobs. The limit is
             enforced when a store is opened, least recently used files first. Hard links to files of an open store or of
             a job root on the same file system do not count.
@@ -68,6 +72,7 @@ class StateSettings:
     memory_limit_bytes: int = 5 << 20
     inline_below_bytes: int = 20 << 10
     ttl_cleanup_entries: int = 1000
+    ttl_cleanup_interval: timedelta = timedelta(minutes=1)
     cache_limit_bytes: int = 20 << 30
     max_key_bytes: int = EntryLimits.key_bytes
     max_map_key_bytes: int = EntryLimits.map_key_bytes

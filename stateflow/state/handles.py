@@ -192,6 +192,9 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     """Lower bound for the times of event-time timers, in milliseconds since 1970; None without timers."""
     processing_timer: Int64 | None = None
     """The same for processing-time timers."""
+    ttl_cleanup_at: Int64 | None = None
+    """When the subtask removes expired entries even without rows, in milliseconds since 1970; the highest value if no
+    entry can expire. None without a TTL in processing time, and in state that did not record it."""
 
     @property
     def has_store(self) -> bool:
@@ -270,6 +273,11 @@ class Base:
             min((p.event_timer for p in self.parts if p.event_timer is not None), default=None),
             min((p.processing_timer for p in self.parts if p.processing_timer is not None), default=None),
         )
+
+    @property
+    def ttl_cleanup_at(self) -> int | None:
+        """When the subtask removes expired entries even without rows, in milliseconds; None if that is not known."""
+        return min((p.ttl_cleanup_at for p in self.parts if p.ttl_cleanup_at is not None), default=None)
 
     @property
     def rescales(self) -> bool:

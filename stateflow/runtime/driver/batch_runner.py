@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stateflow import failpoints
@@ -19,6 +20,7 @@ from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.quarantine import quarantine_fields
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks
+from stateflow.state.handles import SubtaskState, is_due
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
 from stateflow.storage.paths import data_folder
@@ -156,14 +158,19 @@ class BatchRunner:
         after_idleness = advance_source_watermarks(self._source_watermarks, strategies, SeenTimes(), now)
         return self._fires_timers(self._watermarks(after_idleness, ended), now)
 
+    def has_due_cleanup(self) -> bool:
+        """Returns whether a batch without rows would remove expired state."""
+        now = epoch_milliseconds(self._job.root.clock.now())
+        return any(is_due(subtask.ttl_cleanup_at, now) for _, subtask in self._subtasks())
+
     def _fires_timers(self, watermarks: Watermarks, now: int) -> bool:
-        operators = [chain.uid for chain in self._job.plan.chains if chain.operator]
-        return any(
-            subtask.earliest_timers.due(watermarks[uid], now)
-            for uid in operators
-            if uid in self._base
-            for subtask in self._base[uid].subtasks
-        )
+        return any(subtask.earliest_timers.due(watermarks[uid], now) for uid, subtask in self._subtasks())
+
+    def _subtasks(self) -> Iterator[tuple[str, SubtaskState]]:
+        """Yields the state of each subtask of the job's operators, with the operator's uid."""
+        for chain in self._job.plan.chains:
+            if chain.operator and chain.uid in self._base:
+                yield from ((chain.uid, subtask) for subtask in self._base[chain.uid].subtasks)
 
     def watermarks(self, ended: frozenset[str] = frozenset()) -> Watermarks:
         """Returns the watermark of each operator in the next batch; `ended` as for `tick`."""

@@ -1,4 +1,4 @@
-"""What a continuous run does while no input arrives: checkpoints, requests and due timers."""
+"""What a continuous run does while no input arrives: checkpoints, requests, due timers and expired state."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from stateflow.runtime.job.job import BatchResult
 
 IDLE_INTERVAL = timedelta(milliseconds=500)
 """Time between two polls for input that find none, unless ``run.interval`` is set, and between two calls of `step`."""
-_AFTER_TIMERS = timedelta(milliseconds=10)
-"""Pause after a batch that has fired timers, because these may have set others that are due."""
+_AFTER_BATCH = timedelta(milliseconds=10)
+"""Pause after a batch without rows: its timers may have set others that are due."""
 
 
 class IdleWork:
     """The work of a continuous run between two batches with input; called by one thread at a time.
 
-    Nothing is appended to the log unless a barrier waits for its checkpoint, a request is served or timers are due.
+    Nothing is appended to the log unless a barrier waits for its checkpoint, a request is served, timers are due or
+    state has expired.
 
     Args:
         run: started.
-        bounds: counts the batches that fire timers.
+        bounds: counts the batches without rows.
         on_batch: called after each of them.
     """
 
@@ -41,8 +42,9 @@ class IdleWork:
         """
         self._run.poll()
         ended = self._run.job.plan.bounded if caught_up else frozenset[str]()
-        if self._run.stopped or not self._run.batches.has_due_timers(ended, with_idleness=True):
+        batches = self._run.batches
+        if self._run.stopped or not (batches.has_due_timers(ended, with_idleness=True) or batches.has_due_cleanup()):
             return IDLE_INTERVAL
         self._on_batch(self._run.run_tick(ended))
         self._bounds.count_batch()
-        return _AFTER_TIMERS
+        return _AFTER_BATCH

@@ -11,7 +11,6 @@ import pyarrow as pa
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.side_outputs import MAIN
 from stateflow.checkpoint.barrier.task_report import Failure
-from stateflow.config.state_settings import StateSettings
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operators.operator_runtime import InitialState
@@ -21,6 +20,7 @@ from stateflow.runtime.task.subtask_store import SubtaskStore
 from stateflow.runtime.task.task_input import PhaseRows
 from stateflow.runtime.task_spec import SOURCE_PHASE, TIMER_PHASE, TaskSpec
 from stateflow.state.handles import OperatorContent, StateSchema
+from stateflow.state.kinds.ttl.cleanup import TtlCleanup
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ChainRunner(ABC):
         """Ends the input of the operator."""
 
     @abstractmethod
-    def remove_expired(self, settings: StateSettings) -> None:
-        """Removes expired state: all of it for a full snapshot, otherwise some of it."""
+    def ttl_cleanup(self) -> TtlCleanup:
+        """Returns the cleanup of expired state; to be run after `finish`."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -95,8 +95,8 @@ class KeyedRunner(ChainRunner):
     def finish(self) -> Iterator[pa.RecordBatch]:
         yield from self._emit(self._operator.finish(), SOURCE_PHASE)
 
-    def remove_expired(self, settings: StateSettings) -> None:
-        _remove_expired(self._operator, settings)
+    def ttl_cleanup(self) -> TtlCleanup:
+        return self._operator.ttl_cleanup()
 
     def abort(self) -> None:
         self._operator.abort()
@@ -130,8 +130,8 @@ class VectorRunner(ChainRunner):
     def finish(self) -> Iterator[pa.RecordBatch]:
         return self._outputs.emit_columns(self._operator.finish())
 
-    def remove_expired(self, settings: StateSettings) -> None:
-        _remove_expired(self._operator, settings)
+    def ttl_cleanup(self) -> TtlCleanup:
+        return self._operator.ttl_cleanup()
 
     def abort(self) -> None:
         self._operator.abort()
@@ -141,13 +141,6 @@ class VectorRunner(ChainRunner):
 
     def operator_content(self) -> OperatorContent | None:
         return None
-
-
-def _remove_expired(operator: KeyedOperator | VectorOperator, settings: StateSettings) -> None:
-    if settings.snapshots_are_full:
-        operator.remove_expired()
-    else:
-        operator.clean_up(settings.ttl_cleanup_entries)
 
 
 def open_runner(

@@ -18,6 +18,7 @@ class SubtaskStore:
     Attributes:
         base: the state that the subtask starts from.
         compaction_bytes: bytes that the snapshot stored again because of compactions.
+        ttl_cleanup_at: see `SubtaskState`; that of the base unless the batch sets it.
     """
 
     def __init__(self, task: TaskSpec) -> None:
@@ -27,6 +28,7 @@ class SubtaskStore:
         owned = range_of(task.subtask, task.level.parallelism, batch.settings.max_parallelism)
         self.base = Base(task.subtask, owned, parts)
         self.compaction_bytes = 0
+        self.ttl_cleanup_at = self.base.ttl_cleanup_at
         self._key = store_cache.StoreKey(batch.id.job_uuid, chain.uid, task.subtask)
         self._backend: KeyedStateBackend | None = None
 
@@ -77,6 +79,7 @@ class SubtaskStore:
             store_manifest=taken.store_manifest,
             event_timer=earliest.event,
             processing_timer=earliest.processing,
+            ttl_cleanup_at=self.ttl_cleanup_at,
         )
         # The driver checks all subtasks together; state that exceeds the limit alone need not be sent there.
         check_limit({uid: [state]}, batch.settings.state.memory_limit_bytes)

@@ -25,6 +25,7 @@ from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.outputs import Outputs
 from stateflow.runtime.task.subtask_store import SubtaskStore
 from stateflow.runtime.task.task_input import PhaseRows, TaskInput
+from stateflow.runtime.task.ttl_schedule import TtlSchedule
 from stateflow.runtime.task_spec import SOURCE_PHASE, BatchInfo, LevelSpec, TaskSpec
 from stateflow.state.handles import Committable, OperatorPart, SubtaskState
 
@@ -103,10 +104,14 @@ class Task:
         """Ends the batch: ends the operator, takes the snapshot, closes the sink files and reports."""
         self._barriers.check()
         self._barrier_at = _clock.now()
+        schedule = TtlSchedule(self._store.base, self._now, self._spec.batch.settings.state)
+        if schedule.is_due and self._spec.chain.function is not None:
+            self._opened_runner()
         yield from self._advance_time()
         if self._runner is not None:
             yield from self._runner.finish()
-            self._runner.remove_expired(self._spec.batch.settings.state)
+            has_rows = self._input.rows > 0
+            self._store.ttl_cleanup_at = schedule.clean_up(self._runner.ttl_cleanup(), has_rows=has_rows)
         elif self._store.must_open:
             self._store.open()
         self._outputs.end_rows()
@@ -145,19 +150,22 @@ class Task:
         chain = self._spec.chain
         if self._is_time_advanced or chain.function is None:
             return
-        now = epoch_milliseconds(self._spec.batch.id.processing_time)
-        if self._runner is not None or self._store.base.earliest_timers.due(chain.watermark, now):
+        if self._runner is not None or self._store.base.earliest_timers.due(chain.watermark, self._now):
             yield from self._opened_runner().advance_time()
         self._is_time_advanced = True
         failpoints.hit("task.fired")
 
     def _opened_runner(self) -> ChainRunner:
-        """Returns the runner. A subtask without rows and due timers never opens it, nor its store."""
+        """Returns the runner. A subtask without rows, due timers and due clean-up never opens it, nor its store."""
         if self._runner is None:
             self._runner = open_runner(
                 self._spec, self._store, self._parts, self._outputs, is_time_advanced=self._is_time_advanced
             )
         return self._runner
+
+    @property
+    def _now(self) -> int:
+        return epoch_milliseconds(self._spec.batch.id.processing_time)
 
     def _operator_part(self) -> OperatorPart | None:
         content = self._runner.operator_content() if self._runner is not None else None

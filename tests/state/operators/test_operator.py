@@ -146,7 +146,7 @@ def test_state_expires_by_the_time_of_the_batch_and_the_cleanup_removes_what_is_
     ):
         operator = keyed_operator(chain, store, batch=second)
         assert outputs_of(operator, pieces_of(chain, [Row("a", n) for n in numbers])) == found
-        operator.clean_up(1000)
+        operator.ttl_cleanup().remove_some(1000)
         chain = replace(chain, known_states=tuple(operator.schemas))
         assert len(store.entries) == entries
 

@@ -24,6 +24,7 @@ from stateflow.runtime.task.operators.timer_caller import TimerCaller
 from stateflow.runtime.task_spec import ChainSpec, Numbers
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.ttl.cleanup import TtlCleanup
 
 
 class KeyedOperator:
@@ -164,15 +165,10 @@ class KeyedOperator:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def clean_up(self, limit: int) -> None:
-        """Removes some of the expired entries; `limit` as in `TtlCleanup.remove_some`."""
+    def ttl_cleanup(self) -> TtlCleanup:
+        """Returns the cleanup of expired entries; to be run after `finish`."""
         self._runtime.clock.reset()
-        self._state.ttl_cleanup(self._runtime.groups).remove_some(limit)
-
-    def remove_expired(self) -> None:
-        """Removes all expired entries, for a full snapshot."""
-        self._runtime.clock.reset()
-        self._state.ttl_cleanup(self._runtime.groups).remove_all()
+        return self._state.ttl_cleanup(self._runtime.groups)
 
     @property
     def schemas(self) -> list[StateSchema]:

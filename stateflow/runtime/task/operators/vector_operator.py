@@ -27,6 +27,7 @@ from stateflow.state.entry_limits import key_too_large, largest
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.timers import NO_WATERMARK
+from stateflow.state.kinds.ttl.cleanup import TtlCleanup
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
@@ -127,13 +128,9 @@ class VectorOperator:
         yield from self.flush()
         self._call("close", self._function.close)
 
-    def clean_up(self, limit: int) -> None:
-        """Removes some of the expired entries; `limit` as in `TtlCleanup.remove_some`."""
-        self._state.ttl_cleanup(self._groups).remove_some(limit)
-
-    def remove_expired(self) -> None:
-        """Removes all expired entries, for a full snapshot."""
-        self._state.ttl_cleanup(self._groups).remove_all()
+    def ttl_cleanup(self) -> TtlCleanup:
+        """Returns the cleanup of expired entries; to be run after `finish`."""
+        return self._state.ttl_cleanup(self._groups)
 
     def abort(self) -> None:
         """Closes the function after a failure."""

@@ -55,6 +55,24 @@ class TtlCleanup:
                 for expiry in expiry_ids(name):
                     self._entries.drop_index(expiry)
 
+    def shortest_ttl(self) -> int | None:
+        """Returns the shortest TTL in processing time of the states with cleanup, in milliseconds; None without one."""
+        return min((ttl.config.milliseconds for _, ttl in self._in_processing_time()), default=None)
+
+    def first_expiry(self) -> int | None:
+        """Returns a lower bound for the time at which an entry with a TTL in processing time expires, in milliseconds.
+
+        None without such entries. Reads the first expiry entry of each key group and state.
+        """
+        found = (self._entries.first_expiry(state, ttl) for state, ttl in self._in_processing_time())
+        return min((first for first in found if first is not None), default=None)
+
+    def _in_processing_time(self) -> Iterator[tuple[bytes, Ttl]]:
+        for state in self._registry.states.values():
+            ttl = state.ttl
+            if ttl is not None and ttl.clock is None and ttl.config.background_cleanup:
+                yield state.id, ttl
+
     def _had_ttl(self, name: str) -> bool:
         stored = self._registry.stored.get(name)
         return stored is not None and stored.ttl_index
@@ -84,6 +102,13 @@ class _ExpiredEntries:
             while self._remove_due(group, state, ttl, _CHUNK):
                 pass
             self._remove_keys(key for key, data in self._backend.scan(group + state) if ttl.is_expired(data))
+
+    def first_expiry(self, state: bytes, ttl: Ttl) -> int | None:
+        """Returns the time at which the first expiry entry of a state is due, in milliseconds; None without any."""
+        found = (next(self._backend.scan(group + ttl.id), None) for group in self._all_groups())
+        starts = (decode_index_key(first[0], state)[0] for first in found if first is not None)
+        start = min(starts, default=None)
+        return None if start is None else start + ttl.config.milliseconds
 
     def drop_some_of_index(self, expiry: bytes, limit: int) -> None:
         """Removes some expiry entries of a state that no longer has a TTL."""
