@@ -156,7 +156,7 @@ NOW, MINUTE = 600_000_123, 60_000
     ],
     ids=[
         "written now", "earlier ones left", "all removed", "next minute", "rounded up", "more is due",
-        "more is due, rows wait", "unknown", "unknown and empty", "no TTL any more",
+        "more is due, rows wait", "unknown", "unknown and empty", "no TTL left",
     ],
 )  # fmt: skip
 def test_the_next_clean_up_is_planned(planned: int | None, has_rows: bool, found: _Found, wanted: int | None) -> None:
