@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
-from stateflow.api.schema import Column, RowSchema
-from stateflow.errors import ConfigError, SchemaMismatch
+from stateflow.api.schema import RowSchema
+from stateflow.connectors.column_policy import ColumnPolicy, FoundColumns, check_found_columns
+from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
 _WIDER = {
@@ -26,32 +25,6 @@ _INTEGERS = {"tinyint": 10, "smallint": 10, "int": 10}
 """The digits that a Decimal needs to contain an integer of a type, for Spark."""
 
 
-@dataclass(frozen=True)
-class ColumnPolicy:
-    """How the start of a run handles Parquet files whose columns differ from those of the row class.
-
-    Args:
-        added: the policy for columns that only the files have: ignore them, or refuse to start.
-        missing: the policy for columns that only the row class has: refuse to start, or read them as null. A column
-            that must not be null is always refused.
-
-    Raises:
-        ConfigError: a value is not one of these.
-    """
-
-    added: Literal["ignore", "refuse"] = "ignore"
-    missing: Literal["refuse", "null"] = "refuse"
-
-    def __post_init__(self) -> None:
-        if self.added not in ("ignore", "refuse") or self.missing not in ("refuse", "null"):
-            raise ConfigError(
-                "a value of ColumnPolicy is not supported",
-                hint="added: ignore or refuse; missing: refuse or null",
-                added=self.added,
-                missing=self.missing,
-            )
-
-
 def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
     """Compares declared columns with those of a source.
 
@@ -62,45 +35,16 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
     Raises:
         SchemaMismatch: a column is missing, has another type, or is not declared; names the column.
     """
-    types = {field.name: field.dataType for field in found.fields}
-    added = sorted(types.keys() - set(schema.names))
-    if added and policy.added == "refuse":
-        raise SchemaMismatch(
-            "the source has columns that are not declared",
-            hint="declare them in the row class, or ignore them with ColumnPolicy(added='ignore')",
-            columns=added,
-            path=path,
-        )
-    _refuse_renames(found, schema, path)
-    for column in schema.columns:
-        if column.name in types:
-            _check_type(column, types[column.name], path)
-        elif not column.nullable or policy.missing == "refuse":
-            raise SchemaMismatch(
-                "the source lacks a declared column",
-                hint="correct the row class or the data; ColumnPolicy(missing='null') reads a nullable column as null",
-                column=column.name,
-                found=sorted(types),
-                path=path,
-            )
-
-
-def _refuse_renames(found: StructType, schema: RowSchema, path: str) -> None:
-    """Raises SchemaMismatch for a column that seems to be one of the source under another name.
-
-    Under a policy that reads missing columns as null, it would be null in all rows.
-    """
-    for at, column in schema.possible_renames(found.names):
-        field = found.fields[at]
-        if _misfit(column.shape, field.dataType) is None:
-            raise SchemaMismatch(
-                "a column of the source seems to have been renamed in the row class",
-                hint=f"name the field {field.name}, and rename it in a map; or declare {field.name} as well",
-                column=field.name,
-                renamed_to=column.name,
-                position=at + 1,
-                path=path,
-            )
+    check_found_columns(
+        FoundColumns(
+            names=[field.name for field in found.fields],
+            types=[field.dataType.simpleString() for field in found.fields],
+            misfit=lambda column, at: _misfit(column.shape, found.fields[at].dataType),
+        ),
+        schema,
+        policy,
+        path,
+    )
 
 
 def check_header(found: Sequence[str], schema: RowSchema, file: str) -> None:
@@ -123,19 +67,6 @@ def check_header(found: Sequence[str], schema: RowSchema, file: str) -> None:
         found=list(found),
         path=file,
     )
-
-
-def _check_type(column: Column, found: DataType, path: str) -> None:
-    part = _misfit(column.shape, found)
-    if part is not None:
-        raise SchemaMismatch(
-            "a column of the source has another type than declared",
-            hint="correct the row class",
-            column=column.name + part,
-            declared=column.dtype,
-            found=found.simpleString(),
-            path=path,
-        )
 
 
 def _misfit(shape: Shape, found: DataType) -> str | None:

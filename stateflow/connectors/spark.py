@@ -11,7 +11,8 @@ from pyspark.sql.streaming import DataStreamReader
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns import ColumnPolicy, check_columns
+from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.columns import check_columns
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.types.spark_sql import quoted
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from traceback import extract_tb
 
 from stateflow.api.functions.process import Context
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError, cut
+from stateflow.user_lines import line_of_user
 
 _LONGEST_FACT = 500
 """Characters of a key or row in an error."""
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def described(value: object) -> str:
@@ -55,14 +52,6 @@ def naming_job_line() -> Iterator[None]:
         if where:
             e.add_facts(where=where)
         raise
-
-
-def line_of_user(error: BaseException) -> str:
-    """Returns file and line of the innermost frame outside of stateflow and the interpreter; empty without one."""
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((_PACKAGE, "<")):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
 
 
 def innermost(error: BaseException) -> str:

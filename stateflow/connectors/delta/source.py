@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.source import InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns import ColumnPolicy
+from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.delta.log.listing import list_log
 from stateflow.connectors.spark import SparkSource, with_columns
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError
