@@ -24,6 +24,7 @@ PUBLIC_CONSTRUCTORS = {
     "stateflow/connectors/spark.py": "SparkSource: the same",
     "stateflow/connectors/delta/sink.py": "DeltaSink: the same",
     "stateflow/connectors/delta/source.py": "DeltaSource: the same",
+    "stateflow/connectors/partitioned/source.py": "PartitionedSource: the same",
     "stateflow/connectors/postgres/sink.py": "PostgresSink: the same",
 }
 """Modules whose `__init__` may have more parameters than others, each with the reason."""

@@ -46,7 +46,7 @@ from stateflow.types.descriptors import (
 from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
-    from stateflow.connectors.columns import ColumnPolicy
+    from stateflow.connectors.column_policy import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
     from stateflow.connectors.files.sink import FileSink
@@ -59,12 +59,16 @@ if TYPE_CHECKING:
     from stateflow.connectors.kafka.security import KafkaSecurity
     from stateflow.connectors.kafka.sink import KafkaSink
     from stateflow.connectors.kafka.source import KafkaSource
+    from stateflow.connectors.partitioned.positions import Split
+    from stateflow.connectors.partitioned.source import PartitionedSource
+    from stateflow.connectors.partitioned.split_rows import BadRow
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
 
 _LAZY = {
     "AvroFormat": "stateflow.connectors.kafka.avro",
-    "ColumnPolicy": "stateflow.connectors.columns",
+    "BadRow": "stateflow.connectors.partitioned.split_rows",
+    "ColumnPolicy": "stateflow.connectors.column_policy",
     "DeltaSink": "stateflow.connectors.delta.sink",
     "DeltaSource": "stateflow.connectors.delta.source",
     "FileSink": "stateflow.connectors.files.sink",
@@ -75,9 +79,11 @@ _LAZY = {
     "KafkaSecurity": "stateflow.connectors.kafka.security",
     "KafkaSink": "stateflow.connectors.kafka.sink",
     "KafkaSource": "stateflow.connectors.kafka.source",
+    "PartitionedSource": "stateflow.connectors.partitioned.source",
     "PostgresSink": "stateflow.connectors.postgres.sink",
     "Raw": "stateflow.connectors.kafka.formats",
     "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
+    "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
 }
 
@@ -86,6 +92,7 @@ __all__ = [
     "AggregatingState",
     "AggregatingStateDescriptor",
     "AvroFormat",
+    "BadRow",
     "BroadcastState",
     "CheckpointListener",
     "CheckpointedFunction",
@@ -120,6 +127,7 @@ __all__ = [
     "OperatorListState",
     "OperatorStateStore",
     "OutputTag",
+    "PartitionedSource",
     "PostgresSink",
     "Raw",
     "ReduceFunction",
@@ -133,6 +141,7 @@ __all__ = [
     "SchemaRegistry",
     "Serializer",
     "SparkSource",
+    "Split",
     "StateTtlConfig",
     "StreamExecutionEnvironment",
     "Time",

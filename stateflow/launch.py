@@ -209,7 +209,7 @@ def run_if_idle(request: RunRequest) -> RunResult | None:
 def needs_spark(graph: Graph) -> bool:
     """Returns whether the job runs on Spark rather than in this process."""
     sources = [node.source for node in graph.sources]
-    if any(isinstance(source, Source) for source in sources):
+    if any(isinstance(source, Source) or source.needs_spark for source in sources):
         return True
     spark_is_allowed = all(isinstance(source, LocalSource) and source.may_use_spark for source in sources)
     return spark_is_allowed and any(map(has_transform, graph.consumed))
@@ -218,13 +218,11 @@ def needs_spark(graph: Graph) -> bool:
 def start_spark(start: StartContext, job_file: Path) -> tuple[StartContext, dict[str, Source]]:
     """Starts Spark; returns the start with its session, and the sources by uid as Spark reads them."""
     # Importing Spark takes a second, which runs without it save.
-    from stateflow.connectors.python import PythonSource
+    from stateflow.connectors.partitioned.spark_reader import as_spark_reads
     from stateflow.runtime.spark.session import job_traits, open_session
 
     spark = open_session(start.settings, job_file, job_traits(start.graph))
-    sources = {
-        n.uid: PythonSource(n.source) if isinstance(n.source, LocalSource) else n.source for n in start.graph.sources
-    }
+    sources = {n.uid: as_spark_reads(n.source) for n in start.graph.sources}
     return with_session(start, spark, list(sources.values())), sources
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.errors import CorruptInput
+from stateflow.errors import CorruptInput, cut
 from stateflow.types.columns.shapes import shape_of
 from stateflow.types.decoders import json_decoder
 
@@ -26,8 +26,8 @@ class RejectedRecord(msgspec.Struct, frozen=True):
     """A record of a source that cannot be decoded.
 
     Attributes:
-        topic: its topic.
-        partition: number of its partition.
+        topic: its topic; the name of its partition, in a source without topics.
+        partition: number of its partition; 0 in a source without topics.
         offset: its offset in the partition.
         key: its key, in the form of `value`; None without one.
         value: its value as text, or ``base64:`` and the encoded bytes if it is not UTF-8; None without one.
@@ -85,6 +85,11 @@ def rejected_in(text: str) -> CorruptInput | None:
         record = json_decoder(RejectedRecord).decode(bytes.fromhex(found[1]))
     except (msgspec.DecodeError, ValueError):
         return None
+    return rejection_error(record)
+
+
+def rejection_error(record: RejectedRecord) -> CorruptInput:
+    """Returns the error that ends a run for a rejected record."""
     return CorruptInput(
         "a record of a source cannot be decoded",
         hint="correct the declared columns or the format; to continue without such records, declare "
@@ -93,5 +98,5 @@ def rejected_in(text: str) -> CorruptInput | None:
         partition=record.partition,
         offset=record.offset,
         reason=record.reason,
-        value=record.value,
+        value=record.value if record.value is None else cut(record.value, _SHOWN),
     )

@@ -9,10 +9,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
+from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -202,10 +205,16 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows of one micro-batch, and the position after them."""
+    """Rows of one micro-batch, and the position after them.
+
+    Attributes:
+        rows: objects of the row class and, with dead letters, of `RejectedRecord`.
+        splits: for a source with splits, the same rows by the name of their split; splits without rows, too.
+    """
 
     rows: Sequence[object]
     position: str
+    splits: Mapping[str, Sequence[object]] = field(default_factory=dict)
 
 
 class LocalSource(ABC):
@@ -216,13 +225,26 @@ class LocalSource(ABC):
     """See `Source.bounded`."""
     may_use_spark: bool = False
     """Whether a job with Spark expressions, and without a source for Spark, may run on Spark with this source."""
+    needs_spark: bool = False
+    """Whether a job with this source runs on Spark."""
     start_kinds: frozenset[StartKind] = frozenset({StartKind.EARLIEST, StartKind.POSITION})
     """See `Source.start_kinds`."""
+    has_splits: bool = False
+    """Whether each part of the source has a watermark of its own. Then slices have `Slice.splits`."""
+    on_error: OnError = None
+    """See `Source.on_error`."""
 
     @property
     @abstractmethod
     def description(self) -> str:
         """See `Source.description`."""
+
+    def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
+        """See `Source.check_settings`."""
+
+    def reason(self, record: RejectedRecord) -> str:
+        """See `Source.reason`."""
+        return ""
 
     @abstractmethod
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
@@ -250,3 +272,25 @@ class LocalSource(ABC):
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`."""
         return InitialPosition(start.position)
+
+
+_POSITION = "position"
+_START = "start"
+
+
+def spark_position(position: str | None) -> dict[str, str]:
+    """Returns the offset of Spark for a position of a local source; None is the position before all input."""
+    return {_POSITION: _START if position is None else position}
+
+
+def local_position(offset: str) -> str | None:
+    """Returns the position in an offset that `spark_position` has made; None before all input, or if it is no such.
+
+    Args:
+        offset: a line of Spark's offset log.
+    """
+    try:
+        found = json_decoder(dict[str, str]).decode(offset).get(_POSITION, _START)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return None if found == _START else found

@@ -12,14 +12,13 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import LocalSource, Slice, Source
+from stateflow.api.source import LocalSource, Slice, Source, spark_position
 from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import StateflowError, StorageError
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf
 
-_START = "start"
 _numbers = count(1)
 
 
@@ -104,16 +103,16 @@ class _Reader(SimpleDataSourceStreamReader):
         self._limits = limits
 
     def initialOffset(self) -> dict[str, str]:
-        return {"position": _START}
+        return spark_position(None)
 
     def read(self, start: dict[str, str]) -> tuple[Iterator[tuple[object, ...]], dict[str, str]]:
         found = self._slice(start)
         if found is None:
             return iter(()), start
-        return self._tuples(found.rows), {"position": found.position}
+        return self._tuples(found.rows), spark_position(found.position)
 
     def readBetweenOffsets(self, start: dict[str, str], end: dict[str, str]) -> Iterator[tuple[object, ...]]:
-        with _forwarded_errors():
+        with forwarded_errors():
             known = self._source.between(_position(start), end["position"])
         if known is not None:
             yield from self._tuples(known)
@@ -126,10 +125,10 @@ class _Reader(SimpleDataSourceStreamReader):
                     "a source did not return the rows that it returned before", start=str(at), end=str(end)
                 )
             yield from self._tuples(found.rows)
-            at = {"position": found.position}
+            at = spark_position(found.position)
 
     def _slice(self, offset: dict[str, str]) -> Slice | None:
-        with _forwarded_errors():
+        with forwarded_errors():
             return self._source.read(_position(offset), self._limits)
 
     def _tuples(self, rows: Sequence[object]) -> Iterator[tuple[object, ...]]:
@@ -141,12 +140,11 @@ class _Reader(SimpleDataSourceStreamReader):
 
 
 def _position(offset: dict[str, str]) -> str | None:
-    position = offset["position"]
-    return None if position == _START else position
+    return None if offset == spark_position(None) else offset["position"]
 
 
 @contextmanager
-def _forwarded_errors() -> Iterator[None]:
+def forwarded_errors() -> Iterator[None]:
     """Encodes errors of stateflow in a message, since Spark forwards only messages."""
     try:
         yield

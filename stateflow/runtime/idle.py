@@ -6,12 +6,11 @@ ends. Such a start is *idle*. Whatever is uncertain makes it a normal start.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import LocalSource, Source, local_position
 from stateflow.checkpoint.history import background_failures
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryKind, Manifest, SparkPosition
@@ -172,9 +171,8 @@ def has_new_input(source: Source | LocalSource, offset: str, logs: Sequence[byte
     try:
         if isinstance(source, Source):
             return source.has_new_input(offset, logs)
-        # As `PythonSource` stores the positions of a local source.
-        position = json.loads(offset)["position"]
-        return source.has_new_input(position) if isinstance(position, str) and position != "start" else None
+        position = local_position(offset)
+        return None if position is None else source.has_new_input(position)
     except Exception as e:
         # A client's library or a user's source may raise anything. The run that follows reads the source anyway.
         log.warning(

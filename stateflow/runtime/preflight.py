@@ -148,8 +148,7 @@ def _runner(start: StartContext) -> None:
 
 def _source_settings(start: StartContext) -> None:
     for node in start.graph.sources:
-        if isinstance(node.source, Source):
-            node.source.check_settings(start.settings.source)
+        node.source.check_settings(start.settings.source)
 
 
 def _sink_tables(start: StartContext) -> None:

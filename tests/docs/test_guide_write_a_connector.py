@@ -1,15 +1,19 @@
-"""The guide *write a connector*: its sink passes the conformance suite, as the guide runs it."""
+"""The guide *write a connector*: its sink passes the conformance suite as the guide runs it, and its source is read."""
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 
 from stateflow.connectors.foreach_batch import ForeachBatchSink, OutputBatch
+from stateflow.launch import RunRequest, run_job
 from tests.docs.pages import ROOT, blocks, read, section
+from tests.support import folder_tables
 
 
 def test_the_sink_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
@@ -41,3 +45,29 @@ def test_the_function_of_the_guide_is_called() -> None:
     exec(example, names)
     assert isinstance(names["sink"], ForeachBatchSink)
     names["send"](pa.table({"id": [1]}), OutputBatch("j", "out", 3, "a"))  # type: ignore[operator]
+
+
+def test_the_source_of_the_guide_reads_each_row_once(tmp_path: Path) -> None:
+    [module] = blocks(section(read("write-a-connector"), "A source with partitions"), "python")
+    job = f"""{module}
+from stateflow.testing.sinks import FolderSink
+
+def build(env):
+    source = SqliteEvents({str(tmp_path)!r}, split_size=2)
+    source.needs_spark = False
+    env.from_source(source, uid="events").sink_to(FolderSink({str(tmp_path / "out")!r}), uid="out")
+"""
+    (tmp_path / "job.py").write_text(job)
+    for number in range(3):
+        _insert(tmp_path / "a.db", number)
+        _insert(tmp_path / f"b{number}.db", 10 + number, 20 + number)
+        result = run_job(RunRequest(tmp_path / "job.py", str(tmp_path / "root"), ({"local_dir": str(tmp_path / "l")},)))
+        assert result.rows_in == 3
+    found = [row["number"] for row in folder_tables.rows(tmp_path / "out")]
+    assert sorted(found) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+
+
+def _insert(file: Path, *numbers: int) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS events (number INTEGER, text TEXT)")
+        database.executemany("INSERT INTO events VALUES (?, ?)", [(number, "text") for number in numbers])

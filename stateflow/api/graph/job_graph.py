@@ -41,7 +41,7 @@ class Graph:
         Raises JobDefinitionError for a missing or duplicate uid.
         """
         self._check_uid("source", uid)
-        if isinstance(source, LocalSource) or not source.has_splits:
+        if not source.has_splits:
             node = SourceNode(uid, source, source.schema)
             self.sources.append(node)
             return node

@@ -14,8 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.graph.nodes import Keying, Node, PartialNode, RowsNode, SourceNode, UnionNode, WatermarkNode
+from stateflow.api.graph.nodes import (
+    Keying,
+    Node,
+    PartialNode,
+    RecordsNode,
+    RowsNode,
+    SourceNode,
+    UnionNode,
+    WatermarkNode,
+)
 from stateflow.api.graph.traversal import leaves_of
+from stateflow.api.hidden_columns import RejectedRecord
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
@@ -148,6 +158,9 @@ def _rows_of(node: Node, inputs: _Rows, info: BatchInfo) -> Iterator[_LocatedRow
         yield from inputs.get(node, ())
     elif isinstance(node, WatermarkNode):
         yield from _rows_of(node.parent, inputs, info)
+    elif isinstance(node, RecordsNode):
+        found = _rows_of(node.parent, inputs, info)
+        yield from (located for located in found if isinstance(located.row, RejectedRecord) == node.rejected)
     elif isinstance(node, UnionNode):
         together = [located for parent in node.parents for located in _rows_of(parent, inputs, info)]
         yield from (replace(located, position=n) for n, located in enumerate(together))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 
+from stateflow.api.hidden_columns import RejectedRecord
+from stateflow.api.schema import Column
 from stateflow.api.source import LocalSource, Slice
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourcePosition
 from stateflow.config.settings import SourceSettings
@@ -15,7 +17,9 @@ from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.row_conversion import latest_time
 from stateflow.runtime.user_code import innermost
+from stateflow.types.columns.conversion import to_column
 
 _SHORTEST_PAUSE = timedelta(milliseconds=1)
 
@@ -58,10 +62,10 @@ def _until_reached(
     while bounds.reached is None:
         if run.stopped:
             return STOPPED
-        rows, positions = _read(run, sources)
-        if not rows:
+        slices, positions = _read(run, sources)
+        if not slices:
             return run_ticks(run, bounds, on_batch)
-        on_batch(run.run_batch(rows, partial(_fixed, Positions(positions))))
+        on_batch(_run_slices(run, slices, positions))
         bounds.count_batch()
     return STOPPED if run.stopped else bounds.reached
 
@@ -75,10 +79,10 @@ def _until_stopped(
     while not run.stopped and bounds.reached is None:
         now = clock.monotonic()
         if now >= next_poll:
-            rows, positions = _read(run, sources)
-            next_poll = now + (interval or (timedelta() if rows else IDLE_INTERVAL)).total_seconds()
-            if rows:
-                on_batch(run.run_batch(rows, partial(_fixed, Positions(positions))))
+            slices, positions = _read(run, sources)
+            next_poll = now + (interval or (timedelta() if slices else IDLE_INTERVAL)).total_seconds()
+            if slices:
+                on_batch(_run_slices(run, slices, positions))
                 bounds.count_batch()
                 continue
             caught_up = True
@@ -91,19 +95,38 @@ def _fixed(positions: Positions, _folder: str) -> Positions:
     return positions
 
 
-def _read(run: JobRun, sources: Mapping[str, LocalSource]) -> tuple[dict[str, Sequence[object]], list[SourcePosition]]:
-    """Reads a slice of each source that has one. Returns the rows by uid, and the positions of all sources after it."""
+def _run_slices(run: JobRun, slices: Mapping[str, Slice], positions: list[SourcePosition]) -> BatchResult:
+    times = {
+        node.uid: _latest_by_split(node.source.schema.column(column), slices[node.uid])
+        for node in run.job.plan.sources
+        if node.uid in slices and (column := run.job.plan.times_of_splits.get(node.uid))
+    }
+    rows = {uid: found.rows for uid, found in slices.items()}
+    return run.run_batch(rows, partial(_fixed, Positions(positions, split_times=times)))
+
+
+def _latest_by_split(column: Column, found: Slice) -> dict[str, int | None]:
+    """Returns the latest event time of each split in milliseconds since 1970; None for a split without rows."""
+    latest = {}
+    for split, rows in found.splits.items():
+        times = [getattr(row, column.name) for row in rows if not isinstance(row, RejectedRecord)]
+        latest[split] = latest_time(to_column(column.shape, times))
+    return latest
+
+
+def _read(run: JobRun, sources: Mapping[str, LocalSource]) -> tuple[dict[str, Slice], list[SourcePosition]]:
+    """Reads a slice of each source that has one. Returns them by uid, and the positions of all sources after them."""
     before = {p.uid: p.offset for p in run.positions}
-    rows: dict[str, Sequence[object]] = {}
+    slices: dict[str, Slice] = {}
     positions = []
     for uid, description in run.job.sources:
         offset = before.get(uid, NOT_BEGUN)
         found = _slice(uid, sources[uid], None if offset == NOT_BEGUN else offset, run.job.settings.source)
         if found is not None:
-            rows[uid] = found.rows
+            slices[uid] = found
             offset = found.position
         positions.append(SourcePosition(uid=uid, description=description, offset=offset))
-    return rows, positions
+    return slices, positions
 
 
 def _slice(uid: str, source: LocalSource, position: str | None, limits: SourceSettings) -> Slice | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import LocalSource, Source, local_position
 from stateflow.checkpoint.history import external_savepoints
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SinkMode, SourcePosition
@@ -246,8 +246,9 @@ def _replayable(
         return None, None
     if isinstance(source, Source) and logs is not None:
         return source.holds(position.offset, logs), source.files_since(position.offset, logs)
-    if isinstance(source, LocalSource) and target.spark is None:
-        return source.holds(position.offset), None
+    if isinstance(source, LocalSource):
+        offset = position.offset if target.spark is None else local_position(position.offset)
+        return None if offset is None else source.holds(offset), None
     return None, None
 
 

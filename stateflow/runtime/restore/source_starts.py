@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind, StartPosition
+from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind, StartPosition, spark_position
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.restore.source_positions import SourceStart
 from stateflow.errors import ConfigError, StateflowError
@@ -66,8 +66,7 @@ def choose_starts(
         found = _initial_position(uid, source, _parsed(option, value, at))
         offset = found.offset
         if target.spark is not None and isinstance(source, LocalSource) and offset != "-":
-            # As `connectors.python` reads a local source on Spark.
-            offset = json.dumps({"position": offset})
+            offset = json.dumps(spark_position(offset))
         starts[uid] = SourceStart(offset=offset, logs=found.logs)
         if found.text:
             texts[uid] = found.text

@@ -1,0 +1,1 @@
+"""A source in Python whose partitions Spark reads in parallel."""

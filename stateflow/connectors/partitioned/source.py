@@ -1,0 +1,290 @@
+"""A source in Python with partitions, which tasks of Spark read in parallel."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.schema import RowSchema
+from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.arguments import check_choice
+from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.partitioned.positions import (
+    Available,
+    Offsets,
+    Split,
+    format_position,
+    gaps_after,
+    has_new_rows,
+    limited_end,
+    misfit,
+    parse_position,
+    splits_between,
+    uncovered,
+    without_lost,
+)
+from stateflow.connectors.partitioned.split_rows import Chunk, RowRules, chunks_of
+from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
+from stateflow.types.columns.conversion import to_objects
+from stateflow.user_lines import line_of_user
+
+log = logging.getLogger(__name__)
+
+CONTINUE = "continue"
+_SHOWN_GAPS = 5
+
+
+class PartitionedSource(LocalSource):
+    """Base class of a source in Python, whose partitions tasks read in parallel.
+
+    A partition is a sequence of rows with growing offsets, such as a topic's partition, a shard, or a table with a
+    serial number. A position has the next offset of each partition, is stored in the checkpoint, and is restored
+    exactly. On Spark, the driver calls `ends`, `starts` and `plan_splits`, and tasks call `read_split`. The object is
+    sent to them: it has settings, and no connections. `description` must identify the data: a restore refuses to
+    continue from a position of other data.
+
+    Args:
+        schema: row class of the rows.
+        start: where a job begins that has no position yet: ``"earliest"`` or ``"latest"``.
+        columns: what happens if rows that are no objects of the row class have other columns: which ones are ignored,
+            or null. An Arrow batch that does not fit ends the run; a dict that does not fit is a row that does not.
+        on_error: what happens to rows that do not fit the row class, and to `BadRow` objects: ``"fail"``, or
+            `DeadLetters`; `get_dead_letters` of the stream then has them, with partition and offset.
+        on_data_loss: what happens if the source no longer has rows that were not read: ``"fail"``, or ``"continue"``
+            with a warning.
+        split_size: largest number of offsets that a task reads; None for one split per partition.
+
+    Attributes:
+        needs_spark: whether a job with this source runs on Spark. Otherwise, and without other sources of Spark, the
+            run reads one split after another in its own process, as tests do.
+
+    Raises:
+        ConfigError: an argument is not one of its values.
+        JobDefinitionError: the row class has a field of an unsupported type.
+    """
+
+    needs_spark = True
+    has_splits = True
+    start_kinds = frozenset({StartKind.EARLIEST, StartKind.LATEST, StartKind.POSITION})
+
+    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments with defaults
+        self,
+        *,
+        schema: type[object],
+        start: Literal["earliest", "latest"] = "earliest",
+        columns: ColumnPolicy | None = None,
+        on_error: str | DeadLetters = FAIL,
+        on_data_loss: Literal["fail", "continue"] = "fail",
+        split_size: int | None = None,
+    ) -> None:
+        check_choice("start", start, (StartKind.EARLIEST.value, StartKind.LATEST.value))
+        check_choice("on_data_loss", on_data_loss, (FAIL, CONTINUE))
+        if split_size is not None and split_size < 1:
+            raise ConfigError(
+                "the size of a split must be positive", hint="pass a number of rows", split_size=split_size
+            )
+        self.schema = RowSchema.of(schema)
+        self.on_error = checked_policy(on_error)
+        self.columns = columns or ColumnPolicy()
+        self._start = StartKind(start)
+        self._continues = on_data_loss == CONTINUE
+        self._split_size = split_size
+
+    def __repr__(self) -> str:
+        return self.description
+
+    @abstractmethod
+    def ends(self) -> Mapping[str, int]:
+        """Returns the offset after the last row of each partition, by name. A new partition is read from its start."""
+
+    def starts(self) -> Mapping[str, int]:
+        """Returns the first offset of each partition that still exists; partitions that are missing here begin at 0."""
+        return {}
+
+    @abstractmethod
+    def read_split(self, split: Split) -> Iterable[object]:
+        """Returns the rows of a partition from ``split.start`` up to, and without, ``split.end``.
+
+        Called once for each attempt of a task; must return the same rows whenever it is called.
+
+        Returns:
+            objects of the row class, dicts, Arrow batches or tables, and `BadRow` for what cannot be decoded. A
+            generator keeps little in memory.
+        """
+
+    def plan_splits(self, start: Offsets, end: Offsets) -> Sequence[Split]:
+        """Returns the splits of a batch. Override it to divide partitions in another way.
+
+        All offsets between the two positions must be in exactly one split.
+
+        Args:
+            start: the position before the batch.
+            end: the position after it.
+        """
+        return splits_between(start, end, self._split_size)
+
+    # -- what the runtime calls ---------------------------------------------------------------------------------------
+
+    def check_settings(self, limits: SourceSettings) -> None:
+        """Raises ConfigError for a limit of files, which the source does not have."""
+        if limits.max_files_per_batch is not None:
+            raise ConfigError(
+                "source.max_files_per_batch has no effect on this source",
+                hint="set source.max_rows_per_batch",
+                source=self.description,
+            )
+
+    def available(self) -> Available:
+        """Returns the offsets that the source has now.
+
+        Raises:
+            UserCodeError: they are invalid.
+            BatchFailed: the user's code raised an exception that is not one of stateflow.
+        """
+        with self.forwarded_errors("the offsets of a source cannot be read"):
+            # In this order: retention must not remove all that `ends` has seen.
+            starts, ends = self.starts(), self.ends()
+        wrong = misfit(starts) or misfit(ends)
+        found = Available(starts, ends)
+        wrong = wrong or found.invalid
+        if wrong:
+            raise UserCodeError(
+                "a source has returned invalid offsets",
+                hint="return whole numbers of zero or more by name, with starts that are not after the ends",
+                source=self.description,
+                reason=wrong[:500],
+            )
+        return found
+
+    def first_position(self) -> str:
+        """Returns the position at which a new job begins."""
+        available = self.available()
+        return format_position(available.earliest if self._start is StartKind.EARLIEST else available.ends)
+
+    def next_position(self, position: str, limits: SourceSettings, target: Offsets | None = None) -> str:
+        """Returns the position after the next batch; `position` itself if there is no new input.
+
+        Args:
+            target: ends that must not be passed; None for those of now.
+
+        Raises:
+            InputLost: rows after the position no longer exist, and the source must not continue without them.
+        """
+        before, available = self.parsed(position), self.available()
+        if target is not None:
+            available = available.until(target, before)
+        start = self._existing(before, available)
+        end = limited_end(start, available.ends, limits.max_rows_per_batch)
+        return position if end == before else format_position(end)
+
+    def splits_of(self, position: str, end: str) -> list[Split]:
+        """Returns the splits between two positions."""
+        before, after = self.parsed(position), self.parsed(end)
+        # Its ends are those of the batch: a partition that was created again may have more by now.
+        start = self._existing(before, Available(self.available().starts, after))
+        with self.forwarded_errors("the splits of a source cannot be planned"):
+            found = list(self.plan_splits(start, after))
+        wrong = uncovered(found, start, after)
+        if wrong:
+            raise UserCodeError(
+                "a source has planned splits that are not what is between two positions",
+                hint="correct plan_splits",
+                source=self.description,
+                reason=wrong[:500],
+            )
+        return found
+
+    def chunks(self, split: Split) -> Iterator[Chunk]:
+        """Yields the rows of a split. Raises, in addition to what `chunks_of` does, BatchFailed for the user's code."""
+        rules = RowRules(self.schema, self.columns, self.on_error, self.description)
+        with self.forwarded_errors("a split of a source cannot be read", split=split):
+            yield from chunks_of(self.read_split(split), split, rules)
+
+    def check_position(self, position: str) -> None:
+        """Raises InputLost if rows after a position no longer exist, and the source must not continue without them."""
+        self._existing(self.parsed(position), self.available())
+
+    def parsed(self, position: str) -> dict[str, int]:
+        """Returns the offsets of a position. Raises ConfigError if it is not one of such a source."""
+        try:
+            return parse_position(position)
+        except ValueError as e:
+            raise ConfigError(
+                "a position is not one of a partitioned source",
+                hint='such as {"a":1200,"b":1150}, with the next offset of each partition',
+                source=self.description,
+                position=position[:500],
+                reason=str(e)[:500],
+            ) from e
+
+    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
+        """See `LocalSource.read`: reads all splits of a batch, one after another."""
+        start = self.first_position() if position is None else position
+        end = self.next_position(start, limits)
+        if end == position:
+            return None
+        rows: dict[str, list[object]] = {name: [] for name in sorted(self.parsed(end))}
+        for split in self.splits_of(start, end):
+            for chunk in self.chunks(split):
+                found = to_objects(self.schema.shape, chunk.columns.to_struct_array())
+                rows[split.partition] += [*found, *chunk.rejected]
+        return Slice([row for part in rows.values() for row in part], end, rows)
+
+    def holds(self, position: str) -> bool | None:
+        """See `LocalSource.holds`; None if the source does not answer."""
+        try:
+            return not any(gaps_after(self.parsed(position), self.available()))
+        except (BatchFailed, StorageError):
+            # A restore must be possible while the system that is read is not.
+            return None
+
+    def has_new_input(self, position: str) -> bool | None:
+        """See `LocalSource.has_new_input`: compares the position with the ends of all partitions."""
+        return has_new_rows(self.parsed(position), self.available())
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """See `Source.initial_position`: the ends of all partitions, or given offsets such as ``{"a":12}``."""
+        if start.kind is StartKind.LATEST:
+            return InitialPosition(format_position(self.available().ends))
+        return InitialPosition(format_position(self.parsed(start.position)))
+
+    def _existing(self, position: Offsets, available: Available) -> dict[str, int]:
+        """Returns where to continue, which is the position and new partitions unless something is lost."""
+        gaps = list(gaps_after(position, available))
+        shown = [str(gap) for gap in gaps[:_SHOWN_GAPS]]
+        if len(gaps) > _SHOWN_GAPS:
+            shown.append(f"and {len(gaps) - _SHOWN_GAPS} more partitions")
+        if gaps and not self._continues:
+            raise InputLost(
+                "a source no longer has rows that were not read",
+                hint='to continue without them, set on_data_loss="continue" of the source, or restore with --source '
+                "UID=earliest or another position",
+                source=self.description,
+                lost=shown,
+            )
+        if gaps:
+            log.warning("continuing after lost rows: source=%s lost=%s", self.description, shown)
+        return without_lost(position, available)
+
+    @contextmanager
+    def forwarded_errors(self, what: str, split: Split | None = None) -> Iterator[None]:
+        """Translates exceptions of the user's code, which a new run may not meet, into BatchFailed."""
+        try:
+            yield
+        except StateflowError:
+            raise
+        except Exception as e:
+            facts = {} if split is None else {"split": f"{split.partition} [{split.start}, {split.end})"}
+            raise BatchFailed(
+                what,
+                hint="a new run continues from the last checkpoint; if that fails as well, fix the source",
+                source=self.description,
+                **facts,
+                reason=f"{type(e).__name__}: {e}"[:500],
+                where=line_of_user(e),
+            ) from e

@@ -1,0 +1,462 @@
+"""A source in Python with partitions: positions, splits, limits, and rows that do not fit the row class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import BadRow, ColumnPolicy, DeadLetters, PartitionedSource, Split
+from stateflow.api.hidden_columns import RejectedRecord
+from stateflow.api.source import StartKind, StartPosition, local_position, spark_position
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.partitioned.positions import limited_end
+from stateflow.environment import StreamExecutionEnvironment
+from stateflow.errors import (
+    BatchFailed,
+    ConfigError,
+    CorruptInput,
+    InputLost,
+    JobDefinitionError,
+    SchemaMismatch,
+    StorageError,
+    UserCodeError,
+)
+from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, TimerJobs
+from tests.support.errors import raises
+from tests.support.local_jobs import LocalJobs
+
+NO_LIMITS = SourceSettings()
+
+
+class Item(msgspec.Struct):
+    name: str
+    number: int
+    note: str | None = None
+
+
+class Lists(PartitionedSource):
+    """Partitions in memory: a list of items by name, of which the first ones may be gone."""
+
+    needs_spark = False
+
+    def __init__(self, items: Mapping[str, Sequence[object]], row: type = Item, **arguments: Any) -> None:
+        super().__init__(schema=row, **arguments)
+        self.items = dict(items)
+        self.first: dict[str, int] = {}
+
+    @property
+    def description(self) -> str:
+        return "Lists"
+
+    def starts(self) -> Mapping[str, int]:
+        return self.first
+
+    def ends(self) -> Mapping[str, int]:
+        return {name: len(items) for name, items in self.items.items()}
+
+    def read_split(self, split: Split) -> Iterator[object]:
+        yield from self.items[split.partition][split.start : split.end]
+
+
+def _items(name: str, count: int, first: int = 0) -> list[object]:
+    return [Item(name, number) for number in range(first, first + count)]
+
+
+def _rows(source: Lists, position: str | None = None, limits: SourceSettings = NO_LIMITS) -> list[object]:
+    found = source.read(position, limits)
+    return [] if found is None else list(found.rows)
+
+
+# -- positions --------------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),  # the partition that grows, and exists from then on
+        st.integers(0, 9),
+        st.none() | st.integers(1, 12),  # the limit of the batch
+        st.integers(0, 3),  # how many committed positions a restore goes back, before the batch
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(STEPS, st.none() | st.integers(1, 4))
+def test_each_row_is_read_once_after_a_position_whatever_the_batches_are(
+    steps: list[tuple[str, int, int | None, int]], split_size: int | None
+) -> None:
+    source = Lists({}, split_size=split_size)
+    committed: list[tuple[str | None, list[object]]] = [(None, [])]
+    for name, more, limit, back in steps:
+        known = source.items.setdefault(name, [])
+        source.items[name] = [*known, *_items(name, more, len(known))]
+        del committed[max(1, len(committed) - back) :]
+        position, before = committed[-1]
+        found = source.read(position, SourceSettings(max_rows_per_batch=limit))
+        if found is None:
+            assert source.has_new_input(str(position)) is False
+            continue
+        committed.append((found.position, [*before, *found.rows]))
+        offsets = source.parsed(found.position)
+        assert offsets.keys() == source.items.keys()
+        wanted = [item for name, end in sorted(offsets.items()) for item in source.items[name][:end]]
+        assert sorted(committed[-1][1], key=repr) == sorted(wanted, key=repr)
+        if limit is not None:
+            assert len(found.rows) <= max(limit, len(source.items))
+        # Not restored, but planned again, as after a failed task.
+        start = position or source.first_position()
+        splits = source.splits_of(start, found.position)
+        assert splits == source.splits_of(start, found.position)
+        assert all(split.end - split.start <= (split_size or 1000) for split in splits)
+
+
+OFFSETS = st.dictionaries(st.sampled_from("abcde"), st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1)
+
+
+@given(OFFSETS, st.integers(1, 1000))
+def test_every_partition_with_rows_makes_progress_within_the_limit(
+    partitions: dict[str, tuple[int, int]], limit: int
+) -> None:
+    start = {name: first for name, (first, _) in partitions.items()}
+    ends = {name: first + count for name, (first, count) in partitions.items()}
+    end = limited_end(start, ends, limit)
+    taken = {name: end[name] - start[name] for name in start}
+    new = {name for name, (_, count) in partitions.items() if count}
+    assert {name for name, count in taken.items() if count > 0} == new
+    assert all(0 <= count <= partitions[name][1] for name, count in taken.items())
+    assert sum(taken.values()) <= max(limit, len(new))
+
+
+def test_a_job_can_begin_at_the_end_and_a_partition_that_appears_later_is_read_from_its_start() -> None:
+    source = Lists({"a": _items("a", 3)}, start="latest")
+    first = source.read(None, NO_LIMITS)
+    assert first is not None and (first.rows, json.loads(first.position)) == ([], {"a": 3})
+    assert source.read(first.position, NO_LIMITS) is None
+    source.items |= {"a": _items("a", 5), "b": _items("b", 2)}
+    assert _rows(source, first.position) == [*_items("a", 2, first=3), *_items("b", 2)]
+
+
+def test_a_query_over_what_is_available_now_ends_however_fast_partitions_grow_and_appear() -> None:
+    source = Lists({"a": _items("a", 3)})
+    position, target = source.first_position(), source.available().ends
+    reached = []
+    for number in range(4):
+        source.items |= {"a": _items("a", 10 + number), f"new-{number}": _items("b", 1)}
+        position = source.next_position(position, SourceSettings(max_rows_per_batch=2), target)
+        reached.append(source.parsed(position))
+    assert reached == [{"a": 2}, {"a": 3}, {"a": 3}, {"a": 3}]
+
+
+def test_a_position_is_chosen_by_its_kind_or_given_as_offsets() -> None:
+    source = Lists({"b": _items("b", 2), "a": _items("a", 3)})
+    latest = source.initial_position(StartPosition(StartKind.LATEST, datetime(2026, 1, 1, tzinfo=UTC)))
+    assert latest.offset == '{"a":3,"b":2}'
+    given = source.initial_position(StartPosition(StartKind.POSITION, position='{"b": 1, "a": 0}'))
+    assert given.offset == '{"a":0,"b":1}'
+    assert _rows(source, given.offset) == [*_items("a", 3), *_items("b", 1, first=1)]
+    assert local_position(json.dumps(spark_position(given.offset))) == given.offset
+    assert local_position(json.dumps(spark_position(None))) is None
+
+
+@pytest.mark.parametrize("position", ["", "7", "[1]", '{"a":-1}', '{"a":1.5}', '{"a":true}', '{"":1}', '{"a":1e400}'])
+def test_what_is_no_position_is_refused(position: str) -> None:
+    with raises(ConfigError, source="Lists", position=position):
+        Lists({"a": []}).initial_position(StartPosition(StartKind.POSITION, position=position))
+
+
+@pytest.mark.parametrize(
+    ("items", "first", "position", "lost", "continues_with"),
+    [
+        ({"a": 9}, {"a": 5}, {"a": 2}, "a: offsets [2, 5)", [("a", 5), ("a", 6), ("a", 7), ("a", 8)]),
+        ({"b": 1}, {}, {"a": 2, "b": 1}, "a: no longer exists; the position is 2", []),
+        ({"a": 2}, {}, {"a": 7}, "a: ends at 2, before the position 7", [("a", 0), ("a", 1)]),
+    ],
+    ids=["removed", "vanished", "created-again"],
+)
+def test_rows_that_are_gone_end_the_run_before_a_batch_unless_the_source_may_continue(
+    items: dict[str, int],
+    first: dict[str, int],
+    position: dict[str, int],
+    lost: str,
+    continues_with: list[tuple[str, int]],
+) -> None:
+    source = Lists({name: _items(name, count) for name, count in items.items()})
+    source.first = first
+    text = json.dumps(position)
+    for call in (source.check_position, lambda at: source.read(at, NO_LIMITS)):
+        with raises(InputLost, source="Lists", lost=[lost]):
+            call(text)
+    assert source.holds(text) is False
+    assert source.has_new_input(text) is None
+    lenient = Lists(source.items, on_data_loss="continue")
+    lenient.first = first
+    lenient.check_position(text)
+    found = lenient.read(text, NO_LIMITS)
+    assert found is not None
+    assert [(row.name, row.number) for row in found.rows] == continues_with  # type: ignore[attr-defined]
+    assert lenient.parsed(found.position) == items
+    assert lenient.holds(found.position) is True
+
+
+def test_a_partition_that_was_created_again_is_read_from_its_start_also_once_longer_than_before() -> None:
+    source = Lists({"a": _items("a", 3)}, on_data_loss="continue")
+    end = source.next_position('{"a":7}', NO_LIMITS)
+    source.items["a"] = _items("a", 20)
+    assert source.splits_of('{"a":7}', end) == [Split("a", 0, 3)]
+
+
+# -- the user's code --------------------------------------------------------------------------------------------------
+
+
+class Broken(Lists):
+    """Raises an exception, or returns what is wrong, where a test wants it."""
+
+    def __init__(self, **results: Any) -> None:
+        super().__init__({"a": _items("a", 4)})
+        self.results = results
+
+    def _result(self, name: str, otherwise: Callable[[], Any]) -> Any:
+        result = self.results.get(name)
+        if isinstance(result, Exception):
+            raise result
+        return otherwise() if result is None else result
+
+    def starts(self) -> Mapping[str, int]:
+        return self._result("starts", super().starts)  # type: ignore[no-any-return]
+
+    def ends(self) -> Mapping[str, int]:
+        return self._result("ends", super().ends)  # type: ignore[no-any-return]
+
+    def plan_splits(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[Split]:
+        return self._result("plan_splits", lambda: [Split("a", 0, 4)])  # type: ignore[no-any-return]
+
+    def read_split(self, split: Split) -> Iterator[object]:
+        return self._result("read_split", lambda: self.items["a"])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["starts", "ends", "plan_splits", "read_split"])
+def test_an_exception_of_the_user_s_code_has_its_class_and_line_and_may_be_retried(name: str) -> None:
+    with raises(BatchFailed, source="Lists", reason="LookupError: no such page") as caught:
+        Broken(**{name: LookupError("no such page")}).read(None, NO_LIMITS)
+    file, _, line = str(caught.value.facts["where"]).rpartition(":")
+    assert file == __file__ and "raise result" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert caught.value.retryable
+    with raises(StorageError):
+        Broken(**{name: StorageError("the service does not answer")}).read(None, NO_LIMITS)
+
+
+def test_a_restore_is_possible_while_the_system_does_not_answer() -> None:
+    assert Broken(ends=OSError("no route")).holds('{"a":1}') is None
+    assert Broken(ends=StorageError("no route")).holds('{"a":1}') is None
+    assert Broken().holds('{"a":1}') is True
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {"ends": {"a": -1}},
+        {"ends": {"a": 1.5}},
+        {"ends": {"a": 2**63}},
+        {"ends": {1: 1}},
+        {"ends": 3},
+        {"starts": {"a": 5}},
+        {"plan_splits": []},
+        {"plan_splits": [Split("a", 0, 3)]},
+        {"plan_splits": [Split("a", 0, 2), Split("a", 3, 4)]},
+        {"plan_splits": [Split("a", 0, 3), Split("a", 2, 4)]},
+        {"plan_splits": [Split("a", 0, 4), Split("b", 0, 1)]},
+        {"plan_splits": [Split("a", 0, 5)]},
+        {"read_split": [3]},
+    ],
+    ids=str,
+)
+def test_what_the_user_s_code_returns_is_checked_before_rows_can_be_lost(results: dict[str, Any]) -> None:
+    with raises(UserCodeError, source="Lists"):
+        Broken(**results).read(None, NO_LIMITS)
+
+
+def test_splits_can_be_planned_in_another_way() -> None:
+    halves = [Split("a", 2, 4, "second"), Split("a", 0, 2, "first")]
+    source = Broken(plan_splits=halves, read_split=_items("a", 2))
+    assert source.splits_of('{"a":0}', '{"a":4}') == halves
+
+
+@pytest.mark.parametrize("arguments", [{"start": "first"}, {"on_data_loss": "ignore"}, {"split_size": 0}])
+def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Lists({}, **arguments)
+    with raises(JobDefinitionError):
+        Lists({}, on_error="ignore")
+    with raises(ConfigError, source="Lists"):
+        Lists({}).check_settings(SourceSettings(max_files_per_batch=1))
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _row(**values: object) -> dict[str, object]:
+    return {"name": "a", "number": 1, "note": None, **values}
+
+
+def test_rows_are_objects_dicts_or_arrow_data() -> None:
+    table = pa.table({"number": pa.array([3, 4], pa.int16()), "name": ["a", "b"], "note": ["x", None]})
+    source = Lists({"p": [Item("a", 1), _row(number=2), table, *table.to_batches()]})
+    numbers = [(row.name, row.number, row.note) for row in _rows(source)]  # type: ignore[attr-defined]
+    assert numbers == [("a", 1, None), ("a", 2, None), *[("a", 3, "x"), ("b", 4, None)] * 2]
+
+
+BAD: list[tuple[object, str]] = [
+    (_row(number="1"), "number"),
+    (_row(name=None), "name"),
+    ({"name": "a", "number": 1}, "note"),
+    (Item("a", "1"), "number"),  # type: ignore[arg-type]
+    (Item(None, 1), "name"),  # type: ignore[arg-type]
+    (BadRow(b"\xff", "not a record"), "not a record"),
+    (BadRow("{", "not a record", offset=77), "not a record"),
+]
+
+
+def test_rows_that_do_not_fit_are_rejected_one_by_one_with_their_position() -> None:
+    rows = [Item("a", 0), *(bad for bad, _ in BAD), Item("a", 9)]
+    found = _rows(Lists({"p": rows}, on_error=DeadLetters(budget=9)))
+    assert [row for row in found if isinstance(row, Item)] == [Item("a", 0), Item("a", 9)]
+    records = sorted((row for row in found if isinstance(row, RejectedRecord)), key=lambda each: each.offset)
+    assert [record.offset for record in records] == [1, 2, 3, 4, 5, 6, 77]
+    assert {record.topic for record in records} == {"p"}
+    for record, (_, reason) in zip(records, BAD, strict=True):
+        assert reason in record.reason
+    assert json.loads(records[3].value or "") == {"name": "a", "number": "1", "note": None}
+    assert [record.value for record in records[5:]] == ["base64:/w==", "{"]
+
+
+@pytest.mark.parametrize("bad", [bad for bad, _ in BAD], ids=str)
+def test_without_dead_letters_a_row_that_does_not_fit_ends_the_run(bad: object) -> None:
+    with raises(CorruptInput, topic="p", partition=0):
+        Lists({"p": [Item("a", 0), bad]}).read(None, NO_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "row", "wanted"),
+    [
+        (ColumnPolicy(), {"more": 1}, [("a", 1, None)]),
+        (ColumnPolicy(added="refuse"), {"more": 1}, None),
+        (ColumnPolicy(missing="null"), {"note": ...}, [("a", 1, None)]),
+        (ColumnPolicy(), {"note": ...}, None),
+        (ColumnPolicy(missing="null"), {"number": ...}, None),
+    ],
+    ids=["added", "added-refused", "missing-null", "missing-refused", "missing-required"],
+)
+def test_columns_of_a_dict_and_of_an_arrow_batch_follow_the_same_policy(
+    policy: ColumnPolicy, row: dict[str, object], wanted: list[tuple[object, ...]] | None
+) -> None:
+    values = {name: value for name, value in _row(**row).items() if value is not ...}
+    kinds = {"name": pa.string(), "number": pa.int64(), "note": pa.string(), "more": pa.int64()}
+    batch = pa.RecordBatch.from_pylist([values], pa.schema([(name, kinds[name]) for name in values]))
+    for item, error in ((values, CorruptInput), (batch, SchemaMismatch)):
+        source = Lists({"p": [item]}, columns=policy)
+        if wanted is None:
+            with raises(error):
+                source.read(None, NO_LIMITS)
+        else:
+            assert [(r.name, r.number, r.note) for r in _rows(source)] == wanted  # type: ignore[attr-defined]
+
+
+class Typed(msgspec.Struct):
+    number: int
+    ratio: float
+    at: datetime
+    parts: list[Item] = []
+
+
+_PARTS = pa.list_(pa.struct({"name": pa.string(), "number": pa.int32(), "note": pa.string()}))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "fits"),
+    [
+        ("number", pa.array([1], pa.uint32()), True),
+        ("number", pa.array([1], pa.uint64()), False),
+        ("number", pa.array([1.0], pa.float32()), False),
+        ("number", pa.array(["1"]), False),
+        ("number", pa.array([None], pa.int64()), False),
+        ("ratio", pa.array([1], pa.int32()), True),
+        ("ratio", pa.array([1], pa.int64()), False),
+        ("at", pa.array([1], pa.timestamp("s")), True),
+        ("at", pa.array([1], pa.timestamp("ns")), False),
+        ("at", pa.array([1], pa.timestamp("us", tz="UTC")), False),
+        ("at", pa.array([2**60], pa.timestamp("s")), False),
+        ("parts", pa.array([[{"name": "a", "number": 1, "note": "x"}]], _PARTS), True),
+        ("parts", pa.array([[{"name": None, "number": 1, "note": "x"}]], _PARTS), False),
+    ],
+    ids=str,
+)
+def test_arrow_columns_are_widened_but_never_changed(column: str, values: pa.Array, fits: bool) -> None:
+    table = {"number": pa.array([1]), "ratio": pa.array([1.0]), "at": pa.array([1], pa.timestamp("us"))}
+    table["parts"] = pa.array([[]], _PARTS)
+    source = Lists({"p": [pa.table({**table, column: values})]}, row=Typed)
+    if fits:
+        (row,) = _rows(source)
+        assert msgspec.to_builtins(getattr(row, column)) == msgspec.to_builtins(values.to_pylist()[0])
+    else:
+        with pytest.raises(SchemaMismatch) as caught:
+            source.read(None, NO_LIMITS)
+        assert str(caught.value.facts["column"]).startswith(column)
+
+
+def test_a_column_of_the_same_type_in_the_place_of_another_is_taken_for_a_rename() -> None:
+    batch = pa.RecordBatch.from_pydict({"name": ["a"], "number": [1], "remark": ["x"]})
+    with raises(SchemaMismatch, column="remark", renamed_to="note", position=3):
+        Lists({"p": [batch]}, columns=ColumnPolicy(missing="null")).read(None, NO_LIMITS)
+    twice = pa.RecordBatch.from_arrays([pa.array(["a"])] * 2, names=["name", "name"])
+    with raises(SchemaMismatch, columns=["name"]):
+        Lists({"p": [twice]}).read(None, NO_LIMITS)
+
+
+# -- jobs without Spark -----------------------------------------------------------------------------------------------
+
+
+def test_runs_continue_at_the_position_of_the_checkpoint_and_bad_rows_are_dead_letters(tmp_path: Path) -> None:
+    source = Lists({"a": _items("a", 9), "b": [*_items("b", 2), _row(number="x")]}, on_error=DeadLetters(budget=5))
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        rows = env.from_source(source, uid="rows")
+        rows.sink_to(jobs.sink("out"), uid="out")
+        rows.get_dead_letters().sink_to(jobs.sink("letters"), uid="letters")
+
+    jobs = LocalJobs(tmp_path)
+    jobs.run(build)
+    source.items["a"] = _items("a", 12)
+    source.items["c"] = _items("c", 1)
+    jobs.run(build)
+    wanted = [*_items("a", 12), *_items("b", 2), *_items("c", 1)]
+    assert sorted(jobs.rows()) == [(row.name, row.number, row.note) for row in wanted]  # type: ignore[attr-defined]
+    (letter,) = jobs.letters()
+    record = json.loads(letter.row)
+    assert (letter.operator, record["topic"], record["offset"]) == ("rows", "b", 2)
+    assert "number" in letter.error
+
+
+def test_the_watermark_is_the_lowest_of_the_partitions_that_are_not_idle(tmp_path: Path) -> None:
+    hour = 3_600_000
+    source = Lists({"fast": [Event("f", 9 * hour)], "slow": [Event("s", hour)]}, row=Event)
+
+    def streams(env: StreamExecutionEnvironment) -> Any:
+        return env.from_source(source, uid="rows").assign_timestamps_and_watermarks(STRATEGY)
+
+    jobs = TimerJobs(tmp_path)
+    jobs.process(streams, Alarm(hour))
+    assert jobs.notes("timer") == []
+    source.items["slow"] = [Event("s", hour), Event("s", 3 * hour)]
+    jobs.process(streams, Alarm(hour))
+    # The slow partition alone has rows now: the other one is idle, and its watermark does not count.
+    notes: list[Note] = jobs.notes("timer")
+    assert [(note.key, note.at) for note in notes] == [("s", 2 * hour)]
