@@ -35,6 +35,7 @@ from stateflow.runtime.preflight import (
     not_checked,
     reused_tables,
     start_errors,
+    unregistered_tables,
     warnings,
     with_session,
 )
@@ -140,7 +141,7 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
     env.graph.check()
     storage = None if job_root is None else open_storage(job_root)
     start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
-    return PreparedJob(start, job_file, env.unused_parameters())
+    return PreparedJob(start, job_file, (*env.unused_parameters(), *unregistered_tables(start)))
 
 
 def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ...] = ()) -> Job:

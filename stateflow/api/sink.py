@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
+from stateflow.errors import ConfigError
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
 
@@ -36,6 +38,45 @@ class SinkContext:
     def application(self) -> str:
         """The name under which the table stores this sink's token: ``<job uuid>/<uid>``."""
         return f"{self.job_uuid}/{self.uid}"
+
+
+_NAME_PART = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A table's name in the catalog of Spark.
+
+    Attributes:
+        name: optionally the catalog, then the schema and the table.
+        provider: the format of the table, as in Spark's ``USING``.
+        location: path of the table.
+    """
+
+    name: tuple[str, ...]
+    provider: str
+    location: str
+
+    @classmethod
+    def parse(cls, name: str, provider: str, location: str) -> CatalogEntry:
+        """Returns the entry of a name such as ``schema.table`` or ``catalog.schema.table``.
+
+        Raises:
+            ConfigError: the name has other parts, or parts with other characters than letters, digits, ``_`` and ``-``.
+        """
+        parts = tuple(name.split("."))
+        if len(parts) not in (2, 3) or not all(map(_NAME_PART.fullmatch, parts)):
+            raise ConfigError(
+                "a name in the catalog needs a schema and a table, of letters, digits, '_' and '-'",
+                hint="use schema.table or catalog.schema.table",
+                given=name,
+            )
+        return cls(parts, provider, location)
+
+    @property
+    def text(self) -> str:
+        """The name with dots."""
+        return ".".join(self.name)
 
 
 @dataclass(frozen=True)
@@ -189,6 +230,11 @@ class Sink(ABC):
     def host_local(self) -> bool:
         """Whether only processes of this host can read the table."""
         return False
+
+    @property
+    def catalog_entry(self) -> CatalogEntry | None:
+        """The name under which a run on Spark registers the table, once it exists; None for no name."""
+        return None
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
         """Returns the ids of other jobs whose sink of the same uid is known to have written to the table.

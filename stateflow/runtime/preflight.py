@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.sink import SinkContext
+from stateflow.api.sink import CatalogEntry, SinkContext
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
@@ -152,11 +152,7 @@ def _source_settings(start: StartContext) -> None:
 
 
 def _sink_tables(start: StartContext) -> None:
-    graph = start.graph
-    if start.has_root:
-        assert start.storage is not None
-        graph = graph_of_job_root(read_format(start.storage), graph)
-    for node in graph.sinks:
+    for node in _graph(start).sinks:
         node.sink.check(SinkContext("", node.uid, node.parent.schema))
 
 
@@ -204,6 +200,26 @@ def _transforms(start: StartContext) -> None:
     check_transforms(_session(start), start.plan)
 
 
+def _catalog(start: StartContext) -> None:
+    from stateflow.runtime.spark.catalog.registration import check_entry
+
+    for entry in _entries(start):
+        check_entry(_session(start), entry)
+
+
+def _entries(start: StartContext) -> list[CatalogEntry]:
+    """Returns the names of tables that a run registers. A shadow's tables have none."""
+    return [entry for node in _graph(start).sinks if (entry := node.sink.catalog_entry) is not None]
+
+
+def _graph(start: StartContext) -> Graph:
+    """Returns the graph as it runs in the job root."""
+    if not start.has_root:
+        return start.graph
+    assert start.storage is not None
+    return graph_of_job_root(read_format(start.storage), start.graph)
+
+
 def _session(start: StartContext) -> SparkSession:
     assert start.session is not None
     return start.session
@@ -221,6 +237,7 @@ CHECKS = (
     StartCheck("checkpoint", Needs.ROOT, _checkpoint),
     StartCheck("checkpoint-files", Needs.FILES, _checkpoint_files),
     StartCheck("session-hosts", Needs.SPARK, _session_hosts),
+    StartCheck("catalog", Needs.SPARK, _catalog),
     StartCheck("source-columns", Needs.SPARK, _source_columns),
     StartCheck("source-frames", Needs.SPARK, _source_frames),
     StartCheck("transforms", Needs.SPARK, _transforms),
@@ -236,6 +253,7 @@ def not_checked(start: StartContext) -> tuple[str, ...]:
     if start.session is not None:
         return tuple(f"source {uid}: {source.unchecked}" for uid, source in sources if source.unchecked)
     found = [f"source {uid}: {source.unchecked or 'columns of the files'}" for uid, source in sources]
+    found += [f"the name {entry.text} in the catalog" for entry in _entries(start)]
     return tuple(f"{what} (needs Spark)" for what in (*found, "what transforms return", "Spark's own settings"))
 
 
@@ -244,8 +262,22 @@ def warnings(start: StartContext) -> tuple[str, ...]:
     session = start.session
     if session is None:
         return ()
+    from stateflow.runtime.spark.catalog.registration import short_lived
+
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
-    return tuple(f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session))
+    found = [f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session)]
+    return (*found, *short_lived(session, _entries(start)))
+
+
+def unregistered_tables(start: StartContext) -> tuple[str, ...]:
+    """Returns a warning for each table that has a name in Spark's catalog, if the job runs without Spark."""
+    if start.on_spark:
+        return ()
+    return tuple(
+        f"the table {e.location} is not registered as {e.text}: the job runs without Spark"
+        for node in start.graph.sinks
+        if (e := node.sink.catalog_entry) is not None
+    )
 
 
 def reused_tables(start: StartContext) -> tuple[str, ...]:

@@ -109,9 +109,11 @@ MISTAKES = [
     Mistake("checkpoint", "sink-diverged", lambda b: (b.folder / "table").rename(b.folder / "moved"), has_run=True),
     Mistake("checkpoint-files", "missing-file", lambda b: b.state_files()[0].unlink(), has_run=True),
 ]
+_NAMED = "sink_to(__import__('stateflow').DeltaSink(HERE.parent / 'named', register_as='nowhere.totals'), uid='named')"
 ON_SPARK = [
     Mistake("source-columns", "schema-mismatch", _over_files(number=pa.float64())),
     Mistake("source-frames", "config", _over_files(", format='json', recursiveFileLookup='maybe'")),
+    Mistake("catalog", "config", _over_files(end=_NAMED)),
     Mistake("transforms", "schema-mismatch", _transform("df.select('key')")),
     Mistake("transforms", "schema-mismatch", _transform("df.selectExpr('key', 'number / 2 AS number')")),
     Mistake("transforms", "user-code", _transform("df.no_such_column")),

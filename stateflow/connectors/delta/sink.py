@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import CatalogEntry, Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.delta.active_files import ActiveFiles
@@ -90,11 +90,14 @@ class DeltaSink(Sink):
         schema_evolution: what happens to columns that only the row class has: ``"refuse"`` ends the start of a run;
             ``"add-columns"`` adds them to the table, where they are null in existing rows. A column that seems to have
             been renamed is refused in any case. Columns are never removed, also not by a rewind.
+        register_as: ``schema.table`` or ``catalog.schema.table``: a run on Spark registers the table under this name in
+            the catalog of its session, before the first batch. A name of something else ends the start of the run.
+            Nothing but the entry depends on the catalog. A run without Spark registers nothing, and logs a warning.
 
     Raises:
         JobDefinitionError: arguments of an upsert are missing, or given for an append.
         ConfigError: the path is not on a POSIX file system, or looks percent-encoded; or `schema_evolution` is not one
-            of its values.
+            of its values, or `register_as` is no such name.
     """
 
     def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, all but one with a default
@@ -107,6 +110,7 @@ class DeltaSink(Sink):
         deletes: str = "",
         partition_by: str | Sequence[str] = (),
         schema_evolution: SchemaEvolution = "refuse",
+        register_as: str = "",
     ) -> None:
         check_choice("schema_evolution", schema_evolution, (_REFUSE, _ADD_COLUMNS))
         check_choice("mode", mode, (_APPEND, _UPSERT))
@@ -118,23 +122,12 @@ class DeltaSink(Sink):
                 mode=mode,
                 keys=list(upsert.keys),
             )
-        address = os.fspath(table)
-        log = open_storage(address).local_path(LOG_FOLDER)
-        if log is None:
-            raise ConfigError(
-                "a Delta table must be on a POSIX file system", hint="use a path or file:///path", table=address
-            )
-        if _ESCAPE.search(str(log)):
-            raise ConfigError(
-                "a Delta table's path must not look percent-encoded: readers would decode it",
-                hint="choose a path without '%'",
-                table=address,
-            )
-        self.table = str(log.parent)
+        self._root = _table_folder(os.fspath(table))
+        self.table = str(self._root)
         self.schema_evolution: SchemaEvolution = schema_evolution
-        self._root = log.parent
         self._upsert = upsert if mode == _UPSERT else None
         self._partition_by = names_of(partition_by)
+        self._entry = CatalogEntry.parse(register_as, "delta", self.table) if register_as else None
         self._files: dict[str, ActiveFiles] = {}
         self._heads: dict[str, DeltaHead] = {}
 
@@ -142,7 +135,7 @@ class DeltaSink(Sink):
         return f"DeltaSink({self.table!r})"
 
     def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...]]:
-        # Tasks do not need the cached heads.
+        # Tasks need neither the cached heads nor the name in the catalog.
         return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by)
 
     @property
@@ -152,6 +145,10 @@ class DeltaSink(Sink):
     @property
     def host_local(self) -> bool:
         return True
+
+    @property
+    def catalog_entry(self) -> CatalogEntry | None:
+        return self._entry
 
     def check(self, context: SinkContext) -> str | None:
         _require_deltalake(self.table)
@@ -316,6 +313,22 @@ def _sink(
         partition_by=partition_by,
         schema_evolution=schema_evolution,
     )
+
+
+def _table_folder(address: str) -> Path:
+    """Returns the folder of a table. Raises ConfigError unless it is on a POSIX file system, under a plain path."""
+    log = open_storage(address).local_path(LOG_FOLDER)
+    if log is None:
+        raise ConfigError(
+            "a Delta table must be on a POSIX file system", hint="use a path or file:///path", table=address
+        )
+    if _ESCAPE.search(str(log)):
+        raise ConfigError(
+            "a Delta table's path must not look percent-encoded: readers would decode it",
+            hint="choose a path without '%'",
+            table=address,
+        )
+    return log.parent
 
 
 def _require_deltalake(table: str) -> None:

@@ -24,6 +24,7 @@ from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED, RunBounds, 
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.catalog.registration import register_tables
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.frames import empty_rows, source_frame
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
@@ -96,6 +97,7 @@ class SparkRun:
         """
         try:
             self._bounds.begin()
+            register_tables(self._spark, (bound.sink for bound in self._run.job.sinks.values()))
             self._location = self._create_location()
             if self._bounds.end.continuous:
                 with self._bounds.signal.handled():
