@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from airflow.serialization.serialized_objects import DagSerialization
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow_airflow.dag_status import require_paused
-from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
+from stateflow_airflow.dags import Retention, StateflowJob, TableMaintenance, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.retention import StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import fails
 from tests.support.screens import normalized
@@ -184,6 +186,27 @@ def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, D
         assert savepoint.render_template(savepoint.origin, {"dag_run": dag_run}) == origin
     params = dags["orders_retention"].params
     assert (params["retain"], params["savepoints"], params["preview"]) == (5, 3, False)
+
+
+def test_tables_are_maintained_after_the_retention_if_the_job_says_how(dags: dict[str, DAG]) -> None:
+    assert "tables" not in dags["orders_retention"].task_ids and "tables" not in dags["orders_retention"].params
+    upkeep = TableMaintenance(older_than=timedelta(days=2), optimize=False, sinks=("totals",))
+    made = stateflow_dags(job=replace(JOB, tables=upkeep), application="/opt/jobs/orders.py")
+    dag = next(dag for dag in made if dag.dag_id == "orders_retention")
+    DagSerialization.to_dict(dag)
+    tables = dag.get_task("tables")
+    assert isinstance(tables, StateflowTablesOperator)
+    # Files that the retention has released are deleted by the same run of the DAG; a failure ends it as failed.
+    assert tables.upstream_task_ids == {"collect"} and tables.downstream_task_ids == {"done"}
+    assert (tables.job, tables.job_root, tables.settings) == ("/opt/jobs/orders.py", JOB.root, JOB.settings)
+    assert (tables.older_than, tables.tables, tables.optimize) == (timedelta(days=2), ("totals",), False)
+    for preview in (True, False):
+        assert tables.render_template(tables.preview, {"params": {"preview": preview}}) == str(preview)
+    assert dag.params["tables"] is True
+    hook: Any = tables._pre_execute_hook
+    hook({"params": {"tables": True}})
+    with pytest.raises(AirflowSkipException):
+        hook({"params": {"tables": False}})
 
 
 def test_tasks_have_the_job_and_its_settings(dags: dict[str, DAG]) -> None:

@@ -34,6 +34,7 @@ TEXT = "{{ value }}"
         (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
         (StateflowTablesOperator, {"job", "job_root", "preview"}, {}),
+        (StateflowTablesOperator, {"job", "job_root"}, {"settings": {"job.day": "5"}}),
         (StateflowCheckpointSensor, {"job_root", "max_age"}, {}),
         (StateflowWatermarkSensor, {"job_root", "max_lag", "sources"}, {}),
     ],
@@ -43,7 +44,7 @@ def test_arguments_may_be_templates(operator: Any, given: set[str], rendered: di
     more: dict[str, Any] = {}
     if rendered:
         spark = SparkSubmit(conf={"spark.x": TEXT}, env_vars={"DAY": TEXT})
-        more = {"settings": {"job.day": TEXT}, "spark": spark}
+        more = {"settings": {"job.day": TEXT}} | ({"spark": spark} if "conf" in rendered else {})
     with DAG("a_dag"):
         task = operator(task_id="task", **dict.fromkeys(given, TEXT), **more)
     task.render_template_fields({"value": 5})

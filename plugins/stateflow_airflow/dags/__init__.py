@@ -20,6 +20,6 @@ are created unpaused, so that a trigger starts them.
 
 from stateflow_airflow.dags.factory import stateflow_dags
 from stateflow_airflow.dags.job import StateflowJob
-from stateflow_airflow.operators.retention_limits import Retention
+from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 
-__all__ = ["Retention", "StateflowJob", "stateflow_dags"]
+__all__ = ["Retention", "StateflowJob", "TableMaintenance", "stateflow_dags"]

@@ -10,6 +10,7 @@ from airflow.sdk import Asset, Param
 from airflow.sdk.definitions.deadline import DeadlineAlert
 
 from stateflow_airflow.assets import checkpoint_asset, savepoint_asset
+from stateflow_airflow.operators.retention_limits import TableMaintenance
 from stateflow_airflow.spark import SparkSubmit
 
 
@@ -40,6 +41,7 @@ class StateflowJob:
         self_approval: whether the user who triggers one of these may approve it.
         description: description of the run DAG, in Markdown.
         deadlines: deadline alerts of the run DAG, see `no_checkpoint_for`.
+        tables: how the retention DAG maintains the Delta tables of the sinks, with the job file; None if it does not.
     """
 
     name: str
@@ -57,6 +59,7 @@ class StateflowJob:
     self_approval: bool = False
     description: str = ""
     deadlines: Sequence[DeadlineAlert] = ()
+    tables: TableMaintenance | None = None
 
     @property
     def is_continuous(self) -> bool:

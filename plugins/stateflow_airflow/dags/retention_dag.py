@@ -1,4 +1,4 @@
-"""The DAG that takes periodic savepoints of a job and deletes old ones."""
+"""The DAG that takes periodic savepoints of a job, deletes old ones, and maintains the tables of its sinks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow.sdk import DAG, Param, TriggerRule
 from stateflow_airflow.dags.elements import RETRIES, approval, new_dag, skip_unless
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.operators.command_approval import StateflowRetentionApprovalOperator
-from stateflow_airflow.operators.retention import StateflowRetentionOperator
-from stateflow_airflow.operators.retention_limits import Retention
+from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
+from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ Numbers in the form that delete what the configured numbers keep need the approv
 deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task asks nothing.
 """
 
+DOC_OF_TABLES = """
+Then the task `tables` combines small files of the job's Delta tables, and deletes files that were removed from a table
+some time ago and that no kept checkpoint or savepoint needs.
+"""
+
 
 def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, retention: Retention) -> DAG:
     """Returns the DAG. `retention` has the defaults of its form."""
-    params = _params(retention)
-    with new_dag(job, "_retention", DOC.format(name=job.name), schedule=schedule, params=params) as dag:
+    params = _params(retention, job.tables)
+    doc = DOC.format(name=job.name) + (DOC_OF_TABLES if job.tables else "")
+    with new_dag(job, "_retention", doc, schedule=schedule, params=params) as dag:
         savepoint = StateflowSavepointOperator(
             task_id="savepoint",
             job_root=job.root,
@@ -78,7 +84,26 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
         done = EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
         savepoint >> approve >> collect >> done
         savepoint >> done
+        if job.tables:
+            collect >> _tables_task(job, application, job.tables) >> done
     return dag
+
+
+def _tables_task(job: StateflowJob, application: str, tables: TableMaintenance) -> StateflowTablesOperator:
+    """Returns the task that follows the retention: what that deletes no longer holds files of the tables."""
+    return StateflowTablesOperator(
+        task_id="tables",
+        job=application,
+        job_root=job.root,
+        settings=job.settings,
+        locations=job.locations,
+        older_than=tables.older_than,
+        tables=tables.sinks,
+        optimize=tables.optimize,
+        preview="{{ params.preview }}",
+        pre_execute=skip_unless("tables", True),
+        **RETRIES,
+    )
 
 
 def configured(job: StateflowJob, retention: Retention) -> Retention:
@@ -88,7 +113,13 @@ def configured(job: StateflowJob, retention: Retention) -> Retention:
     return retention if retention.checkpoints else replace(retention, checkpoints=number)
 
 
-def _params(retention: Retention) -> dict[str, Param]:
+def _params(retention: Retention, tables: TableMaintenance | None) -> dict[str, Param]:
+    maintain = Param(
+        True,
+        type="boolean",
+        title="Maintain tables",
+        description="Combines small files of the job's Delta tables, and deletes files that nothing needs.",
+    )
     return {
         "retain": Param(
             retention.checkpoints,
@@ -104,5 +135,6 @@ def _params(retention: Retention) -> dict[str, Param]:
             title="Periodic savepoints to keep",
             description="Leave empty to keep all.",
         ),
+        **({"tables": maintain} if tables else {}),
         "preview": Param(False, type="boolean", title="Preview", description="Only logs what would be deleted."),
     }

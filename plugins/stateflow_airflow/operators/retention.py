@@ -152,7 +152,7 @@ class StateflowTablesOperator(JobOperator):
     Args:
         job: absolute path of the job file. Templated.
         job_root: the job's root, see `StateflowRunOperator`. Templated.
-        settings: settings of the job's runs.
+        settings: settings of the job's runs. Templated.
         older_than: how long files are kept after they were removed from a table; a timedelta, or a text such as
             ``7d``. Not templated: a user who may only trigger the DAG cannot shorten it.
         tables: uids of the sinks; empty for all sinks with a Delta table.
@@ -160,7 +160,8 @@ class StateflowTablesOperator(JobOperator):
         preview: whether to only report what would be done. Templated.
     """
 
-    template_fields: Sequence[str] = ("job", "job_root", "preview")
+    template_fields: Sequence[str] = ("job", "job_root", "settings", "preview")
+    template_fields_renderers = {"settings": "json"}
     ui_color = "#e8e4f3"
 
     def __init__(  # noqa: PLR0913 - one keyword argument per templated field

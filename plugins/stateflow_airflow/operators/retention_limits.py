@@ -1,4 +1,4 @@
-"""Limits for kept checkpoints and savepoints: as configured, as requested, and what the difference deletes."""
+"""Limits for kept checkpoints, savepoints and files of tables, and what a request deletes beyond them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,22 @@ class Retention:
             savepoints=to_count("savepoints", savepoints, "savepoints"),
             max_age=to_duration("savepoints_max_age", max_age),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableMaintenance:
+    """How the Delta tables of a job's sinks are maintained.
+
+    Args:
+        older_than: how long files are kept after they were removed from a table, for readers of older versions. A file
+            that a kept checkpoint or savepoint needs is kept in any case.
+        optimize: whether to combine small files as well.
+        sinks: uids of the sinks; empty for all sinks with a Delta table.
+    """
+
+    older_than: timedelta = timedelta(days=7)
+    optimize: bool = True
+    sinks: tuple[str, ...] = ()
 
 
 def configured_retention(retain: Limit, savepoints: Limit, max_age: timedelta | str | None) -> Retention:
