@@ -40,7 +40,7 @@ def _entry(table: Path, name: str = "named.pairs") -> CatalogEntry:
     return entry
 
 
-def test_a_registered_table_is_read_by_its_name_and_no_step_changes_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_registered_table_is_read_by_name_and_not_changed(spark: SparkSession, tmp_path: Path) -> None:
     table = tmp_path / "it's a table; `really`"
     sink = _sink(table)
     check_entry(spark, _entry(table))
