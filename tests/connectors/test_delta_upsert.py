@@ -176,7 +176,7 @@ def test_settings_that_do_not_fit_are_refused(given: dict[str, Any], tmp_path: P
         _sink(tmp_path / "t", **given).check(context(Position))
 
 
-@pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableDeletionVectors", "delta.enableChangeDataFeed"])
+@pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])
 def test_a_table_whose_files_must_not_be_written_again_is_refused(name: str, tmp_path: Path) -> None:
     sink, about = _sink(tmp_path / "t"), context(Position)
     sink.prepare(about)

@@ -61,7 +61,6 @@ _COLUMN_PROPERTIES = {
 _OTHER_TABLE = "or let the sink write to another table"
 _REFUSED_FOR_UPSERTS = {
     "delta.appendOnly": "its rows may not be replaced",
-    "delta.enableDeletionVectors": "rows that other writers delete by a deletion vector would come back",
     "delta.enableChangeDataFeed": "its feed would list rows that were only written again",
 }
 """Properties that are refused when they are true, each with the reason."""

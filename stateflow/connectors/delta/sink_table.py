@@ -9,6 +9,7 @@ from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.data_files import FileName, disk_error
+from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after, entry_path, is_current
 from stateflow.connectors.delta.partitions.values import logged_path, values_of
 from stateflow.connectors.delta.rewind import FileChange, Rewinder, remove_action
@@ -162,7 +163,8 @@ class UpsertTable(DeltaSinkTable):
         # Before data files are written in vain.
         if self._is_stale:
             return None
-        rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head))
+        vectors = DeletionVectors(self._root, self.version)
+        rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head), vectors)
         version = append_after(self._root, self._head, self._upsert_actions(token, rewrite))
         # The emitted rows are in the new files now; or no version has the new files.
         useless = rewrite.added if version is None else committables

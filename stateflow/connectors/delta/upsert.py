@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error, stored_schema
+from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.partitions.columns import data_columns
 from stateflow.connectors.delta.partitions.values import folder_of, scalar, split
 from stateflow.connectors.delta.versions import DataFile
@@ -66,12 +67,13 @@ class Upsert:
         every = stored_schema(schema)
         self._keys = pa.schema([every.field(name) for name in settings.keys])
 
-    def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile]) -> Rewrite:
+    def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile], vectors: DeletionVectors) -> Rewrite:
         """Writes the new data files.
 
         Args:
             emitted: files with the rows of the checkpoint.
             active: the files of the table.
+            vectors: which of their rows are deleted.
 
         Raises:
             SinkDiverged: a file of the table does not exist, or has other columns.
@@ -80,7 +82,7 @@ class Upsert:
         stored = [name for name in self._settings.keys if name not in self._partition_by]
         bounds = {name: pc.min_max(winners.column(name)).as_py() for name in stored}
         possible = (file for file in active if self._has_key_partition(file, winners) and _may_contain(file, bounds))
-        matches = [match for file in possible if (match := self._match(file, winners))]
+        matches = [match for file in possible if (match := self._match(file, winners, vectors))]
         outputs = self._outputs(matches, _not_true(winners, self._settings.deletes))
         added = tuple(w for number, (to, rows) in enumerate(outputs) for w in self._written(number, to, rows))
         return Rewrite(tuple(match.file for match in matches), added)
@@ -110,10 +112,8 @@ class Upsert:
         except ValueError as e:
             raise self._unusable(file, str(e)) from e
 
-    def _match(self, file: DataFile, winners: pa.Table) -> _Match | None:
-        """Returns which rows of a file have one of the keys; None if none has."""
-        if file.vector is not None:
-            raise self._unusable(file, "some of its rows are deleted by a deletion vector")
+    def _match(self, file: DataFile, winners: pa.Table, vectors: DeletionVectors) -> _Match | None:
+        """Returns which rows of a file have one of the keys; None if none has, but for deleted ones."""
         path = self._table / unquote(file.path)
         stored = pa.schema([field for field in self._keys if field.name not in self._partition_by])
         try:
@@ -126,7 +126,12 @@ class Upsert:
         except pa.ArrowException as e:
             raise self._unusable(file, str(e)) from e
         matched = self._matched(self._cast(keys, stored, file), keys.num_rows, file, winners)
-        return _Match(file, path, pc.invert(matched)) if pc.any(matched).as_py() else None
+        if not pc.any(matched).as_py():
+            return None
+        if file.vector is None:
+            return _Match(file, path, pc.invert(matched))
+        kept = vectors.kept_rows(path, keys.num_rows)
+        return _Match(file, path, pc.and_not(kept, matched)) if pc.any(pc.and_(kept, matched)).as_py() else None
 
     def _matched(self, stored: pa.Table, count: int, file: DataFile, winners: pa.Table) -> pa.ChunkedArray:
         columns = [
@@ -205,7 +210,7 @@ class Upsert:
 
 @dataclass(frozen=True)
 class _Match:
-    """A data file with rows of some of the keys; `remaining` is false for these rows."""
+    """A data file with rows of some of the keys; `remaining` is false for these rows and for deleted ones."""
 
     file: DataFile
     path: Path

@@ -16,4 +16,4 @@ def build(env: StreamExecutionEnvironment) -> None:
     home = Path(env.parameter("home"))
     env.parameter("spark")
     items = env.from_source(FileSource(home / "in", format="json", schema=Item), uid="items")
-    items.sink_to(DeltaSink(home / "table", register_as="sales.items"), uid="table")
+    items.sink_to(DeltaSink(home / "table", register_as="default.items"), uid="table")
