@@ -33,6 +33,7 @@ from stateflow.runtime.preflight import (
     StartContext,
     check_start,
     not_checked,
+    repeated_output,
     reused_tables,
     start_errors,
     unregistered_tables,
@@ -141,7 +142,9 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
     env.graph.check()
     storage = None if job_root is None else open_storage(job_root)
     start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
-    return PreparedJob(start, job_file, (*env.unused_parameters(), *unregistered_tables(start)))
+    return PreparedJob(
+        start, job_file, (*env.unused_parameters(), *repeated_output(start), *unregistered_tables(start))
+    )
 
 
 def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ...] = ()) -> Job:

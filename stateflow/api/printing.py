@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
+from stateflow.api.sink import Delivery, Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.errors import JobDefinitionError
 from stateflow.state.handles import Committable
 
@@ -32,6 +32,10 @@ class PrintSink(Sink):
                 "the limit of printed rows is negative", hint="pass 0 to print only the number of rows", limit=limit
             )
         self.limit = limit
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery.AT_LEAST_ONCE
 
     def check(self, context: SinkContext) -> str | None:
         return _table_id(context)

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 import pyarrow as pa
@@ -38,6 +39,15 @@ class SinkContext:
     def application(self) -> str:
         """The name under which the table stores this sink's token: ``<job uuid>/<uid>``."""
         return f"{self.job_uuid}/{self.uid}"
+
+
+class Delivery(StrEnum):
+    """How often a sink passes on the rows of a checkpoint if runs fail."""
+
+    EXACTLY_ONCE = "exactly-once"
+    IDEMPOTENT = "idempotent"
+    """Rows may be passed on again; the receiver ignores repetitions."""
+    AT_LEAST_ONCE = "at-least-once"
 
 
 _NAME_PART = re.compile(r"[A-Za-z0-9_-]+")
@@ -230,6 +240,11 @@ class Sink(ABC):
     def host_local(self) -> bool:
         """Whether only processes of this host can read the table."""
         return False
+
+    @property
+    def delivery(self) -> Delivery:
+        """How often rows are passed on, while the mode of checkpoints is exactly-once."""
+        return Delivery.EXACTLY_ONCE
 
     @property
     def catalog_entry(self) -> CatalogEntry | None:

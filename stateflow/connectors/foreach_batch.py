@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 
-from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, TableChanges
+from stateflow.api.sink import Delivery, SinkContext, SinkRewind, SinkTable, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.staged_output import StagedSink, StagedTable
@@ -20,7 +19,6 @@ OnRewind = Literal["refuse", "keep"]
 _REFUSE: OnRewind = "refuse"
 _KEEP: OnRewind = "keep"
 _clock = SystemClock()
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,8 @@ class ForeachBatchSink(StagedSink):
     storing the checkpoint id in the same transaction as the rows and skipping ids that are not larger. Two drivers can
     be in the function at the same time for a short while, if one of them was paused and replaced.
 
+    Without ``idempotent=True``, `stateflow plan` and each run warn about that.
+
     Tasks stage the rows in the job root. The driver reads all rows of a checkpoint into memory.
 
     Args:
@@ -68,7 +68,7 @@ class ForeachBatchSink(StagedSink):
         ConfigError: `on_rewind` is not one of its values.
     """
 
-    def __init__(self, function: BatchFunction, *, on_rewind: OnRewind = "refuse") -> None:
+    def __init__(self, function: BatchFunction, *, on_rewind: OnRewind = "refuse", idempotent: bool = False) -> None:
         if not callable(function):
             raise JobDefinitionError(
                 "a sink that calls a function was given something else",
@@ -78,22 +78,26 @@ class ForeachBatchSink(StagedSink):
         check_choice("on_rewind", on_rewind, (_REFUSE, _KEEP))
         self._function = function
         self._on_rewind = on_rewind
+        self._idempotent = idempotent
 
     def __repr__(self) -> str:
         return f"ForeachBatchSink({_name(self._function)})"
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery.IDEMPOTENT if self._idempotent else Delivery.AT_LEAST_ONCE
 
     def check(self, context: SinkContext) -> str | None:
         return _table_id(context)
 
     def prepare(self, context: SinkContext) -> str:
-        _logger.info("rows are passed on at least once: sink=%s function=%s", context.uid, _name(self._function))
         return _table_id(context)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         return _Calls(context, self._function, self._on_rewind)
 
     def shadow(self) -> ForeachBatchSink:
-        return ForeachBatchSink(_discard, on_rewind=self._on_rewind)
+        return ForeachBatchSink(_discard, on_rewind=self._on_rewind, idempotent=True)
 
 
 class _Calls(StagedTable):

@@ -14,11 +14,12 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.sink import CatalogEntry, SinkContext
+from stateflow.api.printing import PrintSink
+from stateflow.api.sink import CatalogEntry, Delivery, SinkContext
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
-from stateflow.config.settings import Settings
+from stateflow.config.settings import EXACTLY_ONCE, Settings
 from stateflow.errors import StateflowError
 from stateflow.runtime.job.loader import check_format, graph_of_job_root, open_job
 from stateflow.runtime.job.start_checks import StartChecks
@@ -267,6 +268,21 @@ def warnings(start: StartContext) -> tuple[str, ...]:
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
     found = [f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session)]
     return (*found, *short_lived(session, _entries(start)))
+
+
+def repeated_output(start: StartContext) -> tuple[str, ...]:
+    """Returns a warning for each sink that may pass on rows again, if the mode of checkpoints is exactly-once.
+
+    A sink that prints is for debugging, and gets none.
+    """
+    if start.settings.checkpoints.mode != EXACTLY_ONCE:
+        return ()
+    return tuple(
+        f"sink {node.uid}: {node.sink!r} may receive the rows of a checkpoint again after a failure, although "
+        "checkpoints.mode is exactly-once. Let it ignore repetitions, and declare it with idempotent=True"
+        for node in start.graph.sinks
+        if node.sink.delivery is Delivery.AT_LEAST_ONCE and not isinstance(node.sink, PrintSink)
+    )
 
 
 def unregistered_tables(start: StartContext) -> tuple[str, ...]:

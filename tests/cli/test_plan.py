@@ -10,7 +10,8 @@ import pytest
 from click.testing import Result
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.launch import RunRequest, run_job
+from stateflow.launch import RunRequest, prepare, run_job
+from stateflow.runtime.planning.explain import to_lines
 from stateflow.runtime.task import store_cache
 from tests.support.cli_fixture import BUILD, JOB, STREAM, CliFixture
 from tests.support.commands import invoke
@@ -52,7 +53,7 @@ def test_a_plan_shows_the_job_and_changes_nothing(cli: CliFixture, golden: Snaps
     (chain,) = level["chains"]
     assert (found["parallelism"], found["on_spark"]) == (3, False)
     assert (chain["uid"], chain["inputs"][0]["key"], chain["states"][0]["kind"]) == ("sum", ["key string"], "value")
-    assert chain["sinks"] == [{"uid": "totals", "sink": "FolderSink", "rows": "sum"}]
+    assert chain["sinks"] == [{"uid": "totals", "sink": "FolderSink", "rows": "sum", "delivery": "exactly-once"}]
 
 
 @pytest.mark.parametrize(
@@ -137,3 +138,28 @@ def test_a_job_that_cannot_run_is_an_error(cli: CliFixture, build: str, facts: d
     assert (shown.exit_code, error.code) == (2, "job-definition") and error.facts.items() >= facts.items()
     # With the parameters that were given, and the option that passes the missing one.
     assert not facts or ("given=['order']" in shown.stderr and "--set job.orders=" in shown.stderr)
+
+
+@pytest.mark.parametrize(
+    ("sink", "mode", "delivery", "warns"),
+    [
+        ("ForeachBatchSink(print)", "exactly-once", "at-least-once", True),
+        ("ForeachBatchSink(print)", "at-least-once", "at-least-once", False),
+        ("ForeachBatchSink(print, idempotent=True)", "exactly-once", "idempotent", False),
+        ("DeltaSink(HERE.parent / 'delta')", "exactly-once", "exactly-once", False),
+        ("DeltaSink(HERE.parent / 'delta')", "at-least-once", "at-least-once", False),
+        # No catalog of Spark has a table of a job without Spark.
+        ("DeltaSink(HERE.parent / 'delta', register_as='a.b')", "exactly-once", "exactly-once", True),
+    ],
+)
+def test_a_plan_states_how_often_rows_are_passed_on_and_warns(
+    cli: CliFixture, sink: str, mode: str, delivery: str, warns: bool
+) -> None:
+    imports = JOB.replace("import FileSource", "import DeltaSink, FileSource, ForeachBatchSink")
+    cli.write(BUILD.replace("sink_to(sink(), ", f"sink_to({sink}, "), imports)
+    prepared = prepare(cli.job, layers=({**cli.settings, "checkpoints.mode": mode},))
+    explanation = prepared.explanation()
+    sinks = [sink for level in explanation.levels for chain in level.chains for sink in chain.sinks]
+    assert [(sink.uid, sink.delivery) for sink in sinks] == [("totals", delivery)]
+    assert any(f", {delivery}" in line for line in to_lines(explanation)) == (delivery != "exactly-once")
+    assert bool(prepared.warnings) == warns

@@ -23,7 +23,8 @@ from stateflow.api.graph.nodes import (
 )
 from stateflow.api.graph.traversal import parents_of
 from stateflow.api.schema import RowSchema
-from stateflow.config.settings import Settings
+from stateflow.api.sink import Delivery, Sink
+from stateflow.config.settings import AT_LEAST_ONCE, Settings
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain, plan_job
 from stateflow.runtime.planning.state_discovery import discover_states
 from stateflow.types.ttl_config import StateTtlConfig
@@ -78,11 +79,16 @@ class StateExplanation:
 
 @dataclass(frozen=True)
 class SinkExplanation:
-    """A sink, which writes rows in the task that emits them."""
+    """A sink, which writes rows in the task that emits them.
+
+    Attributes:
+        delivery: a value of `Delivery`, by the sink and by the mode of checkpoints.
+    """
 
     uid: str
     sink: str
     rows: str
+    delivery: str = Delivery.EXACTLY_ONCE
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def explain_job(graph: Graph, settings: Settings, on_spark: bool) -> JobExplanat
             SourceExplanation(n.uid, n.source.description, _columns(n.source.schema), n.source.bounded)
             for n in plan.sources
         ),
-        tuple(_level(level, graph, settings.key_groups) for level in plan.levels),
+        tuple(_level(level, graph, settings) for level in plan.levels),
     )
 
 
@@ -173,7 +179,9 @@ def _chain_lines(chain: ChainExplanation) -> Iterator[str]:
         yield f"  emits {chain.output}"
         yield from (f"  side output {name}" for name in chain.side_outputs)
     indent = "  " if chain.function else ""
-    yield from (f"{indent}sink {sink.uid}: {sink.sink} of {sink.rows}" for sink in chain.sinks)
+    for sink in chain.sinks:
+        delivery = "" if sink.delivery == Delivery.EXACTLY_ONCE else f", {sink.delivery}"
+        yield f"{indent}sink {sink.uid}: {sink.sink} of {sink.rows}{delivery}"
 
 
 def _input_line(given: InputExplanation) -> str:
@@ -192,14 +200,14 @@ def _state_lines(chain: ChainExplanation) -> Iterator[str]:
         yield f"{state.kind} state {state.name}: {arrow}{state.value_type}{lives}"
 
 
-def _level(level: Level, graph: Graph, max_parallelism: int) -> LevelExplanation:
-    chains = tuple(_chain(chain, level, graph, max_parallelism) for chain in level.chains)
+def _level(level: Level, graph: Graph, settings: Settings) -> LevelExplanation:
+    chains = tuple(_chain(chain, level, graph, settings) for chain in level.chains)
     return LevelExplanation(level.number, level.targets, chains)
 
 
-def _chain(chain: OperatorChain, level: Level, graph: Graph, max_parallelism: int) -> ChainExplanation:
+def _chain(chain: OperatorChain, level: Level, graph: Graph, settings: Settings) -> ChainExplanation:
     operator = chain.operator
-    info = TaskInfo(chain.uid, 0, level.parallelism, max_parallelism, datetime.fromtimestamp(0, UTC))
+    info = TaskInfo(chain.uid, 0, level.parallelism, settings.key_groups, datetime.fromtimestamp(0, UTC))
     states, why = _states(operator, info) if operator else ((), "")
     sides = [f"{n.tag.name}: {_columns(n.schema)}" for n in graph.side_outputs if n.parent is operator]
     return ChainExplanation(
@@ -212,9 +220,18 @@ def _chain(chain: OperatorChain, level: Level, graph: Graph, max_parallelism: in
         unknown_because=why,
         relay=chain.is_relay,
         sinks=tuple(
-            SinkExplanation(s.uid, type(s.sink).__name__, _lineage(o.node)) for o in chain.outputs for s in o.sinks
+            SinkExplanation(s.uid, type(s.sink).__name__, _lineage(o.node), delivery_of(s.sink, settings))
+            for o in chain.outputs
+            for s in o.sinks
         ),
     )
+
+
+def delivery_of(sink: Sink, settings: Settings) -> Delivery:
+    """Returns how often a sink passes on rows, in the mode of the job's checkpoints."""
+    if sink.delivery is Delivery.EXACTLY_ONCE and settings.checkpoints.mode == AT_LEAST_ONCE:
+        return Delivery.AT_LEAST_ONCE
+    return sink.delivery
 
 
 def _input(edge: Edge, operator: ProcessNode | None) -> InputExplanation:
