@@ -8,8 +8,9 @@ from unittest.mock import patch
 
 from urllib3 import Retry
 
+from stateflow.http import answers
 from stateflow.storage import object_store
-from stateflow.storage.hdfs import answers, session
+from stateflow.storage.hdfs import session
 from stateflow.storage.hdfs.storage import HdfsStorage
 
 VARIABLE = "STATEFLOW_TEST_TIMEOUT"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import ConfigError, StorageError
-from stateflow.storage.hdfs import connections
-from stateflow.storage.hdfs.connections import BoundedRetry
+from stateflow.http import connections
+from stateflow.http.connections import BoundedRetry
 from stateflow.storage.hdfs.storage import HdfsStorage
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 

@@ -155,7 +155,7 @@ def _add_references(client: _Client, schema: _Registered, found: dict[str, str],
 
 def _session(registry: SchemaRegistry) -> requests.Session:
     """Returns a session that sends the login to the registry, and follows no redirection."""
-    from stateflow.storage.hdfs.connections import BoundedRetry, BoundedSession
+    from stateflow.http.connections import BoundedRetry, BoundedSession
 
     retries = BoundedRetry(
         total=_RETRIES, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
@@ -212,7 +212,7 @@ class _Client:
         import requests
         from urllib3.exceptions import HTTPError
 
-        from stateflow.storage.hdfs.answers import BadAnswer, pieces
+        from stateflow.http.answers import BadAnswer, content
 
         try:
             # requests would prefer a bundle that the environment names to the session's, unless it is given here.
@@ -220,7 +220,7 @@ class _Client:
             with self._session.get(
                 f"{self._url}{path}", timeout=_TIMEOUT, allow_redirects=False, stream=True, verify=bundle
             ) as response:
-                return response.status_code, b"".join(pieces(response, SystemClock(), _LONGEST_ANSWER))
+                return response.status_code, content(response, SystemClock(), _LONGEST_ANSWER)
         except (requests.RequestException, HTTPError, BadAnswer, OSError) as e:
             raise self._no_answer(type(e).__name__) from None
 

@@ -13,7 +13,7 @@ import requests
 from urllib3 import Retry
 
 from stateflow.errors import ConfigError
-from stateflow.storage.hdfs.connections import BoundedSession
+from stateflow.http.connections import BoundedSession
 
 _CONNECTIONS = 32
 _TIMEOUT = (5, 60)

@@ -20,6 +20,7 @@ from urllib3 import Retry
 
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, StorageError
+from stateflow.http.answers import BadAnswer
 from stateflow.storage.base import (
     BlobInfo,
     PutResult,
@@ -30,7 +31,7 @@ from stateflow.storage.base import (
     missing_object,
     write_chunks,
 )
-from stateflow.storage.hdfs.answers import BadAnswer, HdfsRefusal
+from stateflow.storage.hdfs.answers import HdfsRefusal
 from stateflow.storage.hdfs.webhdfs import FAILURES, RETRIES, WebHdfs, reason_of, translated_errors
 
 log = logging.getLogger(__name__)

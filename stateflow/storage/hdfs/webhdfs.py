@@ -24,8 +24,9 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, StorageError
-from stateflow.storage.hdfs.answers import BadAnswer, HdfsRefusal, decoded, final, pieces, successful
-from stateflow.storage.hdfs.connections import BoundedRetry
+from stateflow.http.answers import BadAnswer, pieces
+from stateflow.http.connections import BoundedRetry
+from stateflow.storage.hdfs.answers import HdfsRefusal, decoded, final, successful
 from stateflow.storage.hdfs.session import HdfsSession, HdfsUsers
 
 RETRIES = BoundedRetry(

@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 from stateflow.checkpoint.log import manifest_files
 from stateflow.clock import Clock
 from stateflow.errors import CorruptFile
+from stateflow.http import answers
 from stateflow.operations import verification
 from stateflow.runtime.task import operator_state
 from stateflow.state.backends.rocksdb import check, manifest, rescale, store
@@ -22,7 +23,8 @@ from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache, damaged_copy
 from stateflow.state.handles import StateFile
 from stateflow.storage import PosixStorage, folder_tree, no_follow, object_store, posix
-from stateflow.storage.hdfs import answers, webhdfs
+from stateflow.storage.hdfs import answers as hdfs_answers
+from stateflow.storage.hdfs import webhdfs
 from stateflow.storage.hdfs.answers import HdfsRefusal
 from stateflow.storage.hdfs.session import HdfsSession
 from tests.support.mutants.registry import Mutant, Mutants
@@ -134,7 +136,7 @@ MUTANTS.add(
         "echoed-answers",
         "Errors contain what a server has answered.",
         (
-            (answers, "successful", _successful_or_echoed),
+            (hdfs_answers, "successful", _successful_or_echoed),
             (webhdfs, "successful", _successful_or_echoed),
             (object_store, "_reason", str),
         ),

@@ -1,4 +1,4 @@
-"""Connections to WebHDFS servers, which are not trusted: what they send outside of bodies has limits, too.
+"""Connections to servers that are not trusted: what they send outside of bodies has limits, too.
 
 ``http.client`` limits the length of a line and the number of headers, but not the time that they take, nor the number
 of interim answers (100 Continue) and of trailers. urllib3 reads an answer that it retries to its end, waits as long as
@@ -111,7 +111,7 @@ class BoundedSession(requests.Session):
     """A session without redirections, cookies and passwords of ``~/.netrc``.
 
     requests reads the body of a redirection and parses its URL. A cookie would be sent to all ports of a host, and
-    nothing limits how many a server sets. An entry of ``~/.netrc`` would be sent to a server that a NameNode names.
+    nothing limits how many a server sets. An entry of ``~/.netrc`` would be sent to a server that another one names.
 
     Args:
         retries: the policy for requests that fail.
