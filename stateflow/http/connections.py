@@ -11,7 +11,8 @@ import http.client
 import socket
 import time
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any, BinaryIO, Self
+from io import BufferedReader
+from typing import Any, Self
 
 import requests
 import urllib3.connection
@@ -27,8 +28,11 @@ LINE_SECONDS = 120.0
 class BoundedRetry(Retry):
     """A policy that waits as long as it says itself, and does not read the answer that it retries."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "respect_retry_after_header": False})
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        return None
+
+    def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
+        return super().is_retry(method, status_code, False)
 
     def increment(self, *args: Any, **kwargs: Any) -> Self:
         following = super().increment(*args, **kwargs)
@@ -41,16 +45,17 @@ class BoundedRetry(Retry):
 class _BoundedLines:
     """The file of a socket, with limits for lines that follow each other without bytes of a body between them."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file: Any = file
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
         self._left = LINE_BYTES
         self._deadline: float | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         # Other methods of the file, which return bytes of a body: `answers.pieces` limits those.
         if name.startswith("read"):
             self._deadline = None
-        return getattr(self._file, name)
+        found: object = getattr(self._file, name)
+        return found
 
     def readline(self, limit: int) -> bytes:
         """Returns the next line, at most `limit` bytes. Raises HTTPException if there are too many, or too slow."""
@@ -71,8 +76,10 @@ class _BoundedLines:
 
 
 class _Response(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
+    def __init__(
+        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
+    ) -> None:
+        super().__init__(sock, debuglevel, method, url)
         self.fp: Any = _BoundedLines(self.fp)
 
 
@@ -93,12 +100,12 @@ class _HttpsPool(HTTPSConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **options: object) -> None:
+        super().init_poolmanager(connections, maxsize, block, **options)
         _use_bounded_pools(self.poolmanager)
 
-    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> PoolManager:
-        manager: PoolManager = super().proxy_manager_for(proxy, **kwargs)
+    def proxy_manager_for(self, proxy: str, **options: object) -> PoolManager:
+        manager: PoolManager = super().proxy_manager_for(proxy, **options)
         _use_bounded_pools(manager)
         return manager
 

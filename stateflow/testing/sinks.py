@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 
@@ -86,21 +86,31 @@ class FolderSink(Sink):
         return result
 
 
+class _Version(TypedDict, total=False):
+    """The document of a version: the first one has the table's id, each later one is a commit."""
+
+    id: str
+    application: str
+    token: int
+    paths: list[str]
+    back_to: int
+
+
 def _owner(context: SinkContext) -> str:
     """Returns the suffix of data file names; it identifies the sink, since several jobs may write to one folder."""
     return f"-{context.job_uuid[:8]}-{context.uid}.json"
 
 
-def _versions_if_any(folder: Path) -> list[dict[str, Any]]:
+def _versions_if_any(folder: Path) -> list[_Version]:
     """Returns the versions of a table; an empty list if the table does not exist."""
     return _versions(folder) if (folder / "versions").is_dir() else []
 
 
-def _versions(folder: Path) -> list[dict[str, Any]]:
+def _versions(folder: Path) -> list[_Version]:
     return [json.loads(path.read_bytes()) for path in sorted((folder / "versions").iterdir())]
 
 
-def _contents(versions: list[dict[str, Any]]) -> list[list[str]]:
+def _contents(versions: list[_Version]) -> list[list[str]]:
     """Returns the data files of each version."""
     result: list[list[str]] = []
     for version in versions:
@@ -112,7 +122,7 @@ def _contents(versions: list[dict[str, Any]]) -> list[list[str]]:
 class _Writer(SinkWriter):
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, object]] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._rows += rows.to_pylist()
@@ -140,7 +150,7 @@ class _Table:
         return [c.path for c in committables if not self._has(c)]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        return self._append(token, paths=[c.path for c in committables])
+        return self._append(token, {"paths": [c.path for c in committables]})
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         later = (n for n, v in enumerate(self._versions) if self._is_ours(v) and v["token"] > checkpoint_id)
@@ -159,7 +169,7 @@ class _Table:
         others = (self._other(n, v, v.get("paths", [])) for n, v in later if not self._is_ours(v))
         return TableChanges(str(self._folder), any(self._is_ours(v) for _, v in later), tuple(others))
 
-    def _other(self, number: int, version: dict[str, Any], paths: Iterable[str]) -> OtherCommit:
+    def _other(self, number: int, version: _Version, paths: Iterable[str]) -> OtherCommit:
         """Returns the description of another application's commit, for some of its files."""
         who, count = version["application"], self._count(paths)
         rows = "1 row" if count == 1 else f"{count} rows"
@@ -168,14 +178,14 @@ class _Table:
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         if to_version is None:
-            return self._append(token, paths=[])
+            return self._append(token, {"paths": []})
         self._check_files(to_version)
-        return self._append(token, paths=[], back_to=to_version)
+        return self._append(token, {"paths": [], "back_to": to_version})
 
-    def _is_ours(self, version: dict[str, Any]) -> bool:
+    def _is_ours(self, version: _Version) -> bool:
         return version.get("application") == self._application
 
-    def _append(self, token: int, **content: Any) -> int | None:
+    def _append(self, token: int, content: _Version) -> int | None:
         document = {"application": self._application, "token": token, **content}
         key = f"versions/{self.version + 1:08d}"
         created = PosixStorage(self._folder).put_new(key, json.dumps(document).encode())

@@ -29,7 +29,7 @@ class _TwoSteps(_Table):
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         if committables and _Table.commit(self, self.token or 0, committables) is None:
             return None
-        return _Table(self._folder, self._application)._append(token, paths=[])
+        return _Table(self._folder, self._application)._append(token, {"paths": []})
 
 
 class _Broken(FolderSink):

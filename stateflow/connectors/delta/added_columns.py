@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -101,8 +100,10 @@ def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now_m
 
 
 def _with_fields(schema_string: str, added: list[dict[str, object]]) -> str:
-    schema: dict[str, Any] = json_decoder(dict[str, Any]).decode(schema_string)
-    return msgspec.json.encode({**schema, "fields": [*schema["fields"], *added]}).decode()
+    schema = json_decoder(dict[str, object]).decode(schema_string)
+    fields = schema["fields"]
+    assert isinstance(fields, list)
+    return msgspec.json.encode({**schema, "fields": [*fields, *added]}).decode()
 
 
 def _protocol(table: str, before: Protocol, columns: Sequence[Column]) -> Action | None:

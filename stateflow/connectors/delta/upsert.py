@@ -250,8 +250,8 @@ def _matched(keys: pa.Table, winners: pa.Table, names: Sequence[str]) -> pa.Chun
 
 
 class _Bounds(msgspec.Struct):
-    minValues: dict[str, Any] = {}
-    maxValues: dict[str, Any] = {}
+    minValues: dict[str, object] = {}
+    maxValues: dict[str, object] = {}
 
 
 _bounds = json_decoder(_Bounds)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import pyarrow.parquet as pq
@@ -62,8 +62,8 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
     engine_info: str | None = None
     operation: str | None = None
     timestamp: Annotated[int, msgspec.Meta(ge=0, le=_YEAR_9999)] | None = None
-    operation_parameters: dict[str, Any] | None = None
-    operation_metrics: dict[str, Any] | None = None
+    operation_parameters: dict[str, object] | None = None
+    operation_metrics: dict[str, object] | None = None
 
 
 _action, _statistics = json_decoder(dict[str, Action]), json_decoder(_Statistics)

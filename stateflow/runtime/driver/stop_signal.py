@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
+_Handler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -21,7 +21,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received = ""
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, _Handler] = {}
 
     @contextmanager
     def handled(self) -> Iterator[None]:

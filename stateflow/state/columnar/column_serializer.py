@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.columnar.msgpack import read_columns, write_columns
@@ -176,7 +177,7 @@ def _check_zones(shape: Shape, values: Sequence[Any]) -> None:
         _check_zones(shape.value, [item for value in present for item in value.values()])
 
 
-def _payload_starts(data: bytes, starts: np.ndarray[Any, Any], stored: Sequence[bytes]) -> np.ndarray[Any, Any]:
+def _payload_starts(data: bytes, starts: NDArray[np.int64], stored: Sequence[bytes]) -> NDArray[np.int64]:
     """Returns the offset of each value's msgpack."""
     # One more byte, so that an empty value has a first byte too, of an unknown format.
     first = np.frombuffer(data + b"\0", np.uint8)[starts]

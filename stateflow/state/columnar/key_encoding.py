@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stateflow.types.key_encoding import encode_key
 
-Array = np.ndarray[Any, Any]
+Numbers = NDArray[np.uint64]
 
 _INT, _FLOAT = 0x15, 0x21
 _SIGN = np.uint64(1 << 63)
@@ -45,12 +45,12 @@ def _encode_parts(column: pa.Array) -> list[bytes]:
     return [encode_key((value,)) for value in column.to_pylist()]
 
 
-def _float_bits(column: pa.Array) -> Array:
+def _float_bits(column: pa.Array) -> Numbers:
     numbers = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0  # -0.0 becomes 0.0
     return np.where(np.isnan(numbers), np.uint64(_NAN), numbers.view(np.uint64))
 
 
-def _tagged(tag: int, numbers: Array) -> list[bytes]:
+def _tagged(tag: int, numbers: Numbers) -> list[bytes]:
     data = np.empty((len(numbers), 9), np.uint8)
     data[:, 0] = tag
     data[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stateflow.types.columns.shapes import Leaf, Record
 
-Array = np.ndarray[Any, Any]
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _NIL, _FALSE, _TRUE, _DOUBLE = 0xC0, 0xC2, 0xC3, 0xCB
 _PADDING = b"\0" * 16
@@ -29,7 +31,7 @@ _INT_BYTES = np.array([8, 4, 2, 1, 0, 1, 2, 4, 8])
 _SHORT = 4
 
 
-def _table(values: dict[int, int], default: int) -> Array:
+def _table(values: dict[int, int], default: int) -> Numbers:
     table = np.full(256, default)
     table[list(values)] = list(values.values())
     return table
@@ -55,10 +57,10 @@ class _Reader:
         ok: whether each value has the expected layout so far.
     """
 
-    data: Array
-    at: Array
-    ends: Array
-    ok: Array
+    data: Bytes
+    at: Numbers
+    ends: Numbers
+    ok: Flags
 
     def read(self, shape: Leaf | Record) -> pa.Array:
         """Returns the next field of each value; arbitrary for values that are not `ok`."""
@@ -102,16 +104,16 @@ class _Reader:
         self._advance(known, 1 + np.where(are_floats, 8, np.maximum(sizes, 0)))
         return pa.array(numbers, shape.arrow, mask=nulls if nulls.any() else None)
 
-    def _nulls(self, shape: Leaf, tags: Array) -> Array:
+    def _nulls(self, shape: Leaf, tags: Bytes) -> Flags:
         return (tags == _NIL) if shape.nullable else np.zeros(len(tags), bool)
 
-    def _advance(self, fits: Array, sizes: Array) -> None:
+    def _advance(self, fits: Flags, sizes: Numbers) -> None:
         # The offset of a mismatching value does not move, so nothing is read after its end.
         self.ok &= fits & (self.at + sizes <= self.ends)
         self.at = self.at + np.where(self.ok, sizes, 0)
 
 
-def _decode_integers(tags: Array, following: Array, sizes: Array) -> Array:
+def _decode_integers(tags: Bytes, following: NDArray[np.uint64], sizes: Numbers) -> Numbers:
     shift = np.where(sizes > 0, 64 - 8 * sizes, 0)
     numbers = np.where(
         _SIGNED[tags], following.view(np.int64) >> shift, (following >> shift.astype("=u8")).view(np.int64)
@@ -119,7 +121,7 @@ def _decode_integers(tags: Array, following: Array, sizes: Array) -> Array:
     return np.where(sizes == 0, tags.view(np.int8), numbers)
 
 
-def read_columns(shape: Leaf | Record, data: bytes, starts: Array, ends: Array) -> tuple[pa.Array, Array]:
+def read_columns(shape: Leaf | Record, data: bytes, starts: Numbers, ends: Numbers) -> tuple[pa.Array, Flags]:
     """Returns the n values between `starts` and `ends` in `data`, and a mask of those with the expected layout."""
     padded = np.frombuffer(data + _PADDING, np.uint8)
     if isinstance(shape, Record):
@@ -160,8 +162,8 @@ class _Part:
         sizes: number of bytes used by each value; None if all use the full width.
     """
 
-    data: Array
-    sizes: Array | None = None
+    data: Bytes
+    sizes: Numbers | None = None
 
 
 def _parts(shape: Leaf | Record, values: pa.Array) -> Iterator[_Part]:
@@ -180,7 +182,7 @@ def _constant(text: bytes, count: int) -> _Part:
     return _Part(np.broadcast_to(np.frombuffer(text, np.uint8), (count, len(text))))
 
 
-def _bool_tags(values: pa.Array) -> Array:
+def _bool_tags(values: pa.Array) -> Bytes:
     tags = np.where(_without_nulls(values, False), np.uint8(_TRUE), np.uint8(_FALSE))
     tags[_null_mask(values)] = _NIL
     return tags
@@ -213,14 +215,14 @@ def _with_nils(part: _Part, values: pa.Array) -> _Part:
     return _Part(part.data, np.where(nulls, 1, sizes))
 
 
-def _without_nulls(values: pa.Array, instead: object) -> Array:
+def _without_nulls(values: pa.Array, instead: object) -> NDArray[np.generic]:
     whole = values.fill_null(instead) if values.null_count else values
-    found: Array = whole.to_numpy(zero_copy_only=False)
+    found: NDArray[np.generic] = whole.to_numpy(zero_copy_only=False)
     return found
 
 
-def _null_mask(values: pa.Array) -> Array:
-    found: Array = values.is_null().to_numpy(zero_copy_only=False)
+def _null_mask(values: pa.Array) -> Flags:
+    found: Flags = values.is_null().to_numpy(zero_copy_only=False)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.columnar.key_encoding import encode_keys
@@ -18,7 +19,7 @@ from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.kinds.write_buffer import ABSENT
 from stateflow.types.key_encoding import decode_key
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.int64] | NDArray[np.bool_]
 AnySingleValueState = SingleValueState[Any]
 AnyMapState = MapState[Any, Any]
 

@@ -57,7 +57,7 @@ def _has_keyword_fields(row_class: Callable[..., object]) -> bool:
 # -- from Python to Arrow ---------------------------------------------------------------------------------------------
 
 
-def to_column(shape: Shape, values: Sequence[Any]) -> pa.Array:
+def to_column(shape: Shape, values: Sequence[object]) -> pa.Array:
     """Returns the column of values, whose type is `shape.arrow`.
 
     Raises:
@@ -99,7 +99,7 @@ def _column_of(shape: Shape, values: Sequence[Any], kinds: set[type]) -> pa.Arra
     return pa.MapArray.from_arrays(ends, keys, items, type=shape.arrow)
 
 
-def _child(path: str, shape: Shape, values: Iterable[Any]) -> pa.Array:
+def _child(path: str, shape: Shape, values: Iterable[object]) -> pa.Array:
     """Returns the column of a part; an error names its path, such as ``.items[].price``."""
     try:
         return to_column(shape, list(values))
