@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -214,6 +214,36 @@ def make_folders(root: Path, folders: str) -> None:
         parent, path = path, path / name
         path.mkdir(exist_ok=True)
         sync_folder(parent)
+
+
+def make_log_folder(folder: Path) -> None:
+    """Creates the folder of a table's log durably, with the folders above it; harmless if it exists."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            sync_folder(path.parent)
+    except OSError as e:
+        raise disk_error(e, folder) from e
+
+
+def check_writable(*folders: Path) -> None:
+    """Raises ConfigError or StorageError unless files can be created in each folder, or above it if it is missing."""
+    for folder in folders:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        try:
+            UnnamedFile.create(existing).close()
+        except OSError as e:
+            raise disk_error(e, existing) from e
+
+
+def remove_leftovers(root: Path, names: Iterable[str]) -> None:
+    """Deletes files below a folder, some of which may be deleted already."""
+    for name in names:
+        try:
+            (root / name).unlink(missing_ok=True)
+        except OSError as e:
+            raise disk_error(e, root / name) from e
 
 
 def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:

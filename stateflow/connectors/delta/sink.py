@@ -26,10 +26,11 @@ from stateflow.connectors.delta.checks import check_table, check_upserts, new_ta
 from stateflow.connectors.delta.data_files import (
     FileName,
     ParquetWriter,
-    UnnamedFile,
+    check_writable,
     disk_error,
     list_own_files,
-    sync_folder,
+    make_log_folder,
+    remove_leftovers,
 )
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
 from stateflow.connectors.delta.log.table_log import (
@@ -158,11 +159,10 @@ class DeltaSink(Sink):
         if head is None:
             new_table("", self._schema(context), 0, self._partition_by)
             self._check_vacant()
-            existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-            _check_writable(existing)
+            check_writable(self._root)
             return None
         self._check_table(context, head)
-        _check_writable(self._root, self._root / LOG_FOLDER)
+        check_writable(self._root, self._root / LOG_FOLDER)
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
@@ -213,11 +213,7 @@ class DeltaSink(Sink):
         generations = {name: file.writing.generation for name, file in possible.items()}
         found = unreferenced_files(self._root, context.application, generations) if possible else ()
         leftovers = sorted(possible[name].path for name in found)
-        for path in leftovers:
-            try:
-                (self._root / path).unlink(missing_ok=True)
-            except OSError as e:
-                raise disk_error(e, self._root / path) from e
+        remove_leftovers(self._root, leftovers)
         return leftovers
 
     def shadow(self) -> DeltaSink:
@@ -265,7 +261,7 @@ class DeltaSink(Sink):
         now = now_ms()
         actions = new_table(str(uuid.UUID(_clock.new_id())), self._schema(context), now, self._partition_by)
         info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
-        self._make_folders()
+        make_log_folder(self._root / LOG_FOLDER)
         append_entry(self._root, 0, [{"commitInfo": info}, *actions])
         head = self._head(context)
         if head is None:
@@ -287,16 +283,6 @@ class DeltaSink(Sink):
                 table=self.table,
                 found=sorted(others)[:3],
             )
-
-    def _make_folders(self) -> None:
-        folder = self._root / LOG_FOLDER
-        missing = [p for p in (folder, *folder.parents) if not p.exists()]
-        try:
-            for path in reversed(missing):
-                path.mkdir(exist_ok=True)
-                sync_folder(path.parent)
-        except OSError as e:
-            raise disk_error(e, folder) from e
 
 
 def _sink(
@@ -340,11 +326,3 @@ def _require_deltalake(table: str) -> None:
             package="deltalake",
             table=table,
         )
-
-
-def _check_writable(*folders: Path) -> None:
-    for folder in folders:
-        try:
-            UnnamedFile.create(folder).close()
-        except OSError as e:
-            raise disk_error(e, folder) from e

@@ -10,7 +10,13 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.delta.data_files import FileName, UnnamedFile, disk_error, sync_folder
+from stateflow.connectors.delta.data_files import (
+    FileName,
+    check_writable,
+    disk_error,
+    make_log_folder,
+    remove_leftovers,
+)
 from stateflow.connectors.files.data_writer import CSV, JSON, PARQUET, DataWriter, file_path, list_files
 from stateflow.connectors.files.metadata_log import (
     LOG_FOLDER,
@@ -84,11 +90,7 @@ class FileSink(Sink):
         if head is not None:
             return head.marker.table_id
         self._check_vacant()
-        existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        try:
-            UnnamedFile.create(existing).close()
-        except OSError as e:
-            raise disk_error(e, existing) from e
+        check_writable(self._root)
         return None
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
@@ -98,7 +100,7 @@ class FileSink(Sink):
     def prepare(self, context: SinkContext) -> str:
         table_id = self.check(context)
         if table_id is None:
-            self._make_folders()
+            make_log_folder(self._root / LOG_FOLDER)
             columns = [(column.name, column.spark_type) for column in context.schema.columns]
             by = list(self._partition_by)
             marker = Marker(table_id=_clock.new_id(), format=self.format, columns=columns, partition_by=by)
@@ -128,11 +130,7 @@ class FileSink(Sink):
         written = {file_path(name, self.format): name.writing for name in names}
         possible = {path for path, w in written.items() if is_leftover(w.generation, w.ordinal, path)}
         leftovers = sorted(possible.difference(known_files(self._root))) if possible else []
-        for path in leftovers:
-            try:
-                (self._root / path).unlink(missing_ok=True)
-            except OSError as e:
-                raise disk_error(e, self._root / path) from e
+        remove_leftovers(self._root, leftovers)
         return leftovers
 
     def shadow(self) -> FileSink:
@@ -199,12 +197,3 @@ class FileSink(Sink):
                 path=self.path,
                 found=others[:3],
             )
-
-    def _make_folders(self) -> None:
-        folder = self._root / LOG_FOLDER
-        try:
-            for path in reversed([p for p in (folder, *folder.parents) if not p.exists()]):
-                path.mkdir(exist_ok=True)
-                sync_folder(path.parent)
-        except OSError as e:
-            raise disk_error(e, folder) from e
