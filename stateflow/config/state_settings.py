@@ -54,8 +54,8 @@ class StateSettings:
             time to live, with incremental RocksDB; each visited key group counts as three. A full snapshot removes all
             expired entries. ``cleanup_incrementally`` of a state's declaration overrides it for that state.
         ttl_cleanup_interval: how often subtasks without rows remove expired entries of states with a time to live in
-            processing time, if there are any; an idle run that waits for input makes a batch without rows for it, in
-            which a subtask processes ten times as many entries.
+            processing time, if there are any, in a run that waits for input. While no input arrives, it makes a batch
+            without rows for it, in which a subtask processes ten times as many entries.
         cache_limit_bytes: maximum size of the files that a host caches for closed stores, over all jobs. The limit is
             enforced when a store is opened, least recently used files first. Hard links to files of an open store or of
             a job root on the same file system do not count.

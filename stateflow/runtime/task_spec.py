@@ -97,6 +97,8 @@ class TaskSettings:
         state: its limit for inline state is one subtask's share of what a manifest may contain.
         sort_memory_bytes: memory for sorting the rows of one task, on Spark.
         full_snapshot: whether every subtask stores all of its state again, including subtasks without rows.
+        opens_to_clean_up: whether a subtask opens its store only to remove expired state, as in a run that waits for
+            input: its stores stay open. A scheduled run would fetch state that no row needs.
         upload_timeout: how long background uploads of a snapshot may take; None if a task uploads its files before it
             reports.
     """
@@ -106,6 +108,7 @@ class TaskSettings:
     state: StateSettings = field(default_factory=StateSettings)
     sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
     full_snapshot: bool = False
+    opens_to_clean_up: bool = False
     upload_timeout: timedelta | None = None
 
 

@@ -99,6 +99,16 @@ def test_a_subtask_without_rows_removes_expired_state_in_a_batch_with_rows_of_ot
     assert jobs.entries() == 2
 
 
+def test_a_scheduled_run_does_not_fetch_the_state_of_a_subtask_without_rows(jobs: TtlJobs) -> None:
+    jobs.add(0, Event("a", 1), Event("b", 2))
+    settings: dict[str, Any] = {"checkpoints__asynchronous": False, "parallelism": 8}
+    jobs.stay_up_for("1 min", **settings)
+    jobs.clock.sleep(TTL)
+    jobs.arrived.append(Event("a", 3))
+    assert jobs.stay_up_for("input-ends", **settings) == [1]
+    assert jobs.entries() == 4
+
+
 @pytest.mark.parametrize(
     "ttl",
     [

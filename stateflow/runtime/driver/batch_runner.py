@@ -136,6 +136,7 @@ class BatchRunner:
                 state=settings.state.shared_by(len(self._job.plan.participants())),
                 sort_memory_bytes=settings.shuffle.sort_memory_bytes,
                 full_snapshot=full_snapshot,
+                opens_to_clean_up=settings.run.end.continuous,
                 upload_timeout=settings.checkpoints.timeout if settings.checkpoints.asynchronous else None,
             ),
             TaskEnvironment(root.storage.uri, settings.local_folder, Credentials.of_process(), settings.telemetry),

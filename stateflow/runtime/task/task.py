@@ -104,8 +104,9 @@ class Task:
         """Ends the batch: ends the operator, takes the snapshot, closes the sink files and reports."""
         self._barriers.check()
         self._barrier_at = _clock.now()
-        schedule = TtlSchedule(self._store.base, self._now, self._spec.batch.settings.state)
-        if schedule.is_due and self._spec.chain.function is not None:
+        settings = self._spec.batch.settings
+        schedule = TtlSchedule(self._store.base, self._now, settings.state)
+        if schedule.is_due and settings.opens_to_clean_up and self._spec.chain.function is not None:
             self._opened_runner()
         yield from self._advance_time()
         if self._runner is not None:
@@ -156,7 +157,7 @@ class Task:
         failpoints.hit("task.fired")
 
     def _opened_runner(self) -> ChainRunner:
-        """Returns the runner. A subtask without rows, due timers and due clean-up never opens it, nor its store."""
+        """Returns the runner. A subtask without rows, due timers and due cleanup never opens it, nor its store."""
         if self._runner is None:
             self._runner = open_runner(
                 self._spec, self._store, self._parts, self._outputs, is_time_advanced=self._is_time_advanced

@@ -1,8 +1,9 @@
 """When a subtask removes expired state although it has no rows.
 
 Each batch with rows removes some expired entries. A subtask that has no rows would keep its expired entries for as long
-as none arrive, so it has a time at which it opens its store for that. All these times are multiples of an interval,
-so that the subtasks of a job have them in the same batch, and an idle run makes at most one such batch per interval.
+as none arrive, so it has a time at which it opens its store for that, in a run that waits for input. All these times
+are multiples of an interval, so that the subtasks of a job have them in the same batch, and an idle run makes at most
+one such batch per interval.
 """
 
 from __future__ import annotations
