@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.files.sink import FileSink
     from stateflow.connectors.files.source import FileSource
     from stateflow.connectors.foreach_batch import ForeachBatchSink
+    from stateflow.connectors.iceberg.sink import IcebergSink
     from stateflow.connectors.kafka.avro import AvroFormat
     from stateflow.connectors.kafka.columns import KafkaHeader
     from stateflow.connectors.kafka.formats import Json, Raw
@@ -74,6 +75,7 @@ _LAZY = {
     "FileSink": "stateflow.connectors.files.sink",
     "FileSource": "stateflow.connectors.files.source",
     "ForeachBatchSink": "stateflow.connectors.foreach_batch",
+    "IcebergSink": "stateflow.connectors.iceberg.sink",
     "Json": "stateflow.connectors.kafka.formats",
     "KafkaHeader": "stateflow.connectors.kafka.columns",
     "KafkaSecurity": "stateflow.connectors.kafka.security",
@@ -110,6 +112,7 @@ __all__ = [
     "FsStateBackend",
     "FunctionInitializationContext",
     "FunctionSnapshotContext",
+    "IcebergSink",
     "Json",
     "KafkaHeader",
     "KafkaSecurity",

@@ -38,6 +38,7 @@ NAMES: dict[str, str] = {
     "commit.after": "the COMMIT is acknowledged, nothing is published",
     "publish.before": "the token is read, the sink's commit is not made",
     "postgres.before-commit": "a transaction of a PostgreSQL sink has done all its work, it is not committed",
+    "iceberg.before-commit": "data files and manifests of an Iceberg sink are written, the catalog has not the commit",
     "publish.after": "the output of one sink is published, nothing is recorded",
     "transaction.begun": "a sink has begun a transaction, nothing is written",
     "transaction.written": "all rows are written in a sink's transaction, the token is not",

@@ -39,6 +39,7 @@ PUBLIC_NAMES = [
     "FsStateBackend",
     "FunctionInitializationContext",
     "FunctionSnapshotContext",
+    "IcebergSink",
     "Json",
     "KafkaHeader",
     "KafkaSecurity",
@@ -111,7 +112,7 @@ def test_another_name_is_an_attribute_error() -> None:
 
 def test_importing_stateflow_loads_neither_spark_nor_a_sink_nor_the_command_line() -> None:
     loaded = _modules_after("import stateflow")
-    sinks = {"deltalake", "delta", "psycopg", "obstore"}
+    sinks = {"deltalake", "delta", "psycopg", "pyiceberg", "obstore"}
     assert loaded & {*sinks, "pyspark", "py4j", "pandas", "airflow", "click", "rich"} == set()
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock, is_timestamp
-from stateflow.errors import CorruptFile, DataError, InternalError, StorageError
+from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, StorageError
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
@@ -199,6 +200,36 @@ class StagedTable(ABC):
 def staged_key(context: SinkContext, writing: Writing) -> str:
     """Returns the key in the job root of the rows that one attempt stages for a sink."""
     return f"{data_folder(writing.generation, writing.ordinal, writing.attempt)}{_name(context, writing.subtask)}"
+
+
+def as_declared(batch: pa.RecordBatch, schema: RowSchema, location: str) -> pa.RecordBatch:
+    """Returns rows that an earlier version of the job may have staged, with the columns of this one.
+
+    Args:
+        batch: staged rows.
+        schema: the columns of the sink.
+        location: of the table, for errors.
+
+    Raises:
+        SchemaMismatch: the rows have other columns.
+    """
+    wanted, found = schema.arrow, batch.schema
+    if wanted.equals(found):
+        return batch
+    usable = {c.name for c in schema.columns if c.nullable} | set(found.names)
+    if set(found.names) <= set(wanted.names) <= usable:
+        columns = [batch.column(f.name) if f.name in found.names else pa.nulls(len(batch), f.type) for f in wanted]
+        try:
+            return pa.record_batch([c.cast(f.type) for c, f in zip(columns, wanted, strict=True)], schema=wanted)
+        except pa.ArrowException:
+            pass
+    raise SchemaMismatch(
+        "rows that are not published yet have other columns than the sink",
+        hint="run the version of the job that emitted them, which publishes them; then change the row class",
+        table=location,
+        declared={field.name: str(field.type) for field in wanted},
+        found={field.name: str(field.type) for field in found},
+    )
 
 
 def job_root_storage(context: SinkContext) -> Storage:

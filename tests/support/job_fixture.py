@@ -31,6 +31,7 @@ ON_REQUEST = {
         "begin",
         "relocate",
         "postgres",
+        "iceberg",
         "compaction",
         "transaction",
     )

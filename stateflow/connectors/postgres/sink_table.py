@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
 from stateflow.connectors.postgres.catalog import Relation, read_relation
 from stateflow.connectors.postgres.connection import Connection, TransactionUnknown, transaction
@@ -15,9 +14,9 @@ from stateflow.connectors.postgres.settings import PostgresSettings
 from stateflow.connectors.postgres.statements import Upsert, copy_rows, lock_table, table_name
 from stateflow.connectors.postgres.tokens import Position, TokenTable
 from stateflow.connectors.postgres.undo import Undo
-from stateflow.connectors.staged_output import StagedTable
+from stateflow.connectors.staged_output import StagedTable, as_declared
 from stateflow.connectors.upserts import last_rows
-from stateflow.errors import InternalError, SchemaMismatch, SinkRefused
+from stateflow.errors import InternalError, SinkRefused
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
 
@@ -143,30 +142,9 @@ class PostgresTable(StagedTable):
         """Yields the staged rows, barrier by barrier, with the columns that the sink has now."""
         schema = self.context.schema
         for batch in self.staged_rows(sorted(committables, key=_order)):
-            yield _as_declared(batch, schema, self._settings.location)
+            yield as_declared(batch, schema, self._settings.location)
 
 
 def _order(committable: Committable) -> tuple[int, int, str]:
     key = parse_data(committable.path)
     return (key.generation, key.ordinal, key.name) if key else (0, 0, "")
-
-
-def _as_declared(batch: pa.RecordBatch, schema: RowSchema, location: str) -> pa.RecordBatch:
-    """Returns rows that an earlier version of the job may have staged, with the columns of this one."""
-    wanted, found = schema.arrow, batch.schema
-    if wanted.equals(found):
-        return batch
-    usable = {c.name for c in schema.columns if c.nullable} | set(found.names)
-    if set(found.names) <= set(wanted.names) <= usable:
-        columns = [batch.column(f.name) if f.name in found.names else pa.nulls(len(batch), f.type) for f in wanted]
-        try:
-            return pa.record_batch([c.cast(f.type) for c, f in zip(columns, wanted, strict=True)], schema=wanted)
-        except pa.ArrowException:
-            pass
-    raise SchemaMismatch(
-        "rows that are not published yet have other columns than the sink",
-        hint="run the version of the job that emitted them, which publishes them; then change the row class",
-        table=location,
-        declared={field.name: str(field.type) for field in wanted},
-        found={field.name: str(field.type) for field in found},
-    )

@@ -1,0 +1,111 @@
+"""Checks that an Iceberg table can have all rows of a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField
+
+from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.iceberg.column_types import iceberg_type, required_part, type_text
+from stateflow.connectors.iceberg.settings import ADD_COLUMNS, IcebergSettings
+from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a table is refused, and what changes that."""
+
+    reason: str
+    hint: str
+    facts: dict[str, object]
+
+
+def check_columns(schema: RowSchema) -> None:
+    """Raises JobDefinitionError for rows without columns, of which no file can be made."""
+    if not schema.names:
+        raise JobDefinitionError("a table needs at least one column", row_class=schema.row_class.__name__)
+
+
+def check_table(settings: IcebergSettings, table: Table, schema: RowSchema) -> tuple[Column, ...]:
+    """Checks a table; returns the columns that have to be added to it.
+
+    Args:
+        schema: the columns of the rows.
+
+    Raises:
+        SinkRefused: a property of the table would make commits fail or readers fail.
+        SchemaMismatch: columns are missing or have other types.
+    """
+    for refusal in _refusals(table, schema):
+        raise SinkRefused(
+            f"the Iceberg table cannot be written to: {refusal.reason}",
+            hint=refusal.hint,
+            table=settings.location,
+            **refusal.facts,
+        )
+    fields = {field.name: field for field in table.schema().fields}
+    added = _columns_to_add(settings, table.schema(), schema) if settings.schema_evolution == ADD_COLUMNS else ()
+    expected = [column for column in schema.columns if column not in added]
+    misfits = [c.name for c in expected if c.name not in fields or not _has_type(fields[c.name], c)]
+    if misfits:
+        raise SchemaMismatch(
+            "the sink's rows do not match the columns of the Iceberg table",
+            hint='change the row class or the table; schema_evolution="add-columns" adds missing columns',
+            table=settings.location,
+            declared={name: _type_of(schema.column(name)) for name in misfits},
+            found={name: type_text(fields[name].field_type) if name in fields else None for name in misfits},
+        )
+    return added
+
+
+def _columns_to_add(settings: IcebergSettings, table: Schema, schema: RowSchema) -> tuple[Column, ...]:
+    existing = table.fields
+    for at, column in schema.possible_renames([field.name for field in existing]):
+        if _has_type(existing[at], column):
+            name = existing[at].name
+            raise SchemaMismatch(
+                "a column of the sink's table seems to have been renamed in the row class",
+                hint=f"keep the name {name}; or, to add {column.name} as a further column, declare both: "
+                f"{name} as … | None = None",
+                table=settings.location,
+                column=name,
+                renamed_to=column.name,
+                position=at + 1,
+            )
+    names = {field.name.lower() for field in existing}
+    return tuple(column for column in schema.columns if column.name.lower() not in names)
+
+
+def _type_of(column: Column) -> str:
+    return type_text(iceberg_type(column.shape))
+
+
+def _has_type(field: NestedField, column: Column) -> bool:
+    return type_text(field.field_type) == _type_of(column)
+
+
+def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
+    if table.format_version != FORMAT_VERSION:
+        hint = f"ALTER TABLE … SET TBLPROPERTIES ('format-version' = '{FORMAT_VERSION}'), or use another table"
+        yield _Refusal("its format has another version", hint, {"format_version": table.format_version})
+    if not table.spec().is_unpartitioned():
+        yield _Refusal("it is partitioned", "use a table without partitions", {"partitions": str(table.spec())})
+    declared = {column.name: column for column in schema.columns}
+    for field in table.schema().fields:
+        facts: dict[str, object] = {"column": field.name}
+        column = declared.get(field.name)
+        if column is None and field.required:
+            yield _Refusal("a required column is not in the rows", "declare it, or make it optional", facts)
+        if column is not None and field.required and column.nullable:
+            reason = "a column of the rows may be null, but the table's must not"
+            yield _Refusal(reason, "declare it without None, or make it optional", facts)
+        part = required_part(field.field_type) if column is not None else None
+        if part is not None:
+            facts["part"] = f"{field.name}{part}"
+            yield _Refusal("a part of a nested column must not be null", "make it optional", facts)

@@ -1,0 +1,122 @@
+"""The Iceberg sink: the rows of a checkpoint and its token become visible in one commit of the table.
+
+Tasks stage rows in the job root. After the COMMIT of the checkpoint, the driver writes them to data files of the table,
+and makes a snapshot with these files and the token, on condition that the current snapshot is the one with which it
+decided to publish. So no two runs publish a checkpoint twice, and an old driver that wakes up changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stateflow.api.sink import SinkContext, SinkTable
+from stateflow.connectors.arguments import check_choice
+from stateflow.connectors.iceberg.settings import (
+    ADD_COLUMNS,
+    REFUSE,
+    IcebergSettings,
+    SchemaEvolution,
+    parse_name,
+    require_pyiceberg,
+)
+from stateflow.connectors.staged_output import StagedSink
+
+if TYPE_CHECKING:
+    from stateflow.connectors.iceberg.connection import Connection
+
+
+class IcebergSink(StagedSink):
+    """Appends a stream's rows to an Iceberg table, exactly once.
+
+    The sink creates a missing table with one optional column per field of the row class. An existing table must have
+    these columns with the same types; further columns must be optional. The format version must be 2. Each checkpoint
+    is one snapshot of the branch ``main``, which has the token of the sink in its summary. A restore can put the table
+    back to each checkpoint whose snapshot has not expired.
+
+    Args:
+        table: ``namespace.table``; the namespace must exist.
+        catalog: name of the catalog: PyIceberg looks for it in its configuration file and in environment variables
+            such as ``PYICEBERG_CATALOG__PROD__URI``.
+        properties: properties of the catalog, in addition to that configuration. They are not sent to tasks, and no
+            `repr`, log, plan or stored file contains them.
+        schema_evolution: what happens to columns that only the row class has: ``"refuse"`` ends the start of a run;
+            ``"add-columns"`` adds them to the table, where they are null in existing rows. A column that seems to have
+            been renamed is refused in any case.
+
+    Raises:
+        JobDefinitionError: the name of the table is malformed.
+        ConfigError: `schema_evolution` is not one of its values.
+        EnvironmentUnsupported: pyiceberg is not installed; only the driver needs it.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str = "default",
+        properties: Mapping[str, str] | None = None,
+        schema_evolution: SchemaEvolution = "refuse",
+    ) -> None:
+        check_choice("schema_evolution", schema_evolution, (REFUSE, ADD_COLUMNS))
+        require_pyiceberg()
+        connecting = tuple(sorted((properties or {}).items()))
+        self._settings = IcebergSettings(parse_name(table), catalog, schema_evolution, connecting)
+        self._opened: Connection | None = None
+
+    def __repr__(self) -> str:
+        return f"IcebergSink({self.location!r})"
+
+    def __deepcopy__(self, memo: object) -> IcebergSink:
+        # Stays in this process.
+        return self._with(self._settings)
+
+    def __getstate__(self) -> IcebergSettings:
+        # For tasks, in other processes.
+        return self._settings.for_tasks()
+
+    def __setstate__(self, settings: IcebergSettings) -> None:
+        self._settings = settings
+        self._opened = None
+
+    @property
+    def location(self) -> str:
+        return self._settings.location
+
+    def check(self, context: SinkContext) -> str | None:
+        from stateflow.connectors.iceberg.preparation import check
+
+        return check(self._connection, context.schema)
+
+    def other_jobs(self, context: SinkContext) -> frozenset[str]:
+        from stateflow.connectors.iceberg.tokens import other_jobs
+
+        table = self._connection.find_table()
+        return other_jobs(table.metadata, context.uid) - {context.job_uuid} if table else frozenset()
+
+    def prepare(self, context: SinkContext) -> str:
+        from stateflow.connectors.iceberg.preparation import prepare
+
+        return prepare(self._connection, context)
+
+    def open_table(self, context: SinkContext) -> SinkTable:
+        from stateflow.connectors.iceberg.preparation import open_table
+        from stateflow.connectors.iceberg.sink_table import IcebergTable
+
+        return IcebergTable(self._connection, context, open_table(self._connection, context.schema))
+
+    def shadow(self) -> IcebergSink:
+        return self._with(self._settings.shadow())
+
+    @property
+    def _connection(self) -> Connection:
+        if self._opened is None:
+            from stateflow.connectors.iceberg.connection import Connection
+
+            self._opened = Connection(self._settings)
+        return self._opened
+
+    def _with(self, settings: IcebergSettings) -> IcebergSink:
+        sink = IcebergSink.__new__(IcebergSink)
+        sink.__setstate__(settings)
+        return sink

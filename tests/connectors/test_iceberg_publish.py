@@ -1,0 +1,236 @@
+"""Publishing to Iceberg: one snapshot for each checkpoint, once, by one driver, whatever the catalog answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+from stateflow.checkpoint.sink_commit import Decision, decide
+from stateflow.connectors.iceberg import data_files
+from stateflow.errors import SinkDiverged, StorageError
+from tests.support.delta_tables import Pair, pairs
+from tests.support.errors import raises
+from tests.support.iceberg_tables import IcebergTable
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> IcebergTable:
+    return IcebergTable.create(tmp_path, Pair).prepare()
+
+
+def test_a_checkpoint_is_one_snapshot_with_the_token_in_its_summary(table: IcebergTable) -> None:
+    files = table.stage(1, pairs(0, 3), pairs(3, 2))
+    handle, late = table.sink.open_table(table.about), table.sink.open_table(table.about)
+    before = len(table.table.snapshots())
+    version = handle.commit(7, files)
+    assert (handle.commit(7, files), late.commit(7, files), late.commit(8, files)) == (None, None, None)
+    [*earlier, snapshot] = table.table.snapshots()
+    assert (len(earlier), snapshot.sequence_number) == (before, version)
+    summary = snapshot.summary.additional_properties if snapshot.summary else {}
+    assert summary["stateflow.application"] == table.about.application
+    assert (summary["stateflow.token"], summary["added-records"]) == ("7", "5")
+    assert table.table.properties[f"stateflow.token.{table.about.application}"] == "7"
+    assert (table.ids(), table.token) == ([0, 1, 2, 3, 4], 7)
+
+
+def test_rows_that_do_not_fit_one_row_group_or_file_are_published_together(
+    table: IcebergTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", 1)
+    table.table.transaction().set_properties({"write.target-file-size-bytes": "1"}).commit_transaction()
+    table.put(1, pairs(0, 3), pairs(3, 2), pairs(5, 1))
+    assert (table.ids(), len(table.data_files())) == ([0, 1, 2, 3, 4, 5], 3)
+    assert len(table.table.snapshots()) == 2
+
+
+def test_a_commit_is_not_repeated_after_a_commit_of_another_writer(table: IcebergTable) -> None:
+    """PyIceberg's own transactions would append the rows to whatever the table is by then."""
+    table.table.transaction().set_properties({"commit.retry.num-retries": "10"}).commit_transaction()
+    files = table.stage(1, pairs(0, 2))
+    handle = table.sink.open_table(table.about)
+    _before_commit(lambda: table.append(10), handle, files)
+    assert table.ids() == [10]
+    assert len(table.data_files()) == 1
+    assert table.sink.open_table(table.about).commit(1, files) is not None
+    assert (table.ids(), table.token) == ([0, 1, 10], 1)
+
+
+def _before_commit(action: Callable[[], object], handle: Any, files: list[Any]) -> None:
+    """Lets another process do something after the handle has written its files, just before its request."""
+    commit = SqlCatalog.commit_table
+
+    def late(self: SqlCatalog, *arguments: Any) -> Any:
+        patch.undo()
+        action()
+        return commit(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", late)
+        assert handle.commit(1, files) is None
+
+
+def test_a_table_that_is_dropped_before_the_commit_is_not_created_again(table: IcebergTable) -> None:
+    handle, files = table.sink.open_table(table.about), table.stage(1, pairs(0, 1))
+    _before_commit(lambda: table.table.catalog.drop_table(table.name), handle, files)
+    assert not table.table_exists()
+    with raises(SinkDiverged, table=table.sink.location):
+        table.sink.open_table(table.about)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [CommitStateUnknownException("502"), ConnectionError("reset"), CommitFailedException("409 of a repeated request")],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_lost_answer_to_a_commit_that_was_made_is_resolved(
+    table: IcebergTable, monkeypatch: pytest.MonkeyPatch, lost: Exception
+) -> None:
+    files = table.stage(1, pairs(0, 2))
+    with monkeypatch.context() as patch:
+        _answer(patch, lost, made=True)
+        version = table.sink.open_table(table.about).commit(1, files)
+    opened = table.sink.open_table(table.about)
+    assert (version, opened.token) == (opened.version, 1)
+    assert table.ids() == [0, 1]
+
+
+@pytest.mark.parametrize("error", [CommitStateUnknownException("500"), OSError("refused")], ids=lambda e: str(e))
+def test_a_commit_that_was_not_made_is_worth_a_retry(
+    table: IcebergTable, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    files = table.stage(1, pairs(0, 2))
+    with monkeypatch.context() as patch:
+        _answer(patch, error, made=False)
+        with raises(StorageError, table=table.sink.location):
+            table.sink.open_table(table.about).commit(1, files)
+    assert (table.ids(), table.token) == ([], 0)
+    assert table.sink.open_table(table.about).commit(1, files) is not None
+    assert table.ids() == [0, 1]
+
+
+def _answer(patch: pytest.MonkeyPatch, error: Exception, made: bool) -> None:
+    commit = SqlCatalog.commit_table
+
+    def answered(self: SqlCatalog, *arguments: Any) -> Any:
+        if made:
+            commit(self, *arguments)
+        raise error
+
+    patch.setattr(SqlCatalog, "commit_table", answered)
+
+
+def test_a_driver_that_paused_before_a_rewind_to_its_own_snapshot_publishes_nothing(table: IcebergTable) -> None:
+    """The table has the content that the paused driver has read, but not its snapshot."""
+    table.put(1, pairs(0, 1))
+    paused, files = table.sink.open_table(table.about), table.stage(2, pairs(1, 1))
+    table.put(2, pairs(1, 1))
+    handle = table.sink.open_table(table.about)
+    plan = handle.plan_rewind(1)
+    assert plan.to_version == paused.version
+    assert handle.rewind(plan.to_version, 3) is not None
+    assert paused.commit(2, files) is None
+    assert (table.ids(), table.token) == ([0], 3)
+
+
+def test_a_token_outlives_its_snapshot(table: IcebergTable) -> None:
+    table.put(1, pairs(0, 1))
+    table.put(2, pairs(1, 1))
+    table.append(10)
+    table.append(11)
+    handle = table.sink.open_table(table.about)
+    assert handle.plan_rewind(1).rows_removed == 3
+    _expire_all_but_current(table)
+    assert (table.ids(), table.token) == ([0, 1, 10, 11], 2)
+    table.put(3, pairs(2, 1))
+    opened = table.sink.open_table(table.about)
+    assert (opened.token, opened.plan_rewind(2).rows_removed) == (3, 1)
+    with raises(SinkDiverged, checkpoint=1):
+        opened.plan_rewind(1)
+
+
+def test_a_target_that_expires_after_the_plan_is_refused(table: IcebergTable) -> None:
+    for token in (1, 2):
+        table.put(token, pairs(token, 1))
+    to_version = table.sink.open_table(table.about).plan_rewind(1).to_version
+    _expire_all_but_current(table)
+    with raises(SinkDiverged, version=to_version):
+        table.sink.open_table(table.about).rewind(to_version, 3)
+    assert (table.ids(), table.token) == ([1, 2], 2)
+
+
+def test_changes_whose_snapshots_have_expired_count_as_those_of_another_writer(table: IcebergTable) -> None:
+    seen = table.sink.open_table(table.about).version
+    table.put(1, pairs(0, 1))
+    table.append(10)
+    changes = table.sink.open_table(table.about).changes_since(seen)
+    assert (changes.published, [c.rows for c in changes.others]) == (True, [1])
+    _expire_all_but_current(table)
+    changes = table.sink.open_table(table.about).changes_since(seen)
+    assert (changes.published, [c.rows for c in changes.others]) == (False, [None, 1])
+
+
+def _expire_all_but_current(table: IcebergTable) -> None:
+    found = table.table
+    head = found.current_snapshot()
+    assert head is not None
+    old = [s.snapshot_id for s in found.snapshots() if s.snapshot_id != head.snapshot_id]
+    found.maintenance.expire_snapshots().by_ids(old).commit()
+
+
+def test_a_table_that_was_rolled_back_has_an_older_token(table: IcebergTable) -> None:
+    for token in (1, 2):
+        table.put(token, pairs(token, 1))
+    [_, first, _] = table.table.snapshots()
+    table.table.manage_snapshots().set_current_snapshot(first.snapshot_id).commit()
+    restored = table.token
+    assert restored == 1
+    assert decide(restored, published=2, checkpoint=3, head=3) is Decision.ROLLED_BACK
+
+
+def test_a_plan_counts_rows_that_other_writers_deleted(table: IcebergTable) -> None:
+    table.put(1, pairs(0, 3))
+    table.table.delete("id = 1")
+    table.put(2, pairs(5, 1))
+    table.put(3, pairs(6, 1))
+    handle = table.sink.open_table(table.about)
+    assert handle.plan_rewind(2).others == ()
+    # Before token 2: with the deletion, as the version before the first one of a later checkpoint.
+    plan = handle.plan_rewind(1)
+    assert (plan.rows_removed, plan.rows_returned, plan.others) == (2, 0, ())
+    plan = handle.plan_rewind(0)
+    assert plan.rows_removed is not None and plan.rows_returned is not None
+    assert plan.rows_returned - plan.rows_removed == -4
+    [commit] = plan.others
+    assert (commit.operation, commit.rows, commit.applications) == ("overwrite", -1, frozenset())
+    assert handle.rewind(plan.to_version, 4) is not None
+    assert table.ids() == []
+
+
+def test_manifests_are_merged_and_settings_of_the_branch_are_kept(table: IcebergTable) -> None:
+    found = table.table
+    found.transaction().set_properties({"commit.manifest.min-count-to-merge": "3"}).commit_transaction()
+    head = found.current_snapshot()
+    assert head is not None
+    table.table.manage_snapshots().create_branch(head.snapshot_id, "main", min_snapshots_to_keep=5).commit()
+    for token in range(1, 9):
+        table.put(token, pairs(token, 1))
+    found, snapshot = table.table, table.table.current_snapshot()
+    assert snapshot is not None and len(snapshot.manifests(found.io)) <= 3
+    assert found.refs()["main"].min_snapshots_to_keep == 5
+    assert table.ids() == list(range(1, 9))
+    handle = table.sink.open_table(table.about)
+    assert handle.rewind(handle.plan_rewind(4).to_version, 9) is not None
+    assert table.ids() == [1, 2, 3, 4]
+
+
+def test_another_job_that_has_published_is_known(table: IcebergTable) -> None:
+    table.put(1, pairs(0, 1))
+    assert table.sink.other_jobs(table.about) == frozenset()
+    other = table.of(Pair)
+    about = type(table.about)("f" * 32, "out", table.about.schema, table.about.storage)
+    assert other.sink.other_jobs(about) == frozenset({table.about.job_uuid})

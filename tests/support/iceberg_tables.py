@@ -1,0 +1,121 @@
+"""Iceberg tables of tests: a catalog in SQLite, sinks that write to its tables, and what another reader finds there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+
+from stateflow.api.sink import SinkContext, Writing
+from stateflow.clock import SystemClock
+from stateflow.connectors.iceberg.sink import IcebergSink
+from stateflow.state.handles import Committable
+from stateflow.storage import open_storage
+from tests.support import delta_tables
+
+NAMESPACE = "db"
+
+
+def properties(folder: Path) -> dict[str, str]:
+    """Returns the properties of the catalog in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def create_catalog(folder: Path) -> Catalog:
+    """Creates a catalog with a namespace in a new folder."""
+    folder.mkdir(parents=True)
+    catalog = catalog_in(folder)
+    catalog.create_namespace(NAMESPACE)
+    return catalog
+
+
+def catalog_in(folder: Path) -> Catalog:
+    """Returns the catalog in a folder."""
+    return load_catalog("tests", **properties(folder))
+
+
+def rows(table: Table) -> list[dict[str, Any]]:
+    """Returns the rows of a table's current snapshot, in any order."""
+    found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+    return found
+
+
+@dataclass(frozen=True)
+class IcebergTable:
+    """A table, its sink, and the storage of a job root.
+
+    Attributes:
+        folder: has the catalog, the warehouse and the job root.
+    """
+
+    folder: Path
+    name: str
+    sink: IcebergSink
+    about: SinkContext
+
+    @classmethod
+    def create(cls, folder: Path, row_class: type[Any], **settings: Any) -> IcebergTable:
+        """A table that does not exist, in a catalog of its own."""
+        create_catalog(folder / "lake")
+        name = f"{NAMESPACE}.t"
+        sink = IcebergSink(name, catalog="tests", properties=properties(folder / "lake"), **settings)
+        about = replace(delta_tables.context(row_class), storage=open_storage(str(folder / "root")))
+        return cls(folder, name, sink, about)
+
+    def prepare(self) -> IcebergTable:
+        """Creates the table, or checks it."""
+        self.sink.prepare(self.about)
+        return self
+
+    def of(self, row_class: type[Any], uid: str = "out", **settings: Any) -> IcebergTable:
+        """The same table, as a sink with other rows or settings writes it."""
+        sink = IcebergSink(self.name, catalog="tests", properties=properties(self.folder / "lake"), **settings)
+        about = replace(delta_tables.context(row_class, uid), storage=self.about.storage)
+        return replace(self, sink=sink, about=about)
+
+    def stage(self, ordinal: int, *parts: Iterable[msgspec.Struct]) -> list[Committable]:
+        """The rows that subtasks stage for a checkpoint."""
+        files: list[Committable] = []
+        for subtask, part in enumerate(parts):
+            writing = Writing(1, ordinal, subtask, SystemClock().new_id())
+            files += delta_tables.write(self.sink, self.about, part, writing)
+        return files
+
+    def put(self, token: int, *parts: Iterable[msgspec.Struct]) -> None:
+        """Stages and publishes a checkpoint."""
+        assert self.sink.open_table(self.about).commit(token, self.stage(token, *parts)) is not None
+
+    @property
+    def token(self) -> int | None:
+        return self.sink.open_table(self.about).token
+
+    @property
+    def table(self) -> Table:
+        """The table as another client loads it."""
+        return catalog_in(self.folder / "lake").load_table(self.name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, as another client reads them, ordered by id."""
+        return sorted(rows(self.table), key=lambda row: row["id"])
+
+    def ids(self) -> list[int]:
+        return [row["id"] for row in self.rows()]
+
+    def append(self, first: int, count: int = 1) -> None:
+        """Another writer appends rows with `id` and `text`."""
+        ids = range(first, first + count)
+        columns = {"id": pa.array(ids, pa.int64()), "text": pa.array([f"row {i}" for i in ids], pa.string())}
+        self.table.append(pa.table(columns))
+
+    def data_files(self) -> set[str]:
+        """The names of all Parquet files of the table's folder."""
+        return {path.name for path in (self.folder / "lake").rglob("*.parquet")}
+
+    def table_exists(self) -> bool:
+        return catalog_in(self.folder / "lake").table_exists(self.name)
