@@ -57,6 +57,7 @@ NAMES: dict[str, str] = {
     "savepoint.collected": "a claimed savepoint is deleted, the log still names it",
     "savepoint.disposing": "a savepoint is about to be deleted, and still complete",
     "savepoint.disposed": "a savepoint is deleted, its files still exist",
+    "request.posted": "a newer run has requested the active one to end, and has not claimed the job",
     "request.made": "a request to the run is executed, the answer is not written",
     "restore.begin": "a restore's plan is checked, nothing is changed",
     "restore.claimed": "a restore has claimed the job, nothing is adopted",

@@ -43,6 +43,9 @@ class RunSettings:
             close every open session at the end of each run. A run that ends earlier, at a limit, does not drain.
         skip_idle: end without starting Spark if there is certainly nothing to do: every source confirms that it has no
             new input, no timer is due, and nothing is left from earlier runs or waits for a run.
+        take_over: how long an active run of the job may take to end with a checkpoint, once this run has started Spark.
+            Then, or when the active run has ended, this run claims the job. Without it, a run claims the job at once,
+            and repeats the batches of the active run since its last checkpoint.
     """
 
     until: EndCondition = INPUT_ENDS
@@ -52,6 +55,7 @@ class RunSettings:
     max_tick_batches: int = 10
     drain: bool = False
     skip_idle: bool = True
+    take_over: timedelta | None = None
 
     def __post_init__(self) -> None:
         parse_run_end(self.until)

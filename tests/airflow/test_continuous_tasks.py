@@ -65,10 +65,11 @@ def test_the_run_of_a_cleared_task_ends_with_a_checkpoint_before_the_next_one_be
     # A thread represents a worker that is gone.
     dead = background.submit(run_task(job).execute, run.next_try())
     wait_for_rows(job, 30)
+    # A run reads the script of its source when it starts.
+    job.deliver(40)
     run.clear()
     cleared = background.submit(run_task(job).execute, run.next_try())
     first = dead.result(DEADLINE)
-    job.deliver(40)
     wait_for_rows(job, 40)
     job.command("stop").check()
     second = cleared.result(DEADLINE)

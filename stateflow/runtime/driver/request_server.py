@@ -163,6 +163,9 @@ class RequestServer:
             log.warning("request %s is withdrawn: it expired at %s", request.id, request.until)
             self._post_answer(request, None, None, WITHDRAWN)
             return
+        if request.generation and request.generation != self._generation:
+            self._refuse(request)
+            return
         began = self._root.clock.monotonic()
         try:
             point = self._point_for(request, point)
@@ -180,6 +183,12 @@ class RequestServer:
             return
         failpoints.hit("request.made")
         self._conclude(request, point, savepoint, began)
+
+    def _refuse(self, request: Request) -> None:
+        """Withdraws a request to an older run; leaves one to a newer run open, which has fenced this one."""
+        if request.generation < self._generation:
+            log.info("request %s is withdrawn: it is for the run of generation %d", request.id, request.generation)
+            self._post_answer(request, None, None, WITHDRAWN)
 
     def _conclude(
         self, request: Request, point: PublishedCheckpoint, savepoint: StoredSavepoint | None, began: float

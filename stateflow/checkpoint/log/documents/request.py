@@ -35,6 +35,8 @@ class Request(Document, frozen=True, kw_only=True):
     at: str
     until: str = ""
     """When the requester stops waiting, by its own clock; a run withdraws the request then. Empty: never."""
+    generation: int = 0
+    """The only run that the request is for; a newer one withdraws it. 0 for any run."""
 
 
 class Answer(Document, frozen=True, kw_only=True):

@@ -1,0 +1,75 @@
+"""Lets the active run of a job end with a checkpoint before a newer one claims the job."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from stateflow import failpoints
+from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
+from stateflow.errors import DataError, RequestTimeout
+
+log = logging.getLogger(__name__)
+
+_POLL = timedelta(seconds=0.1)
+_ACKNOWLEDGE = timedelta(seconds=5)
+"""How long an active run may take to confirm that it has seen the request."""
+
+
+def end_active_run(root: JobRoot, timeout: timedelta, note: str) -> bool:
+    """Requests the active run of a job to end with a checkpoint, and waits for that; returns whether none is active.
+
+    The request is addressed to one generation: if this process dies before it claims the job, no other run ends by it.
+    Only the CLAIM that follows protects the job; without an end in time, that fences the run.
+
+    Args:
+        root: the job root.
+        timeout: how long the run may take to end.
+        note: the requester of the newer run.
+
+    Raises:
+        StorageError: the log or the requests cannot be read or written.
+    """
+    deadline = root.clock.monotonic() + timeout.total_seconds()
+    while (generation := _open_generation(root)) and (remaining := deadline - root.clock.monotonic()) > 0:
+        if not _submit(root, generation, timedelta(seconds=remaining), note):
+            break
+        while _open_generation(root) == generation and root.clock.monotonic() < deadline:
+            root.clock.sleep(_POLL)
+    return not generation
+
+
+def _open_generation(root: JobRoot) -> int:
+    """Returns the generation of the newest run if it has not recorded its end; 0 otherwise."""
+    head = root.log.read_head()
+    return 0 if head is None or head.entry.ended else head.entry.generation
+
+
+def _submit(root: JobRoot, generation: int, timeout: timedelta, note: str) -> bool:
+    """Requests a stop of one run, and waits for its answer; returns False if that run does not end by it."""
+    client = RequestClient(root, RequestTimeouts(min(_ACKNOWLEDGE, timeout), timeout))
+    request = client.submit(
+        Request(
+            id=root.clock.new_id(),
+            kind=RequestKind.STOP,
+            savepoint="",
+            origin=Origin.STOP,
+            by=root.requester,
+            reason=f"taken over by a newer run: {note}".removesuffix(": "),
+            at=root.clock.now().isoformat(timespec="milliseconds"),
+            generation=generation,
+        )
+    )
+    failpoints.hit("request.posted")
+    try:
+        answer = client.wait(request)
+    except RequestTimeout as e:
+        # A run that has restarted has another generation, and withdraws the request; then it is repeated.
+        log.warning("the active run has not ended: generation=%d: %s", generation, e)
+        return True
+    except DataError as e:
+        log.warning("the active run could not end with a checkpoint: generation=%d: %s", generation, e)
+        return False
+    return answer is not None

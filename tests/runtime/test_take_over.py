@@ -1,0 +1,103 @@
+"""A newer run that lets the active one end with a checkpoint, and then continues from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.requests.mailbox import open_requests, post, read_answer
+from stateflow.clock import ManualClock
+from stateflow.runtime.driver.take_over import end_active_run
+from stateflow.storage import open_storage
+from tests.support.job_fixture import KILLED, AccountsJob
+from tests.support.processes import Running, wait_for
+
+TAKE_OVER: dict[str, Any] = {"run__take_over": "2 min", "requests__interval": "20ms"}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[AccountsJob]:
+    """A job whose runs stay up, and make no checkpoint before their end."""
+    stays_up = {"run__until": "stopped", "checkpoints__interval": "1h", "requests__interval": "20ms"}
+    job = AccountsJob(tmp_path / "job", stays_up)
+    job.deliver(30)
+    yield job
+    job.end_all()
+
+
+def _wait_for_rows(job: AccountsJob, run: Running, rows: int) -> None:
+    def processed() -> bool:
+        assert run.poll() is None, str(run)
+        return any(end == rows for _, end in job.requested())
+
+    wait_for(processed, lambda: f"{rows} rows: {run}")
+
+
+def test_the_active_run_ends_with_a_checkpoint_from_which_the_newer_one_continues(job: AccountsJob) -> None:
+    active = job.start()
+    _wait_for_rows(job, active, 30)
+    # A run reads the script of its source when it starts.
+    job.deliver(40)
+    newer = job.start(**TAKE_OVER)
+    ended = active.wait().check().result
+    assert (ended["stopped_because"], ended["rows_in"]) == ("stopped", 30)
+    _wait_for_rows(job, newer, 40)
+    job.command("stop").check()
+    continued = newer.wait().check().result
+    assert (continued["started_from"], continued["rows_in"]) == (ended["checkpoint_id"], 10)
+    assert job.requested() == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    job.check_results()
+
+
+def test_a_run_that_was_killed_is_followed_at_once(job: AccountsJob) -> None:
+    killed = job.start()
+    _wait_for_rows(job, killed, 30)
+    killed.kill()
+    assert killed.wait().code == KILLED
+    newer = job.finish(**TAKE_OVER, run__until="input-ends").result
+    assert newer["rows_in"] == 30
+    assert not open_requests(open_storage(job.job_root))
+    job.check_results()
+
+
+def test_a_take_over_that_was_killed_ends_no_other_run(job: AccountsJob) -> None:
+    active = job.start()
+    _wait_for_rows(job, active, 30)
+    killed = job.start("request.posted", **TAKE_OVER)
+    assert killed.wait().code == KILLED
+    assert active.wait().check().result["stopped_because"] == "stopped"
+    # As if the active run had ended before it answered.
+    root = _open(job)
+    request = _stop_of(root.head().entry.generation)
+    post(root.storage, request)
+    ended = job.finish(**TAKE_OVER, run__until="input-ends").result
+    answer = read_answer(root.storage, request.id)
+    assert answer and (answer.status, ended["stopped_because"]) == ("withdrawn", "caught-up")
+    job.check_results()
+
+
+def test_a_run_that_does_not_end_in_time_is_left_to_the_claim(job: AccountsJob) -> None:
+    """And the request to it is withdrawn."""
+    job.start("claim.after")
+    wait_for(lambda: (job.root / "log").is_dir() and bool(list((job.root / "log").iterdir())), lambda: "a claim")
+    root = _open(job)
+    root.clock = clock = ManualClock()
+    assert not end_active_run(root, timedelta(seconds=3), "newer")
+    assert clock.monotonic() >= 3 and not open_requests(root.storage)
+
+
+def _open(job: AccountsJob) -> JobRoot:
+    return JobRoot.open(open_storage(job.job_root), ManualClock(), "two:2")
+
+
+def _stop_of(generation: int) -> Request:
+    at = ManualClock().now().isoformat()
+    return Request(
+        id="a" * 32, kind=RequestKind.STOP, savepoint="", origin=Origin.STOP, by="x", at=at, generation=generation
+    )
