@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from stateflow import OnTimerContext, OutputTag, WatermarkStrategy
+from stateflow import DeadLetters, OnTimerContext, OutputTag, WatermarkStrategy
 from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.api.graph.traversal import producer_of
 from stateflow.checkpoint.barrier.pending_barrier import Participant
@@ -115,6 +115,14 @@ def test_sources_are_ordered_by_uid_and_the_rows_of_each_are_counted_once(job: D
     plan = plan_job(job.env.graph, 2)
     assert [s.uid for s in plan.sources] == ["more", "rows"]
     assert plan.row_counting_chains == {"a", "c"}
+
+
+def test_rows_of_a_source_count_and_not_its_dead_letters(job: DeclaredJob) -> None:
+    rows = job.rows.map(lambda row: row, on_error=DeadLetters(5))
+    rows.get_dead_letters().sink_to(Nowhere(), uid="letters")
+    assert plan_job(job.env.graph, 2).row_counting_chains == {"letters"}
+    rows.sink_to(Nowhere(), uid="out")
+    assert plan_job(job.env.graph, 2).row_counting_chains == {"out"}
 
 
 @pytest.mark.parametrize("has_expressions", [False, True])
