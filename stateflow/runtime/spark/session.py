@@ -26,6 +26,7 @@ from stateflow.runtime.spark.log_settings import is_quiet, quiet_accumulators, q
 from stateflow.runtime.spark.settings import ARROW_ROWS, REQUIRED, check_master, check_required, is_local
 from stateflow.runtime.spark.versions import check_java, check_python, check_spark
 
+_PROGRESS = "spark.ui.showConsoleProgress"
 _DEFAULTS = {
     # The JVM waits 15 s by default for a Python worker to connect, too short at ten times the load.
     "spark.python.authenticate.socketTimeout": "2m",
@@ -39,7 +40,7 @@ _DEFAULTS = {
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.sql.timeType.enabled": "true",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+    _PROGRESS: "false",
     # Spark keeps a thousand batches' plans, jobs and stages for its web interface, even when that is disabled.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "50",
@@ -175,9 +176,10 @@ def _master(settings: Settings) -> str:
 
 
 def _start(settings: Settings) -> None:
-    # Without a master of its own, spark-submit would choose local[*].
+    # Without a master of its own, spark-submit would choose local[*]; and it shows progress bars, as for a shell.
+    own = {MASTER: settings.spark.master, _PROGRESS: _DEFAULTS[_PROGRESS]}
     with _translated_errors():
-        start_java({MASTER: settings.spark.master, **settings.spark.conf}, settings.local_folder)
+        start_java({**own, **settings.spark.conf}, settings.local_folder)
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
