@@ -15,6 +15,7 @@ from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
+from stateflow.errors import StateflowError
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -118,6 +119,14 @@ class Source(ABC):
         Args:
             offset: the position, as in Spark's offset log.
         """
+
+    def explain_failure(self, reason: str) -> StateflowError | None:
+        """Returns the error that made Spark fail a batch, if it is one of the source; None if that is unknown.
+
+        Args:
+            reason: text of Spark's error.
+        """
+        return None
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """Returns the position at which the source begins in a new job; empty if each run would begin at the same one.

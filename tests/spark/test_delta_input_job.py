@@ -67,7 +67,7 @@ def test_each_row_that_is_added_to_a_table_is_read_once(job: DeltaJob) -> None:
     assert job.copied() == Counter([(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, None)])
     # A commit that rewrites rows adds none.
     DeltaTable(str(job.input)).update(updates={"name": "'b'"}, predicate="id = 1")
-    job.run().check_error(5, "batch-failed")
+    job.run().check_error(4, "data", source=f"DeltaSource[rows:{job.input}]", version=3)
     job.add(6)
     job.finish(job__skip="yes")
     assert job.copied()[6, "a"] == 1 and job.copied().total() == 6
@@ -93,6 +93,11 @@ def test_the_changes_of_a_table_are_rows(job: DeltaJob) -> None:
             (2, "a", "delete", 2),
         ]
     )
+
+
+def test_a_table_without_a_change_data_feed_ends_the_run(job: DeltaJob) -> None:
+    write_deltalake(str(job.input), pa.table({"id": [1], "name": ["a"]}))
+    job.run(job__kind="changes", job__start="0").check_error(4, "data", source=f"DeltaSource[changes:{job.input}]")
 
 
 def test_a_job_that_starts_at_the_end_reads_what_is_added_between_its_runs(job: DeltaJob) -> None:

@@ -16,8 +16,9 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.delta.log.listing import list_log
+from stateflow.connectors.delta.log.stream_errors import stream_error
 from stateflow.connectors.spark import SparkSource, with_columns
-from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError
+from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StateflowError
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import quoted
 
@@ -141,6 +142,10 @@ class DeltaSource(SparkSource):
                 source=self.description,
                 lost=f"versions [{position.reservoirVersion}, {earliest})",
             )
+
+    def explain_failure(self, reason: str) -> StateflowError | None:
+        """See `Source.explain_failure`."""
+        return stream_error(reason, self.description, self.path)
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """See `Source.has_new_input`: compares the position with the newest version of the table.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -155,6 +155,7 @@ class SparkRun:
         """Raises the error that ended a query, or its cause."""
         if isinstance(error, BatchFailed):
             self._raise_lost_input(error)
+            error = _explained(error, self._sources.values())
         raise error
 
     def _raise_lost_input(self, error: BaseException) -> None:
@@ -335,6 +336,17 @@ def _polling_trigger(spark: SparkSession, interval: timedelta | None) -> str:
     if not spark.sparkContext.getConf().contains(_POLLING_DELAY):
         spark.conf.set(_POLLING_DELAY, f"{IDLE_INTERVAL // timedelta(milliseconds=1)}ms")
     return f"{(interval or timedelta()) // timedelta(milliseconds=1)} milliseconds"
+
+
+def _explained(error: BatchFailed, sources: Iterable[Source]) -> StateflowError:
+    """Returns the error of a source that has made a batch fail, with `error` as its cause, or else `error`."""
+    reason = str(error.facts.get("reason", ""))
+    for source in sources:
+        explained = source.explain_failure(reason)
+        if explained is not None:
+            explained.__cause__ = error
+            return explained
+    return error
 
 
 def _query_id(hexadecimal: str) -> str:
