@@ -253,9 +253,13 @@ def not_checked(start: StartContext) -> tuple[str, ...]:
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
     if start.session is not None:
         return tuple(f"source {uid}: {source.unchecked}" for uid, source in sources if source.unchecked)
-    found = [f"source {uid}: {source.unchecked or 'columns of the files'}" for uid, source in sources]
+    found = [f"source {uid}: {source.unchecked or _unread(source)}" for uid, source in sources]
     found += [f"the name {entry.text} in the catalog" for entry in _entries(start)]
     return tuple(f"{what} (needs Spark)" for what in (*found, "what transforms return", "Spark's own settings"))
+
+
+def _unread(source: Source) -> str:
+    return "its data" if source.files_address is None else "columns of the files"
 
 
 def warnings(start: StartContext) -> tuple[str, ...]:

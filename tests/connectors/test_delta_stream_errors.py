@@ -27,7 +27,7 @@ def test_an_error_that_another_try_does_not_solve_is_explained(reason: str, erro
     assert found.facts.get("version") == version and not found.retryable
 
 
-def test_the_error_is_one_of_the_table_that_it_names() -> None:
+def test_an_error_that_names_a_table_is_one_of_its_source() -> None:
     found = stream_error(_UPDATED, "DeltaSource[rows:/in/a b]", "/in/a b")
     assert isinstance(found, DataError) and found.facts["version"] == 2 and found.hint
     assert stream_error(_UPDATED, "DeltaSource[rows:/in/c]", "/in/c") is None

@@ -234,6 +234,12 @@ def test_a_lost_response_of_a_commit_is_resolved_by_the_token(
     assert len(committed(kafka.address, topic)) == 6
 
 
+def test_records_of_a_key_keep_the_order_of_their_rows(kafka: Kafka, topic: str, context: SinkContext) -> None:
+    table = KafkaSink(kafka.address, topic=topic, key="text").open_table(context)
+    assert table.commit(1, staged(table, rows=5000)) == 1
+    assert [json.loads(m.value() or b"")["number"] for m in committed(kafka.address, topic)] == [*range(5000)]
+
+
 def test_a_driver_that_another_one_overtook_publishes_nothing(
     kafka: Kafka, topic: str, sink: KafkaSink, context: SinkContext
 ) -> None:
