@@ -13,8 +13,8 @@ from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.columns import check_columns
+from stateflow.connectors.declared_values import declared_columns, with_times
 from stateflow.errors import ConfigError, JobDefinitionError
-from stateflow.types.spark_sql import quoted
 
 _NOT_REPLAYABLE = ("socket", "console", "memory")
 
@@ -84,7 +84,8 @@ class SparkSource(Source):
 
     def check(self, spark: SparkSession) -> None:
         """Raises ConfigError if Spark does not have the source, and SchemaMismatch for other columns than declared."""
-        check_columns(self._frame(spark, {}).schema, self.schema, self.columns, self.description)
+        found = with_times(self._frame(spark, {}).schema, self.schema)
+        check_columns(found, self.schema, self.columns, self.description)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit, which only an option of the source can set."""
@@ -132,10 +133,4 @@ def loaded(reader: DataStreamReader, format: str, path: str = "", package: str =
 
 def with_columns(frame: DataFrame, schema: RowSchema) -> DataFrame:
     """Returns the declared columns of a frame; those that it lacks are null, as the policy of `check` permits."""
-    found = {name.lower() for name in frame.columns}
-    texts = []
-    for column in schema.columns:
-        name = quoted(column.name)
-        value = name if column.name.lower() in found else "NULL"
-        texts.append(f"CAST({value} AS {column.spark_type}) AS {name}")
-    return frame.selectExpr(*texts)
+    return frame.selectExpr(*declared_columns(frame.schema, schema))

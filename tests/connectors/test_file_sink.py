@@ -111,7 +111,7 @@ def _comparable(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in rows)
 
 
-def test_parquet_files_have_all_types_of_columns(tmp_path: Path) -> None:
+def test_partition_columns_are_in_the_names_of_folders(tmp_path: Path) -> None:
     about = context(Every)
     sink = FileSink(tmp_path / "t", partition_by="flag")
     sink.prepare(about)
@@ -120,8 +120,20 @@ def test_parquet_files_have_all_types_of_columns(tmp_path: Path) -> None:
         (1, "true", [1.5, None]),
         (2, None, None),
     ]
-    with raises(JobDefinitionError, format="json"):
-        FileSink(tmp_path / "j", format="json").check(about)
+
+
+class ByDay(msgspec.Struct):
+    """A row with a dict that JSON cannot have."""
+
+    id: int
+    nested: list[dict[datetime.date, int]]
+
+
+def test_columns_that_spark_would_not_read_back_are_refused(tmp_path: Path) -> None:
+    with raises(JobDefinitionError, format="json", columns=["nested"]):
+        FileSink(tmp_path / "t", format="json").check(context(ByDay))
+    with raises(JobDefinitionError, format="csv", columns=["raw", "inner", "numbers", "named"]):
+        FileSink(tmp_path / "t", format="csv").check(context(Every))
 
 
 def test_many_rows_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

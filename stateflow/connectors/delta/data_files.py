@@ -276,11 +276,16 @@ def stored_schema(schema: RowSchema) -> pa.Schema:
 
 def stored_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> pa.RecordBatch:
     """Returns emitted rows with the types of data files. Raises SchemaMismatch if they are not rows of `schema`."""
+    check_rows(rows, schema, uid)
+    return pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=stored_schema(schema))
+
+
+def check_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> None:
+    """Raises SchemaMismatch if emitted rows are not those of `schema`."""
     if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
         raise SchemaMismatch(
             "rows do not match the sink's columns", uid=uid, expected=str(schema.arrow), found=str(rows.schema)
         )
-    return pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=stored_schema(schema))
 
 
 class ParquetWriter(SinkWriter):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, time
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,14 +22,16 @@ from stateflow.connectors.delta.data_files import (
     FileName,
     ParquetWriter,
     UnnamedFile,
+    check_rows,
     disk_error,
     make_folders,
-    stored_rows,
 )
 from stateflow.connectors.delta.partitions.columns import data_columns
 from stateflow.connectors.delta.partitions.values import NULL, split, values_of
+from stateflow.connectors.json_rows import duration_text, encode, json_objects, special_float
 from stateflow.errors import StorageError
 from stateflow.state.handles import Committable
+from stateflow.types.columns.conversion import with_scalars
 
 PARQUET, JSON, CSV = "parquet", "json", "csv"
 _PARQUET_ENDING = ".zstd.parquet"
@@ -89,8 +92,12 @@ class DataWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        stored = stored_rows(rows, self._schema, self._name.uid)
-        for folder, part in split(stored, self._partition_by) if self._partition_by else [("", stored)]:
+        check_rows(rows, self._schema, self._name.uid)
+        if self._kind == PARQUET:
+            rows = pa.RecordBatch.from_arrays(
+                [c.cast(_parquet_type(c.type)) for c in rows.columns], schema=_parquet_schema(self._schema)
+            )
+        for folder, part in split(rows, self._partition_by) if self._partition_by else [("", rows)]:
             self._rows.setdefault(_spark_folder(folder), []).append(part)
             self._bytes += part.nbytes
         if self._bytes >= _BUFFERED_BYTES:
@@ -110,7 +117,7 @@ class DataWriter(SinkWriter):
         # Distinct attempts, because this writer counts its own parts.
         attempt = f"{name.writing.attempt}p{name.part}"
         first = dataclasses.replace(name, part=0, writing=dataclasses.replace(name.writing, attempt=attempt))
-        writer = ParquetWriter(self._root, first, self._data_schema)
+        writer = _ParquetWriter(self._root, first, self._data_schema)
         for batch in batches:
             writer.write_stored(batch)
         return writer.close()
@@ -130,6 +137,29 @@ class DataWriter(SinkWriter):
             raise disk_error(e, self._root / path) from e
 
 
+class _ParquetWriter(ParquetWriter):
+    """Writes times of day as Parquet has them, and not as integers as Delta tables do."""
+
+    def __init__(self, folder: Path, name: FileName, schema: RowSchema) -> None:
+        super().__init__(folder, name, schema)
+        self._stored = _parquet_schema(schema)
+
+
+def _parquet_schema(schema: RowSchema) -> pa.Schema:
+    return pa.schema([pa.field(c.name, _parquet_type(c.arrow_type)) for c in schema.columns])
+
+
+def _parquet_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the Arrow type of a column in Parquet files. Spark reads a duration from an integer of microseconds."""
+    return with_scalars(kind, _parquet_scalar)
+
+
+def _parquet_scalar(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_time(kind):
+        return pa.time64("us")
+    return pa.int64() if pa.types.is_duration(kind) else kind
+
+
 def _spark_folder(folder: str) -> str:
     """Returns the folders of a partition as Spark names them: it decodes bytes that are encoded, not characters."""
     return "/".join(
@@ -143,27 +173,17 @@ def _escaped(text: str) -> str:
 
 
 def _json(table: pa.Table) -> bytes:
-    lines = (
-        json.dumps(_json_row(row), ensure_ascii=False, default=lambda v: v.isoformat()) for row in table.to_pylist()
-    )
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _json_row(row: dict[str, object]) -> dict[str, object]:
-    """Returns the values as Spark reads them: numbers that JSON lacks are texts; a null is left out."""
-    finite = {n: v if not isinstance(v, float) or math.isfinite(v) else _special(v) for n, v in row.items()}
-    return {name: value for name, value in finite.items() if value is not None}
-
-
-def _special(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    """Returns a line for each row. A null is left out."""
+    objects = json_objects(table)
+    lines = (encode({name: value for name, value in row.items() if value is not None}) for row in objects)
+    return b"".join(line + b"\n" for line in lines)
 
 
 def _csv(table: pa.Table) -> bytes:
     for at, column in enumerate(table.schema):
-        if pa.types.is_timestamp(column.type):
-            # With a space, as Arrow writes it, Spark would read null.
-            texts = [value.isoformat() if value else None for value in table.column(at).to_pylist()]
+        text_of = _text_form(column.type)
+        if text_of is not None:
+            texts = [None if value is None else text_of(value) for value in table.column(at).to_pylist()]
             table = table.set_column(at, column.name, pa.array(texts, pa.string()))
         if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(table.column(at))).as_py():
             table = table.set_column(
@@ -174,7 +194,24 @@ def _csv(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
+def _text_form(kind: pa.DataType) -> Callable[..., str] | None:
+    """Returns the function for the text of a value that Spark would not read as Arrow writes it."""
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        return _iso_text
+    if pa.types.is_decimal(kind):
+        return _digits
+    return duration_text if pa.types.is_duration(kind) else None
+
+
+def _iso_text(value: datetime | time) -> str:
+    return value.isoformat()
+
+
+def _digits(value: Decimal) -> str:
+    return f"{value:f}"
+
+
 def _csv_number(value: float | None) -> str | None:
     if value is None or math.isfinite(value):
         return None if value is None else repr(value)
-    return _special(value).replace("inity", "")
+    return special_float(value).replace("inity", "")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
@@ -31,10 +31,10 @@ from stateflow.connectors.files.metadata_log import (
 from stateflow.connectors.files.sink_table import FileSinkTable, now_ms
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
 from stateflow.storage import open_storage
+from stateflow.types.columns.shapes import Entries, Leaf, Shape, parts_of
 
 Format = Literal["parquet", "json", "csv"]
 _clock = SystemClock()
-_TEXT_TYPES = frozenset({"bigint", "double", "boolean", "string", "date", "timestamp", "timestamp_ntz"})
 _PARTITION_TYPES = frozenset({"bigint", "boolean", "string", "date"})
 
 
@@ -147,19 +147,26 @@ class FileSink(Sink):
         return read_entry(self._root, found[-1]) if found else None
 
     def _check_columns(self, schema: RowSchema) -> None:
-        allowed = dict.fromkeys(self._partition_by, _PARTITION_TYPES)
-        unknown = sorted(set(self._partition_by) - set(schema.names))
-        types = {c.name: c.spark_type for c in schema.columns}
-        default = None if self.format == PARQUET else _TEXT_TYPES
-        refused = [n for n, t in types.items() if (kinds := allowed.get(n, default)) is not None and t not in kinds]
-        if unknown or refused or len(set(self._partition_by)) != len(self._partition_by) or not types.keys() - allowed:
+        by = set(self._partition_by)
+        unknown = sorted(by - set(schema.names))
+        refused = [c.name for c in schema.columns if not self._fits(c)]
+        if unknown or refused or len(by) != len(self._partition_by) or not set(schema.names) - by:
             raise JobDefinitionError(
                 "columns of a file sink do not fit its format or its partitions",
-                hint='format="parquet" has all types; partition by int, bool, str or date columns, and not by all',
+                hint='format="parquet" has all types, "json" all but dicts whose keys are not texts, and "csv" scalars '
+                "except bytes; partition by int, bool, str or date columns, and not by all",
                 columns=[*unknown, *refused],
                 format=self.format,
                 partition_by=list(self._partition_by),
             )
+
+    def _fits(self, column: Column) -> bool:
+        """Returns whether Spark reads a column of files as it was."""
+        if column.name in self._partition_by:
+            return column.spark_type in _PARTITION_TYPES
+        if self.format == CSV:
+            return isinstance(column.shape, Leaf) and column.spark_type != "binary"
+        return self.format == PARQUET or not _has_other_keys(column.shape)
 
     def _check_layout(self, marker: Marker, schema: RowSchema) -> None:
         """Raises SchemaMismatch or SinkRefused if the existing files are not like the sink's."""
@@ -197,3 +204,9 @@ class FileSink(Sink):
                 path=self.path,
                 found=others[:3],
             )
+
+
+def _has_other_keys(shape: Shape) -> bool:
+    """Returns whether a value contains dicts whose keys are not texts, as all keys of JSON are."""
+    is_other = isinstance(shape, Entries) and shape.key.spark != "string"
+    return is_other or any(map(_has_other_keys, parts_of(shape)))

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.connectors.kafka.columns import KafkaHeader
 from stateflow.errors import DataError, JobDefinitionError
 
@@ -17,7 +18,6 @@ Value = Literal["json", "raw"]
 JSON: Value = "json"
 RAW: Value = "raw"
 _TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -107,19 +107,19 @@ class RecordLayout:
     def _values(self, rows: pa.RecordBatch) -> Callable[[int], bytes | None]:
         if self.value == RAW:
             return _texts(rows.column(0))
-        objects = rows.to_pylist(maps_as_pydicts="strict")
-        return lambda number: _encode(objects[number])
+        objects = json_objects(rows)
+        return lambda number: encode(objects[number])
 
     def _keys(self, rows: pa.RecordBatch) -> Callable[[int], bytes | None]:
         if not self.key:
             return _nothing
         if len(self.key) == 1 and (column := rows.column(self.key[0])).type in _TEXT:
             return _texts(column)
-        objects = rows.select(list(self.key)).to_pylist(maps_as_pydicts="strict")
+        objects = json_objects(rows.select(list(self.key)))
         if len(self.key) == 1:
             name = self.key[0]
-            return lambda number: None if objects[number][name] is None else _encode(objects[number][name])
-        return lambda number: _encode(objects[number])
+            return lambda number: None if objects[number][name] is None else encode(objects[number][name])
+        return lambda number: encode(objects[number])
 
     def _topics(self, rows: pa.RecordBatch) -> Callable[[int], str]:
         if not self.topic_column:

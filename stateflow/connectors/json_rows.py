@@ -1,0 +1,59 @@
+"""Rows as values of JSON that Spark's reader, and with it a `FileSource` or a `KafkaSource`, reads back."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import msgspec
+import pyarrow as pa
+
+JsonObject = dict[str, object]
+
+encode = msgspec.json.Encoder(decimal_format="number").encode
+"""Encodes a value of `json_objects`. Decimals are numbers with all their digits, bytes are Base64."""
+
+
+def json_objects(rows: pa.RecordBatch | pa.Table) -> list[JsonObject]:
+    """Returns an object for each row.
+
+    Durations are texts such as ``1 02:03:04.500000``, and floats that JSON does not have are ``NaN``, ``Infinity`` and
+    ``-Infinity``.
+    """
+    objects: list[JsonObject] = rows.to_pylist(maps_as_pydicts="strict")
+    for column in rows.schema:
+        if _has_texts(column.type):
+            for row in objects:
+                row[column.name] = _readable(row[column.name])
+    return objects
+
+
+def duration_text(duration: timedelta) -> str:
+    """Returns a duration in the form of Spark's day-time intervals: days, hours, minutes and seconds."""
+    sign, size = ("-", -duration) if duration < timedelta() else ("", duration)
+    minutes, seconds = divmod(size.seconds, 60)
+    return f"{sign}{size.days} {minutes // 60:02}:{minutes % 60:02}:{seconds:02}.{size.microseconds:06}"
+
+
+def special_float(number: float) -> str:
+    """Returns the text of a float that is not finite."""
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _has_texts(kind: pa.DataType) -> bool:
+    """Returns whether values of a type may need another form than that of their encoder."""
+    if pa.types.is_map(kind):
+        return _has_texts(kind.key_type) or _has_texts(kind.item_type)
+    if pa.types.is_nested(kind):
+        return any(_has_texts(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind) or pa.types.is_duration(kind))
+
+
+def _readable(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else special_float(value)
+    if isinstance(value, timedelta):
+        return duration_text(value)
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return list(map(_readable, value)) if isinstance(value, list) else value
