@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateflow.api.schema import Column
+from stateflow.api.schema import Column, RowSchema
+from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
 
@@ -79,6 +80,14 @@ def required_part(kind: DeltaType) -> str | None:
 def has_timestamps_without_zone(columns: Iterable[Column]) -> bool:
     """Returns whether a table with the columns needs the table feature for them."""
     return any(leaf.spark == "timestamp_ntz" for column in columns for leaf in leaves_of(column.shape))
+
+
+def check_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> None:
+    """Raises SchemaMismatch if emitted rows are not those of `schema`."""
+    if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
+        raise SchemaMismatch(
+            "rows do not match the sink's columns", uid=uid, expected=str(schema.arrow), found=str(rows.schema)
+        )
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
-from stateflow.connectors.delta.column_types import stored_type, to_stored
+from stateflow.connectors.delta.column_types import check_rows, stored_type, to_stored
 from stateflow.connectors.delta.statistics import DoubleBounds, statistics
-from stateflow.errors import ConfigError, SchemaMismatch, StorageError
+from stateflow.errors import ConfigError, StorageError
 from stateflow.state.handles import Committable
 
 if TYPE_CHECKING:
@@ -278,14 +278,6 @@ def stored_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> pa.RecordB
     """Returns emitted rows with the types of data files. Raises SchemaMismatch if they are not rows of `schema`."""
     check_rows(rows, schema, uid)
     return pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=stored_schema(schema))
-
-
-def check_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> None:
-    """Raises SchemaMismatch if emitted rows are not those of `schema`."""
-    if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
-        raise SchemaMismatch(
-            "rows do not match the sink's columns", uid=uid, expected=str(schema.arrow), found=str(rows.schema)
-        )
 
 
 class ParquetWriter(SinkWriter):

@@ -18,14 +18,8 @@ from pyarrow import csv
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkWriter
-from stateflow.connectors.delta.data_files import (
-    FileName,
-    ParquetWriter,
-    UnnamedFile,
-    check_rows,
-    disk_error,
-    make_folders,
-)
+from stateflow.connectors.delta.column_types import check_rows
+from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, make_folders
 from stateflow.connectors.delta.partitions.columns import data_columns
 from stateflow.connectors.delta.partitions.values import NULL, split, values_of
 from stateflow.connectors.json_rows import duration_text, encode, json_objects, special_float

@@ -152,20 +152,16 @@ class SparkRun:
                 self._sources[position.uid].check_position(position.offset)
 
     def _raise(self, error: BaseException) -> NoReturn:
-        """Raises the error that ended a query, or its cause."""
+        """Raises the error that ended a query, or its cause: input that no longer exists, or an error of a source."""
         if isinstance(error, BatchFailed):
-            self._raise_lost_input(error)
+            # A source that does not answer now is not the reason for the failure.
+            with suppress(StorageError):
+                try:
+                    self._check_positions()
+                except InputLost as e:
+                    raise e from error
             error = _explained(error, self._sources.values())
         raise error
-
-    def _raise_lost_input(self, error: BaseException) -> None:
-        """Raises InputLost if a batch has failed because its input no longer exists."""
-        # A source that does not answer now is not the reason for the failure.
-        with suppress(StorageError):
-            try:
-                self._check_positions()
-            except InputLost as e:
-                raise e from error
 
     def _record_start(self) -> None:
         """Makes a checkpoint of where the sources begin, if no input of a new job has arrived yet.
