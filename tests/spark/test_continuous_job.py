@@ -15,7 +15,8 @@ from stateflow.clock import SystemClock
 from stateflow.operations import describe
 from stateflow.storage import open_storage
 from tests.spark.continuous_job import ContinuousJob
-from tests.support import root_files
+from tests.support import root_files, stored_state
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -62,6 +63,24 @@ def test_a_run_continues_after_a_bounded_source_keeps_few_of_sparks_files_and_en
         assert 2 <= len(kept) <= 5, kept
     JobRoot.open(open_storage(job.job_root), SystemClock(), "two:2").claim("theirs")
     run.wait().check_error(3, "fenced", by="theirs")
+
+
+@pytest.mark.slow
+def test_a_run_without_input_removes_expired_state(job: ContinuousJob) -> None:
+    run = job.start(job__delay=10**9, job__ttl=1000, state__ttl_cleanup_interval="1s", parallelism=3)
+    job.add("a", "b", "c")
+    job.wait_for_rows(run, ("a", 1), ("b", 1), ("c", 1))
+    # Of each name its count and its timer; no longer its last row and the expiry entry of that.
+    wait_for(lambda: _stored_entries(job) == 6, lambda: f"{_stored_entries(job)} entries: {run.errors}")
+    os.kill(run.pid, signal.SIGTERM)
+    result = run.wait().check().result
+    # One batch with rows. Those without are a second apart, and the subtasks share them.
+    assert result["rows_in"] == 3 and 2 <= result["batches"] <= 4
+
+
+def _stored_entries(job: ContinuousJob) -> int:
+    (operator,) = job.manifest["operators"]
+    return sum(len(list(stored_state.stored_entries(job.root, state))) for state in operator["subtasks"])
 
 
 def _entries_after(job: ContinuousJob, seq: int) -> list[root_files.Entry]:
