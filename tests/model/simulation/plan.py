@@ -229,7 +229,7 @@ PLANS: dict[str, Plan | None] = {
     # The same, while runs go back by themselves as well, because output is deleted.
     "shared-lost": replace(LOST, appenders=2, crash=0.04, keep=0.0),
     # Restores keep one table and rewind the other one; restores and runs are paused or die in between.
-    "mixed": replace(REWINDS, keep=0.1, keep_one=0.7, crash=0.01),
+    "mixed": replace(REWINDS, keep=0.1, keep_one=0.7, claim=0.5, crash=0.01),
     "keeping": SAVEPOINTS,
     # Restores claim their savepoints, users delete them, and all of these die or pause.
     "claims": CLAIMS,
