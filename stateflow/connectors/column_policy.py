@@ -12,7 +12,7 @@ from stateflow.errors import ConfigError, SchemaMismatch
 
 @dataclass(frozen=True)
 class ColumnPolicy:
-    """How the start of a run handles Parquet files whose columns differ from those of the row class.
+    """How a source handles columns that differ from those of the row class.
 
     Args:
         added: the policy for columns that only the files have: ignore them, or refuse to start.
@@ -45,11 +45,13 @@ class FoundColumns:
         types: their types as text, for errors.
         misfit: returns the path of the first part of a found column that cannot be read as the declared column: empty
             for the whole, None without one. It takes the declared column, and the position of the found one.
+        compares_types: whether a misfit is refused; otherwise it only distinguishes a renamed column from another one.
     """
 
     names: Sequence[str]
     types: Sequence[str]
     misfit: Callable[[Column, int], str | None]
+    compares_types: bool = True
 
 
 def check_found_columns(found: FoundColumns, schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
@@ -73,7 +75,8 @@ def check_found_columns(found: FoundColumns, schema: RowSchema, policy: ColumnPo
     positions = {name: at for at, name in enumerate(found.names)}
     for column in schema.columns:
         if column.name in positions:
-            _check_type(column, positions[column.name], found, path)
+            if found.compares_types:
+                _check_type(column, positions[column.name], found, path)
         elif not column.nullable or policy.missing == "refuse":
             raise SchemaMismatch(
                 "the source lacks a declared column",

@@ -25,12 +25,15 @@ _INTEGERS = {"tinyint": 10, "smallint": 10, "int": 10}
 """The digits that a Decimal needs to contain an integer of a type, for Spark."""
 
 
-def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
+def check_columns(
+    found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str, *, compares_types: bool = True
+) -> None:
     """Compares declared columns with those of a source.
 
     Args:
         found: the columns of the source, as Spark reads them.
         path: path of the source, or its description, for errors.
+        compares_types: as `FoundColumns.compares_types`.
 
     Raises:
         SchemaMismatch: a column is missing, has another type, or is not declared; names the column.
@@ -40,6 +43,7 @@ def check_columns(found: StructType, schema: RowSchema, policy: ColumnPolicy, pa
             names=[field.name for field in found.fields],
             types=[field.dataType.simpleString() for field in found.fields],
             misfit=lambda column, at: _misfit(column.shape, found.fields[at].dataType),
+            compares_types=compares_types,
         ),
         schema,
         policy,

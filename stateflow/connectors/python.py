@@ -15,6 +15,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source, spark_position
 from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.source_errors import read_failure
 from stateflow.errors import StateflowError, StorageError
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf
@@ -112,7 +113,7 @@ class _Reader(SimpleDataSourceStreamReader):
         return self._tuples(found.rows), spark_position(found.position)
 
     def readBetweenOffsets(self, start: dict[str, str], end: dict[str, str]) -> Iterator[tuple[object, ...]]:
-        with forwarded_errors():
+        with forwarded_errors(self._source.description):
             known = self._source.between(_position(start), end["position"])
         if known is not None:
             yield from self._tuples(known)
@@ -128,7 +129,7 @@ class _Reader(SimpleDataSourceStreamReader):
             at = spark_position(found.position)
 
     def _slice(self, offset: dict[str, str]) -> Slice | None:
-        with forwarded_errors():
+        with forwarded_errors(self._source.description):
             return self._source.read(_position(offset), self._limits)
 
     def _tuples(self, rows: Sequence[object]) -> Iterator[tuple[object, ...]]:
@@ -144,9 +145,15 @@ def _position(offset: dict[str, str]) -> str | None:
 
 
 @contextmanager
-def forwarded_errors() -> Iterator[None]:
-    """Encodes errors of stateflow in a message, since Spark forwards only messages."""
+def forwarded_errors(source: str) -> Iterator[None]:
+    """Encodes errors in a message, since Spark forwards only messages.
+
+    Args:
+        source: description of the source.
+    """
     try:
         yield
     except StateflowError as e:
         raise RuntimeError(message_with(e)) from e
+    except Exception as e:
+        raise RuntimeError(message_with(read_failure("a source cannot be read", source, e))) from e

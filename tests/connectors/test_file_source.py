@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import orc, parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.input_files import unreadable_in
@@ -195,6 +195,60 @@ def test_columns_that_appeared_or_vanished_follow_the_declared_policy(spark: Spa
         FileSource(renamed, schema=WithNote, columns=null).check(spark)
     with raises(ConfigError, missing="drop"):
         ColumnPolicy(missing=cast(Any, "drop"))
+
+
+@pytest.mark.parametrize("format", ["json", "CSV", "text"])
+def test_a_policy_for_columns_is_refused_where_files_do_not_name_all_columns(format: str) -> None:
+    with raises(ConfigError, format=format):
+        FileSource("/in", schema=WithNote, format=format, columns=ColumnPolicy(missing="null"))
+
+
+@pytest.mark.spark
+def test_names_of_orc_columns_are_compared_and_types_are_not(spark: SparkSession, tmp_path: Path) -> None:
+    table = pa.table({"number": pa.array([2], pa.int32()), "label": ["x"]})
+    orc.write_table(table, tmp_path / "a.orc")
+    FileSource(tmp_path, schema=Row, format="orc").check(spark)
+    for policy in (None, ColumnPolicy(missing="null")):
+        with raises(SchemaMismatch, column="label", renamed_to="note", position=2):
+            FileSource(tmp_path, schema=WithNote, format="orc", columns=policy).check(spark)
+    with raises(SchemaMismatch, columns=["label"]):
+        FileSource(tmp_path, schema=Row, format="orc", columns=ColumnPolicy(added="refuse")).check(spark)
+    orc.write_table(table.drop_columns(["label"]), tmp_path / "a.orc")
+    with raises(SchemaMismatch, column="note", found=["number"]):
+        FileSource(tmp_path, schema=WithNote, format="orc").check(spark)
+    source = FileSource(tmp_path, schema=WithNote, format="orc", columns=ColumnPolicy(missing="null"))
+    source.check(spark)
+    assert [tuple(row) for row in source.read_files(spark, [(tmp_path / "a.orc").as_uri()]).collect()] == [(2, None)]
+
+
+@dataclass
+class Pair:
+    number: int
+    note: str | None
+    label: str | None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("header", "refused"), [("number,label,note", True), ("number,note", True), ("NUMBER,Note,Label", False)]
+)
+def test_each_csv_file_must_have_the_declared_columns_in_order(
+    spark: SparkSession, tmp_path: Path, header: str, refused: bool
+) -> None:
+    """The start has compared another file; Spark would take the columns of this one by position."""
+    (tmp_path / "b.csv").write_text(f"{header}\n" + ",".join(["1", "a", "b"][: header.count(",") + 1]) + "\n")
+    rows = FileSource(tmp_path, schema=Pair, format="csv", header="true").read_files(
+        spark, [(tmp_path / "b.csv").as_uri()]
+    )
+    if not refused:
+        assert [tuple(row) for row in rows.collect()] == [(1, "a", "b")]
+        return
+    with pytest.raises(Exception, match="header") as caught:
+        rows.collect()
+    unreadable = unreadable_in(str(caught.value))
+    assert unreadable is not None and unreadable.error().code == "corrupt-input"
+    enforced = FileSource(tmp_path, schema=Pair, format="csv", header="true", enforceSchema="true", mode="PERMISSIVE")
+    assert len(enforced.read_files(spark, [(tmp_path / "b.csv").as_uri()]).collect()) == 1
 
 
 # -- files that were read ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from stateflow.errors import ConfigError
 from stateflow.similar_names import did_you_mean
@@ -29,6 +29,10 @@ READER_OPTIONS: Mapping[str, frozenset[str]] = {
     }.items()
 }
 """Options by format, without those that only affect writing."""
+NAMING = {"parquet", "orc"}
+"""Formats whose files contain the names of all their columns."""
+PARSED = {"json", "csv"}
+"""Formats whose records Spark parses from text."""
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 """How Spark's readers of JSON and CSV handle a record that cannot be parsed."""
 
@@ -56,3 +60,26 @@ def check_reader(format: str, options: Mapping[str, object]) -> None:
             raise ConfigError(
                 "unknown mode of a file source", hint=did_you_mean(str(value), MODES), mode=value, format=format
             )
+
+
+def check_names_columns(format: str) -> None:
+    """Raises ConfigError for a format to whose files a `ColumnPolicy` cannot be applied."""
+    if format.lower() not in NAMING:
+        raise ConfigError(
+            "a policy for columns has no effect on files of this format",
+            hint="remove columns=…; only Parquet and ORC files contain the names of all their columns",
+            format=format,
+        )
+
+
+def defaults(format: str, given: Set[str]) -> dict[str, str]:
+    """Returns the options of Spark's reader whose default is not Spark's.
+
+    Args:
+        format: name of the format, in lower case.
+        given: options that the user has set, in lower case.
+    """
+    found = {"mode": "FAILFAST"} if format in PARSED else {}
+    if format == "csv" and "header" in given:
+        found["enforceSchema"] = "false"
+    return {name: value for name, value in found.items() if name.lower() not in given}

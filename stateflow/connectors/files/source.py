@@ -21,15 +21,13 @@ from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.columns import check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
 from stateflow.connectors.files.new_files import has_new_files
-from stateflow.connectors.files.reader_options import check_reader
+from stateflow.connectors.files.reader_options import NAMING, PARSED, check_names_columns, check_reader, defaults
 from stateflow.connectors.files.skipped_files import skip_files
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.decoders import json_decoder
 
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
-_PARSED = {"json", "csv"}
-"""Formats whose records Spark parses from text."""
 _PATTERN_CHARACTERS = "*?[{"
 _SAMPLED_FILES = 20
 _UNREADABLE_HINT = "check that all files have the declared format, are complete, and can be read by this user"
@@ -46,10 +44,10 @@ class FileSource(Source):
         path: the folder, or a pattern; a relative path is resolved against the working directory at the run's start.
         schema: row class of the rows.
         format: ``parquet``, ``json``, ``csv``, ``orc``, or ``text`` with a row class of one field ``value: str``.
-        columns: how a start handles columns that were added to or removed from Parquet files. The start checks the
-            columns that Spark finds, which it takes from one of the files. Other files, and those that arrive during a
-            run, are not checked: a column that they lack is null, even if it must not be, and their further columns
-            are ignored.
+        columns: how a start handles columns that were added to or removed from Parquet or ORC files. The start checks
+            the columns that Spark finds, which it takes from one of the files. Other files, and those that arrive
+            during a run, are not checked: a column that they lack is null, even if it must not be, and their further
+            columns are ignored. JSON records may lack keys; CSV files must have exactly the declared columns.
         bounded: whether the files are complete: a run that has read all files that existed at its start has reached
             the end of the source, and fires every event-time timer. Otherwise more files may arrive.
         on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
@@ -57,10 +55,13 @@ class FileSource(Source):
             it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared. In a job
             that also has sources without files, a corrupt file always ends the run.
         options: further options of Spark's reader. For JSON and CSV, ``mode`` defaults to ``FAILFAST``, not to Spark's
-            ``PERMISSIVE``, which reads records that cannot be parsed as nulls, without an error.
+            ``PERMISSIVE``, which reads records that cannot be parsed as nulls, without an error. For CSV,
+            ``enforceSchema`` defaults to ``false``: a file with another header is corrupt, because Spark would take
+            its columns by position.
 
     Raises:
-        ConfigError: Spark's readers do not have the format, option or mode, or the source does not support it.
+        ConfigError: Spark's readers do not have the format, option or mode, or the source does not support it; or
+            `columns` is given for a format for which it would have no effect.
     """
 
     def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
@@ -83,6 +84,8 @@ class FileSource(Source):
                 options=unsupported,
             )
         check_reader(format, options)
+        if columns is not None:
+            check_names_columns(format)
         # Airflow starts each run in another directory, where the same relative path would mean other files.
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.schema = RowSchema.of(schema)
@@ -91,8 +94,7 @@ class FileSource(Source):
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
-        needs_mode = self.format in _PARSED and "mode" not in map(str.lower, options)
-        self.options = {"mode": "FAILFAST", **options} if needs_mode else options
+        self.options = {**defaults(self.format, set(map(str.lower, options))), **options}
 
     @property
     def description(self) -> str:
@@ -112,7 +114,7 @@ class FileSource(Source):
         self._limits(limits)
 
     def check(self, spark: SparkSession) -> None:
-        """Compares the declared columns with those of the existing files: all Parquet files, or one CSV file.
+        """Compares the declared columns with those of Parquet files, names in ORC files, and the header of a CSV file.
 
         Raises:
             SchemaMismatch: the columns differ; names the column.
@@ -120,7 +122,9 @@ class FileSource(Source):
         """
         paths = self._sample()
         if paths:
-            check_columns(self._stored_columns(spark, paths), self.schema, self.columns, self.path)
+            # Which types of ORC files Spark reads as others is not documented.
+            typed, found = self.format == "parquet", self._stored_columns(spark, paths)
+            check_columns(found, self.schema, self.columns, self.path, compares_types=typed)
         file = self._compared if self._compares_header else None
         if file is not None:
             check_header(columns_of(spark, file, (self.format, self.options)), self.schema, str(file))
@@ -130,6 +134,8 @@ class FileSource(Source):
         """See `Source.unchecked`."""
         if self.format in ("parquet", "text"):
             return ""
+        if self.format == "orc":
+            return "types of columns of the orc files"
         return f"columns of the {self.format} files" + ("" if self._compared is None else ", except for one file's")
 
     def warnings(self, spark: SparkSession) -> list[str]:
@@ -151,7 +157,7 @@ class FileSource(Source):
     def _compared(self) -> Path | None:
         """The file that `warnings` compares."""
         local = self._local
-        if self.format in ("parquet", "text") or local is None:
+        if self.format not in PARSED or local is None:
             return None
         return first_small_file(_files(local))
 
@@ -207,14 +213,7 @@ class FileSource(Source):
         files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
         if rows is None:
             return {} if files is None else {"maxFilesPerTrigger": str(files)}
-        if files is not None:
-            raise ConfigError(
-                "a batch of files can be limited by files or by rows, not by both",
-                hint="set one of the two",
-                setting="source.max_rows_per_batch",
-                max_files_per_batch=files,
-                max_rows_per_batch=rows,
-            )
+        _check_one_limit(files, rows)
         if self.format != "parquet" or self._local is None:
             raise ConfigError(
                 "source.max_rows_per_batch has no effect on these files: their rows cannot be counted in advance",
@@ -227,12 +226,14 @@ class FileSource(Source):
         return {"maxBytesPerTrigger": str(max(1, int(size * rows)))} if size else {}
 
     def _sample(self) -> list[str]:
-        """Returns the paths that `check` reads: none without Parquet files, or when all are corrupt and skipped."""
+        """Returns the paths that `check` reads: none without typed files, or when all are corrupt and skipped."""
         local = self._local
-        if self.format != "parquet" or (local is not None and not _files(local)):
+        if self.format not in NAMING or (local is not None and not _files(local)):
             return []
         if local is None or self.on_corrupt_file == FAIL:
             return [self.path]
+        if self.format == "orc":
+            return []  # the first one may be corrupt
         readable = (path for path in _files(local) if not self.truncated([path.as_uri()]))
         return [str(path) for path in islice(readable, 1)]
 
@@ -282,6 +283,17 @@ class FileSource(Source):
             return bytes_per_row(files)
         except (OSError, lib.ArrowException) as e:
             raise self._unreadable(reason_in(e), _UNREADABLE_HINT) from e
+
+
+def _check_one_limit(files: int | None, rows: int) -> None:
+    if files is not None:
+        raise ConfigError(
+            "a batch of files can be limited by files or by rows, not by both",
+            hint="set one of the two",
+            setting="source.max_rows_per_batch",
+            max_files_per_batch=files,
+            max_rows_per_batch=rows,
+        )
 
 
 def _files(folder: Path) -> list[Path]:

@@ -29,9 +29,9 @@ from stateflow.connectors.partitioned.positions import (
     without_lost,
 )
 from stateflow.connectors.partitioned.split_rows import Chunk, RowRules, chunks_of
+from stateflow.connectors.source_errors import read_failure
 from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
 from stateflow.types.columns.conversion import to_objects
-from stateflow.user_lines import line_of_user
 
 log = logging.getLogger(__name__)
 
@@ -280,11 +280,4 @@ class PartitionedSource(LocalSource):
             raise
         except Exception as e:
             facts = {} if split is None else {"split": f"{split.partition} [{split.start}, {split.end})"}
-            raise BatchFailed(
-                what,
-                hint="a new run continues from the last checkpoint; if that fails as well, fix the source",
-                source=self.description,
-                **facts,
-                reason=f"{type(e).__name__}: {e}"[:500],
-                where=line_of_user(e),
-            ) from e
+            raise read_failure(what, self.description, e, **facts) from e
