@@ -16,9 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringType
 
 from stateflow import IcebergSink
@@ -228,13 +226,6 @@ def test_another_format_version_is_refused(table: IcebergTable) -> None:
 def test_a_column_of_another_type_is_refused(table: IcebergTable) -> None:
     _catalog(table).create_table(table.name, Schema(_ID, NestedField(2, "text", DoubleType())))
     with raises(SchemaMismatch, declared={"text": "string"}, found={"text": "double"}):
-        table.prepare()
-
-
-def test_a_partitioned_table_is_refused(table: IcebergTable) -> None:
-    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "id"))
-    _catalog(table).create_table(table.name, Schema(_ID, _TEXT_FIELD), partition_spec=spec)
-    with raises(SinkRefused, table=table.sink.location):
         table.prepare()
 
 

@@ -47,14 +47,17 @@ def test_the_sink_of_the_guide_makes_a_snapshot_for_each_checkpoint(
         assert old in code
         code = code.replace(old, new)
     names: dict[str, Any] = {}
-    exec(code.replace('"type":', f'"warehouse": "file://{tmp_path}/lake", "type":'), names)
+    code = code.replace('"type":', f'"warehouse": "file://{tmp_path}/lake", "type":')
+    # Not with the postponed annotations of this module.
+    exec(compile(code, "guide", "exec", dont_inherit=True), names)
     movement, sink = names["Movement"], names["movements"]
     about = replace(context(movement), storage=open_storage(str(tmp_path / "root")))
     sink.prepare(about)
     for token in (1, 2):
-        put(sink, about, token, [movement(token, "JFK", None)])
+        put(sink, about, token, [movement(token, datetime.datetime.fromisoformat(f"2026-11-0{token}"), "JFK", None)])
     table = catalog.load_table("flights.movements")
     assert [row["id"] for row in sorted(iceberg_tables.rows(table), key=lambda row: row["id"])] == [1, 2]
+    assert str(table.spec().fields[0].transform) == "day"
     name = f"stateflow.token.{about.application}"
     assert "`stateflow.token.JOB/SINK`" in GUIDE and table.properties[name] == "2"
     for key in ("write.metadata.delete-after-commit.enabled", "commit.manifest.min-count-to-merge"):

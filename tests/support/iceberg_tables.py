@@ -63,6 +63,11 @@ class IcebergTable:
     def create(cls, folder: Path, row_class: type[Any], **settings: Any) -> IcebergTable:
         """A table that does not exist, in a catalog of its own."""
         create_catalog(folder / "lake")
+        return cls.existing(folder, row_class, **settings)
+
+    @classmethod
+    def existing(cls, folder: Path, row_class: type[Any], **settings: Any) -> IcebergTable:
+        """A table in the catalog of a folder."""
         name = f"{NAMESPACE}.t"
         sink = IcebergSink(name, catalog="tests", properties=properties(folder / "lake"), **settings)
         about = replace(delta_tables.context(row_class), storage=open_storage(str(folder / "root")))

@@ -10,7 +10,8 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.connectors.iceberg.column_types import iceberg_type, required_part, type_text
+from stateflow.connectors.iceberg.column_types import iceberg_type, required_part, table_schema, type_text
+from stateflow.connectors.iceberg.partitions import new_spec, unknown_partition
 from stateflow.connectors.iceberg.settings import ADD_COLUMNS, IcebergSettings
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
 
@@ -26,10 +27,11 @@ class _Refusal:
     facts: dict[str, object]
 
 
-def check_columns(schema: RowSchema) -> None:
-    """Raises JobDefinitionError for rows without columns, of which no file can be made."""
+def check_columns(settings: IcebergSettings, schema: RowSchema) -> None:
+    """Raises JobDefinitionError for rows without columns, of which no file can be made, and for unusable partitions."""
     if not schema.names:
         raise JobDefinitionError("a table needs at least one column", row_class=schema.row_class.__name__)
+    new_spec(settings.partition_by, table_schema(schema), schema)
 
 
 def check_table(settings: IcebergSettings, table: Table, schema: RowSchema) -> tuple[Column, ...]:
@@ -94,8 +96,10 @@ def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
     if table.format_version != FORMAT_VERSION:
         hint = f"ALTER TABLE … SET TBLPROPERTIES ('format-version' = '{FORMAT_VERSION}'), or use another table"
         yield _Refusal("its format has another version", hint, {"format_version": table.format_version})
-    if not table.spec().is_unpartitioned():
-        yield _Refusal("it is partitioned", "use a table without partitions", {"partitions": str(table.spec())})
+    unknown = unknown_partition(table.spec())
+    if unknown is not None:
+        hint = "replace the partition field, or use a newer version of pyiceberg"
+        yield _Refusal("the values of a partition field cannot be computed", hint, {"partition": unknown})
     declared = {column.name: column for column in schema.columns}
     for field in table.schema().fields:
         facts: dict[str, object] = {"column": field.name}

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError, TableAlreadyExistsError
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
@@ -44,10 +45,10 @@ class Connection:
         with self.errors():
             return bool(self._catalog.namespace_exists(self.settings.name[:-1]))
 
-    def create_table(self, schema: Schema, properties: dict[str, str]) -> None:
+    def create_table(self, schema: Schema, spec: PartitionSpec, properties: dict[str, str]) -> None:
         """Creates the table, unless another process creates it first. Raises StorageError."""
         with self.errors(), contextlib.suppress(TableAlreadyExistsError):
-            self._catalog.create_table(self.settings.name, schema, properties=properties)
+            self._catalog.create_table(self.settings.name, schema, partition_spec=spec, properties=properties)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from stateflow.connectors.iceberg.checks import FORMAT_VERSION, check_columns, c
 from stateflow.connectors.iceberg.column_types import iceberg_type, table_schema
 from stateflow.connectors.iceberg.commits import Change, Commit
 from stateflow.connectors.iceberg.connection import Connection
+from stateflow.connectors.iceberg.partitions import new_spec
 from stateflow.connectors.iceberg.tokens import SnapshotToken
 from stateflow.errors import SinkDiverged, SinkRefused, StorageError
 
@@ -33,7 +34,7 @@ def check(connection: Connection, schema: RowSchema) -> str | None:
         SinkRefused, SchemaMismatch: the table cannot be used, or not be created.
         StorageError: the catalog failed.
     """
-    check_columns(schema)
+    check_columns(connection.settings, schema)
     table = connection.find_table()
     if table is not None:
         check_table(connection.settings, table, schema)
@@ -53,7 +54,9 @@ def prepare(connection: Connection, context: SinkContext) -> str:
     for _ in range(_TRIES):
         table = connection.find_table()
         if table is None:
-            connection.create_table(table_schema(context.schema), _NEW_TABLE)
+            schema = table_schema(context.schema)
+            spec = new_spec(connection.settings.partition_by, schema, context.schema)
+            connection.create_table(schema, spec, _NEW_TABLE)
         elif add_columns(connection, table, context.schema) and _add_snapshot(connection, table, context.application):
             return str(table.metadata.table_uuid)
     raise StorageError(

@@ -26,12 +26,14 @@ class IcebergSettings:
         name: namespaces and name of the table.
         catalog: name of the catalog.
         schema_evolution: what happens to columns that only the row class has.
+        partition_by: the partitions of a new table.
         properties: how to connect to the catalog, in addition to PyIceberg's configuration. Tasks have none.
     """
 
     name: tuple[str, ...]
     catalog: str
     schema_evolution: SchemaEvolution
+    partition_by: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property

@@ -7,7 +7,7 @@ decided to publish. So no two runs publish a checkpoint twice, and an old driver
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stateflow.api.sink import SinkContext, SinkTable
@@ -21,6 +21,7 @@ from stateflow.connectors.iceberg.settings import (
     require_pyiceberg,
 )
 from stateflow.connectors.staged_output import StagedSink
+from stateflow.connectors.upserts import names_of
 
 if TYPE_CHECKING:
     from stateflow.connectors.iceberg.connection import Connection
@@ -30,9 +31,9 @@ class IcebergSink(StagedSink):
     """Appends a stream's rows to an Iceberg table, exactly once.
 
     The sink creates a missing table with one optional column per field of the row class. An existing table must have
-    these columns with the same types; further columns must be optional. The format version must be 2. Each checkpoint
-    is one snapshot of the branch ``main``, which has the token of the sink in its summary. A restore can put the table
-    back to each checkpoint whose snapshot has not expired.
+    these columns with the same types; further columns must be optional. It may be partitioned. The format version must
+    be 2. Each checkpoint is one snapshot of the branch ``main``, which has the token of the sink in its summary. A
+    restore can put the table back to each checkpoint whose snapshot has not expired.
 
     Args:
         table: ``namespace.table``; the namespace must exist.
@@ -40,6 +41,8 @@ class IcebergSink(StagedSink):
             such as ``PYICEBERG_CATALOG__PROD__URI``.
         properties: properties of the catalog, in addition to that configuration. They are not sent to tasks, and no
             `repr`, log, plan or stored file contains them.
+        partition_by: partitions of a new table: columns, ``year(…)``, ``month(…)``, ``day(…)`` or ``hour(…)`` of a date
+            or datetime, ``bucket(16, …)`` or ``truncate(4, …)``. An existing table keeps its own.
         schema_evolution: what happens to columns that only the row class has: ``"refuse"`` ends the start of a run;
             ``"add-columns"`` adds them to the table, where they are null in existing rows. A column that seems to have
             been renamed is refused in any case.
@@ -56,12 +59,15 @@ class IcebergSink(StagedSink):
         *,
         catalog: str = "default",
         properties: Mapping[str, str] | None = None,
+        partition_by: str | Sequence[str] = (),
         schema_evolution: SchemaEvolution = "refuse",
     ) -> None:
         check_choice("schema_evolution", schema_evolution, (REFUSE, ADD_COLUMNS))
         require_pyiceberg()
         connecting = tuple(sorted((properties or {}).items()))
-        self._settings = IcebergSettings(parse_name(table), catalog, schema_evolution, connecting)
+        self._settings = IcebergSettings(
+            parse_name(table), catalog, schema_evolution, names_of(partition_by), connecting
+        )
         self._opened: Connection | None = None
 
     def __repr__(self) -> str:
