@@ -45,7 +45,7 @@ import msgspec
 import pytest
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import Sink, SinkContext
+from stateflow.api.sink import Delivery, Sink, SinkContext
 from stateflow.errors import Fenced, SchemaMismatch, SinkRefused
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage
@@ -143,6 +143,9 @@ class SinkConformance(SinkRewindConformance):
         with pytest.raises((SchemaMismatch, SinkRefused)):
             table.sink.check(other)
         assert table.ids() == [1]
+
+    def test_the_delivery_of_the_sink_is_that_of_the_suite(self, new_table: TableUnderTest) -> None:
+        assert (new_table.sink.delivery is Delivery.EXACTLY_ONCE) == self.exactly_once
 
     def test_a_sink_is_sent_to_tasks(self, table: TableUnderTest) -> None:
         copied = copy.deepcopy(table.sink)
