@@ -8,7 +8,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,21 +41,27 @@ class Size:
 
     Attributes:
         records: of Kafka, in each batch.
-        batches: of these, the first of which is not timed.
+        batches: of these.
         keys: how many different ones the records have.
         slow_batches: how many of the batches transformWithState gets.
         table_rows: of the table of upserts, which its first batch writes.
         changed: rows in each further batch, all of different keys.
         changes: how many further batches.
+        warm_up: how many batches are not timed, of those of `batches` and `changes` each: a JVM still compiles.
+        large_rows: of a second, larger table of upserts.
+        large_changes: how many further batches that one gets.
     """
 
     records: int = 200_000
-    batches: int = 8
+    batches: int = 11
     keys: int = 100_000
     slow_batches: int = 3
     table_rows: int = 400_000
     changed: int = 40_000
-    changes: int = 8
+    changes: int = 12
+    warm_up: int = 4
+    large_rows: int = 2_000_000
+    large_changes: int = 8
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,9 @@ class _Program:
     """A competitor's program and what it gets.
 
     Attributes:
-        rows: in all batches but the first.
+        rows: in the batches that are timed.
         batches: how many.
+        untimed: how many of these are not timed.
     """
 
     name: str
@@ -72,6 +79,7 @@ class _Program:
     order: Mapping[str, str | dict[str, str]]
     rows: int
     batches: int
+    untimed: int
 
 
 def run(folder: Path, size: Size = Size()) -> Path:
@@ -79,13 +87,14 @@ def run(folder: Path, size: Size = Size()) -> Path:
 
     ``kafka_rows_per_s`` is the count by `aggregate_columns`, which aggregates before the shuffle, as Spark's peer does;
     ``row_keys_rows_per_s`` that by a function in Python, as transformWithState's. A ratio of rows is larger, and that
-    of the cost of upserts smaller, if this project is faster.
+    of the cost of upserts smaller, if this project is faster. The cost is compared with the fastest MERGE of its kind.
     """
     counts = measure_counts(folder / "counts", size)
     upserts = measure_upserts(folder / "upserts", size)
+    larger = replace(size, table_rows=size.large_rows, changes=size.large_changes)
+    large_upserts = measure_upserts(folder / "large-upserts", larger)
     rates = {name: figures["events_per_s"] for name, figures in counts.items()}
     best = max(rates["spark_agg"], rates["spark_agg_memory"])
-    costs = {name: figures["batch_s"] for name, figures in upserts.items()}
     figures = {
         "kafka_rows_per_s": rates["columns"],
         "kafka_vs_spark_agg": round(rates["columns"] / best, 2),
@@ -93,13 +102,20 @@ def run(folder: Path, size: Size = Size()) -> Path:
         "row_keys_rows_per_s": rates["row_keys"],
         "row_keys_vs_spark_agg": round(rates["row_keys"] / best, 2),
         "row_keys_vs_tws_row": round(rates["row_keys"] / rates["tws_row"], 2),
-        "upsert_cost_vs_merge": round(costs["upsert"] / costs["merge"], 2),
-        "upsert_cost_vs_merge_vectors": round(costs["upsert"] / costs["merge_vectors"], 2),
+        "upsert_cost_vs_merge": _cost(upserts, "merge", "merge_direct"),
+        "upsert_cost_vs_merge_vectors": _cost(upserts, "merge_vectors"),
+        "large_upsert_cost_vs_merge": _cost(large_upserts, "merge", "merge_direct"),
         "counts": counts,
         "upserts": upserts,
+        "large_upserts": large_upserts,
         "size": vars(size),
     }
     return write_result("connectors", figures)
+
+
+def _cost(upserts: Mapping[str, _Figures], *peers: str) -> float:
+    """The time of a batch of upserts, in times that of the fastest of some peers."""
+    return round(upserts["upsert"]["batch_s"] / min(upserts[peer]["batch_s"] for peer in peers), 2)
 
 
 def measure_counts(folder: Path, size: Size) -> dict[str, _Figures]:
@@ -127,20 +143,22 @@ def measure_upserts(folder: Path, size: Size) -> dict[str, _Figures]:
     """Upserts the rows of the same files, one competitor after another. Each batch is one version of the table."""
     rows, expected = folder / "rows", folder / "expected.parquet"
     _write_changes(rows, expected, size)
-    total, batches = size.changed * size.changes, 1 + size.changes
+    total, batches = size.changed * (size.changes - size.warm_up), 1 + size.changes
+    amounts = total, batches, 1 + size.warm_up
     # A batch ends when its rows are visible, as those of the peers do.
     settings = {"job.rows": str(rows), "parallelism": "2", "checkpoints.asynchronous": "no"}
     ours: _Order = {"job": str(_JOBS / "upserts.py"), "settings": settings, "expected": str(expected)}
-    programs = [_Program("upsert", "delta_ours", ours, total, batches)]
-    for peer in ("merge", "merge_vectors"):
+    programs = [_Program("upsert", "delta_ours", ours, *amounts)]
+    for peer in ("merge", "merge_direct", "merge_vectors"):
         order: _Order = {"peer": peer, "rows": str(rows), "expected": str(expected), "jars": ",".join(_DELTA_JARS)}
-        programs.append(_Program(peer, "delta_spark", order, total, batches))
+        programs.append(_Program(peer, "delta_spark", order, *amounts))
     return {program.name: _run(program, folder) for program in programs}
 
 
 def _count(name: str, folder: Path, size: Size, broker: Broker) -> _Program:
     is_slow = name == "tws_row"
-    topic, batches = (_FIRST, size.slow_batches) if is_slow else (_ALL, size.batches)
+    topic, batches, untimed = (_FIRST, size.slow_batches, 1) if is_slow else (_ALL, size.batches, size.warm_up)
+    amounts = (batches - untimed) * size.records, batches, untimed
     expected = {"expected": str(folder / f"{topic}.parquet")}
     order: _Order
     if name in ("columns", "row_keys"):
@@ -153,7 +171,7 @@ def _count(name: str, folder: Path, size: Size, broker: Broker) -> _Program:
             "spark.conf.spark.jars": ",".join(SPARK_JARS),
         }
         order = {"job": str(_JOBS / "kafka_counts.py"), "settings": settings, **expected}
-        return _Program(name, "delta_ours", order, (batches - 1) * size.records, batches)
+        return _Program(name, "delta_ours", order, *amounts)
     order = {
         "peer": name,
         "brokers": broker.address,
@@ -162,7 +180,7 @@ def _count(name: str, folder: Path, size: Size, broker: Broker) -> _Program:
         "jars": ",".join((*_DELTA_JARS, *SPARK_JARS)),
         **expected,
     }
-    return _Program(name, "delta_spark", order, (batches - 1) * size.records, batches)
+    return _Program(name, "delta_spark", order, *amounts)
 
 
 def _run(program: _Program, folder: Path) -> _Figures:
@@ -176,9 +194,12 @@ def _run(program: _Program, folder: Path) -> _Figures:
     ends = answer["ends"]
     assert len(ends) == program.batches, f"{program.name} had {len(ends)} batches instead of {program.batches}"
     timed = Timed(answer["began"], ends[0], ends[-1], program.rows, usage)
+    since = ends[program.untimed - 1 :]
     figures = {
-        **timed.figures(),
-        "batch_s": round(statistics.median(after - before for before, after in pairwise(ends)), 3),
+        **replace(timed, first_ended=since[0]).figures(),
+        "first_batch_s": round(timed.first_ended - timed.began, 2),
+        "batch_s": round(statistics.median(after - before for before, after in pairwise(since)), 3),
+        "last_batch_s": round(since[-1] - since[-2], 3),
         "commits": answer["commits"],
         "keys_checked": answer["keys"],
     }

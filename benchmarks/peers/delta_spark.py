@@ -29,9 +29,18 @@ _DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Of 50 by default, of which each is a task.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # No checkpoint of the log within the timed batches: DeltaSink leaves it to the next start.
+    "spark.databricks.delta.properties.defaults.checkpointInterval": "1000",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+# As our own sessions have it: files without checksum files. Not for peers with state, whose stores fail with it.
+_RAW_FILES = {
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+}
+_NOT_MATERIALIZED = {"spark.databricks.delta.merge.materializeSource": "none"}
 _IN_MEMORY = {_STORE: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
 _COUNTS = "key bigint, count bigint"
 _ROWS = "key bigint, value double, text string"
@@ -95,8 +104,9 @@ PEERS = {
     "spark_agg": Peer(_counted, _COUNTS, {}, {}),
     "spark_agg_memory": Peer(_counted, _COUNTS, _IN_MEMORY, {}),
     "tws_row": Peer(_transformed, _COUNTS, {}, {}),
-    "merge": Peer(_rows, _ROWS, {}, {}),
-    "merge_vectors": Peer(_rows, _ROWS, {}, {"delta.enableDeletionVectors": "true"}),
+    "merge": Peer(_rows, _ROWS, _RAW_FILES, {}),
+    "merge_direct": Peer(_rows, _ROWS, _RAW_FILES | _NOT_MATERIALIZED, {}),
+    "merge_vectors": Peer(_rows, _ROWS, _RAW_FILES, {"delta.enableDeletionVectors": "true"}),
 }
 
 
@@ -136,7 +146,11 @@ def _create(spark: SparkSession, table: str, peer: Peer) -> None:
 
 
 def _merge_into(table: str) -> Callable[[DataFrame, int], None]:
-    """Returns the function of ``foreachBatch``. MERGE computes `frame` once, although it reads it twice."""
+    """Returns the function of ``foreachBatch``.
+
+    MERGE reads `frame` twice. Delta first writes its rows to Spark's local disk, because they come from something else
+    than Delta tables; so it computes `frame` once, unless a setting forbids that. It refuses a cached source then.
+    """
 
     def merge(frame: DataFrame, _: int) -> None:
         target = DeltaTable.forPath(frame.sparkSession, table).alias("t")

@@ -25,11 +25,13 @@ def _own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_tables_of_all_competitors_are_as_they_should_be(tmp_path: Path) -> None:
-    size = connectors.Size(records=400, batches=2, keys=50, slow_batches=2, table_rows=200, changed=20, changes=2)
+    counts = {"records": 400, "batches": 3, "keys": 50, "slow_batches": 2, "warm_up": 1}
+    size = connectors.Size(**counts, table_rows=200, changed=20, changes=2, large_rows=300, large_changes=2)
     figures = json.loads(connectors.run(tmp_path / "files", size).read_text())
     assert {found["keys_checked"] for found in figures["counts"].values()} == {50}
     assert {found["keys_checked"] for found in figures["upserts"].values()} == {200}
     assert {found["commits"] for found in figures["upserts"].values()} == {3}
+    assert {found["keys_checked"] for found in figures["large_upserts"].values()} == {300}
     assert figures["kafka_rows_per_s"] == figures["counts"]["columns"]["events_per_s"] > 0
 
 
