@@ -121,7 +121,7 @@ def test_a_place_with_other_files_is_refused(tmp_path: Path) -> None:
     assert list(snapshot(folder)) == ["sales.csv"]
 
 
-@pytest.mark.parametrize("address", ["memory://x", "s3://bucket/x", "/data/a%20b/out"])
+@pytest.mark.parametrize("address", ["memory://x", "s3://bucket/x", "/data/a%20b/out", "/data/a\\b"])
 def test_other_addresses_are_refused(address: str) -> None:
     with raises(ConfigError, table=address):
         DeltaSink(address)

@@ -66,7 +66,7 @@ _UPSERT: Mode = "upsert"
 _TRIES = 20
 _logger = logging.getLogger(__name__)
 _clock = SystemClock()
-_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_CHANGED_BY_READERS = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 
 
 class DeltaSink(Sink):
@@ -97,8 +97,8 @@ class DeltaSink(Sink):
 
     Raises:
         JobDefinitionError: arguments of an upsert are missing, or given for an append.
-        ConfigError: the path is not on a POSIX file system, or looks percent-encoded; or `schema_evolution` is not one
-            of its values, or `register_as` is no such name.
+        ConfigError: the path is not on a POSIX file system, looks percent-encoded or has a backslash; or
+            `schema_evolution` is not one of its values, or `register_as` is no such name.
     """
 
     def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, all but one with a default
@@ -308,10 +308,10 @@ def _table_folder(address: str) -> Path:
         raise ConfigError(
             "a Delta table must be on a POSIX file system", hint="use a path or file:///path", table=address
         )
-    if _ESCAPE.search(str(log)):
+    if _CHANGED_BY_READERS.search(str(log)):
         raise ConfigError(
-            "a Delta table's path must not look percent-encoded: readers would decode it",
-            hint="choose a path without '%'",
+            "a Delta table's path must neither look percent-encoded nor have a backslash: readers would change it",
+            hint="choose a path without either",
             table=address,
         )
     return log.parent
