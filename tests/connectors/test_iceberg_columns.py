@@ -223,6 +223,18 @@ def test_another_format_version_is_refused(table: IcebergTable) -> None:
         table.prepare()
 
 
+def test_a_table_that_had_another_format_version_is_rewound_to_its_newest_snapshot(table: IcebergTable) -> None:
+    _catalog(table).create_table(table.name, Schema(_ID, _TEXT_FIELD), properties={"format-version": "1"})
+    for first in (10, 20):
+        table.append(first)
+    with table.table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    table.prepare().put(1, pairs(0, 1))
+    handle = table.sink.open_table(table.about)
+    assert handle.rewind(handle.plan_rewind(0).to_version, 2) is not None
+    assert table.ids() == [10, 20]
+
+
 def test_a_column_of_another_type_is_refused(table: IcebergTable) -> None:
     _catalog(table).create_table(table.name, Schema(_ID, NestedField(2, "text", DoubleType())))
     with raises(SchemaMismatch, declared={"text": "string"}, found={"text": "double"}):
@@ -268,6 +280,8 @@ def test_secrets_stay_on_the_driver(table: IcebergTable, tmp_path: Path) -> None
     assert CANARY not in repr(sink) + repr(sink._settings) + sink.location
     assert CANARY.encode() not in pickle.dumps(sink)
     assert copy.deepcopy(sink)._settings == sink._settings
+    sent = pickle.loads(pickle.dumps(sink))
+    assert (sent.location, sent._settings.properties) == (sink.location, ())
     with pytest.raises(StorageError) as caught:
         sink.check(table.about)
     assert CANARY not in str(caught.value) + repr(caught.value.facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.table import CommitTableRequest, Namespace, TableIdentifier
 
 from stateflow.checkpoint.sink_commit import Decision, decide
 from stateflow.connectors.iceberg import data_files
@@ -72,6 +74,35 @@ def _before_commit(action: Callable[[], object], handle: Any, files: list[Any]) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SqlCatalog, "commit_table", late)
         assert handle.commit(1, files) is None
+
+
+def test_each_request_requires_the_snapshot_that_was_read(table: IcebergTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a REST catalog gets it; also for a rewind, which bases its snapshot on another one."""
+    sent: list[dict[str, Any]] = []
+    commit = SqlCatalog.commit_table
+
+    def recorded(self: SqlCatalog, of: Any, requirements: Any, updates: Any) -> Any:
+        name = TableIdentifier(namespace=Namespace(of.name()[:-1]), name=of.name()[-1])
+        request = CommitTableRequest(identifier=name, requirements=requirements, updates=updates)
+        sent.append(json.loads(request.model_dump_json()))
+        return commit(self, of, requirements, updates)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
+    table.put(1, pairs(0, 1))
+    table.put(2, pairs(1, 1))
+    handle = table.sink.open_table(table.about)
+    assert handle.rewind(handle.plan_rewind(1).to_version, 3) is not None
+    created, first, second, rewound = table.table.snapshots()
+    uuid = {"type": "assert-table-uuid", "uuid": str(table.table.metadata.table_uuid)}
+    for request, before in zip(sent, (created, first, second), strict=True):
+        head = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": before.snapshot_id}
+        assert request["requirements"] == [head, uuid]
+        assert [update["action"] for update in request["updates"]][-3:] == [
+            "add-snapshot",
+            "set-snapshot-ref",
+            "set-properties",
+        ]
+    assert rewound.parent_snapshot_id == first.snapshot_id
 
 
 def test_a_table_that_is_dropped_before_the_commit_is_not_created_again(table: IcebergTable) -> None:
@@ -209,6 +240,25 @@ def test_a_plan_counts_rows_that_other_writers_deleted(table: IcebergTable) -> N
     assert (commit.operation, commit.rows, commit.applications) == ("overwrite", -1, frozenset())
     assert handle.rewind(plan.to_version, 4) is not None
     assert table.ids() == []
+
+
+def test_a_rewind_by_another_sink_of_the_table_is_listed(table: IcebergTable) -> None:
+    other = table.of(Pair, uid="other")
+    other.put(1, pairs(10, 1))
+    table.put(1, pairs(0, 1))
+    table.put(2, pairs(1, 1))
+    seen = table.sink.open_table(table.about).version
+    undone = other.sink.open_table(other.about)
+    assert undone.rewind(undone.plan_rewind(0).to_version, 2) is not None
+    assert (table.ids(), table.token, other.token) == ([], 2, 2)
+    handle = table.sink.open_table(table.about)
+    [commit] = handle.changes_since(seen).others
+    assert (commit.applications, commit.rows) == (frozenset({other.about.application}), None)
+    plan = handle.plan_rewind(1)
+    assert [c.version for c in plan.others] == [commit.version]
+    assert (plan.rows_removed, plan.rows_returned) == (0, 2)
+    assert handle.rewind(plan.to_version, 3) is not None
+    assert (table.ids(), other.token) == ([0, 10], 2)
 
 
 def test_manifests_are_merged_and_settings_of_the_branch_are_kept(table: IcebergTable) -> None:

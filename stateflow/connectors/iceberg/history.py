@@ -63,11 +63,11 @@ class History:
         return SinkRewind(version, version_of(target), removed, returned, others)
 
     def at(self, version: int) -> Snapshot:
-        """Returns the snapshot of a version. Raises SinkDiverged if it has expired."""
-        for snapshot in self._known.values():
-            if version_of(snapshot) == version:
-                return snapshot
-        raise self._expired(version=version)
+        """Returns the snapshot of a version. Raises SinkDiverged if it has expired, or is not the only one."""
+        found = [snapshot for snapshot in self._known.values() if version_of(snapshot) == version]
+        if len(found) != 1:
+            raise self._expired(version=version)
+        return found[0]
 
     def changes_since(self, version: int) -> TableChanges:
         """Returns the changes after `version`."""
@@ -118,7 +118,7 @@ class History:
             _, token = min(crossing, key=lambda found: version_of(found[0]))
             target = self._find(token.previous_snapshot)
             if target is not None:
-                return target
+                return self.at(version_of(target))
         raise self._expired(checkpoint=checkpoint_id)
 
     def _check_readable(self, target: Snapshot, io: FileIO) -> None:
@@ -131,11 +131,14 @@ class History:
         if token is not None and token.application == self._application:
             return None
         operation = snapshot.summary.operation if snapshot.summary else Operation.OVERWRITE
-        if operation is Operation.REPLACE or (token is not None and not _count(snapshot, "added-records")):
+        # A sink's snapshot without files only sets its token, or it is a rewind, whose parent is an older snapshot.
+        is_rewind = token is not None and token.previous_snapshot != snapshot.parent_snapshot_id
+        is_empty = token is not None and not _count(snapshot, "added-records")
+        if operation is Operation.REPLACE or (is_empty and not is_rewind):
             return None
         rows = (
             None
-            if _has_delete_files(snapshot)
+            if is_rewind or _has_delete_files(snapshot)
             else _count(snapshot, "added-records") - _count(snapshot, "deleted-records")
         )
         application = token.application if token else ""
@@ -157,7 +160,7 @@ class History:
 
 
 def version_of(snapshot: Snapshot) -> int:
-    """Returns the version of a table that a snapshot made: its sequence number, which no other one has."""
+    """Returns the version of a table that a snapshot made: its sequence number, 0 for those of format version 1."""
     return snapshot.sequence_number or 0
 
 

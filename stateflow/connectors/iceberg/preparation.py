@@ -13,8 +13,9 @@ from stateflow.connectors.iceberg.checks import FORMAT_VERSION, check_columns, c
 from stateflow.connectors.iceberg.column_types import iceberg_type, table_schema
 from stateflow.connectors.iceberg.commits import Change, Commit
 from stateflow.connectors.iceberg.connection import Connection
+from stateflow.connectors.iceberg.history import version_of
 from stateflow.connectors.iceberg.partitions import new_spec
-from stateflow.connectors.iceberg.tokens import SnapshotToken
+from stateflow.connectors.iceberg.tokens import SnapshotToken, current_token
 from stateflow.errors import SinkDiverged, SinkRefused, StorageError
 
 _TRIES = 20
@@ -102,9 +103,16 @@ def add_columns(connection: Connection, table: Table, schema: RowSchema) -> bool
 
 
 def _add_snapshot(connection: Connection, table: Table, application: str) -> bool:
-    """Makes a first snapshot without rows, to which a rewind can go back; returns whether the table has one."""
-    if table.metadata.current_snapshot() is not None:
+    """Makes a first snapshot without rows, to which a rewind can go back; returns whether the table has one.
+
+    A table that had format version 1 has snapshots without numbers, of which none would be found again.
+    """
+    head = table.metadata.current_snapshot()
+    if head is not None and version_of(head) > 0:
         return True
+    token = current_token(table.metadata, application)
     with connection.errors():
-        commit = Commit(connection, table, Change(SnapshotToken(application, 0, 0, None)))
+        commit = Commit(
+            connection, table, Change(SnapshotToken(application, token, token, head.snapshot_id if head else None))
+        )
     return commit.make() is not None
