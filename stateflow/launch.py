@@ -12,7 +12,7 @@ from pathlib import Path
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.source import LocalSource, Source
 from stateflow.clock import Clock, SystemClock
-from stateflow.config.sources import SettingsLayer
+from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import declare
 from stateflow.errors import InternalError, StateflowError
 from stateflow.observability.exporters import telemetry
@@ -22,6 +22,7 @@ from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.take_over import end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
+from stateflow.runtime.idle import need_without_job
 from stateflow.runtime.job.job import BatchResult, Job, RunTotals
 from stateflow.runtime.job.loader import create_or_open_job, load_job, open_job
 from stateflow.runtime.local.executor import LocalExecutor
@@ -196,15 +197,21 @@ def run_job(request: RunRequest) -> RunResult:
 def run_if_idle(request: RunRequest) -> RunResult | None:
     """Returns the result of a run that has nothing to do; None if `run_job` has to be called. Starts no Spark.
 
-    None of the errors of `run_job` is raised: that call raises them.
+    The job file is loaded only if settings and job root do not show that a run is needed. None of the errors of
+    `run_job` is raised: that call raises them.
 
     Args:
         request: the run; one with an initial savepoint is never idle.
     """
-    began = SystemClock().monotonic()
+    clock = SystemClock()
+    began = clock.monotonic()
     if request.initial_savepoint:
         return None
     try:
+        reason = need_without_job(open_storage(request.job_root), clock, resolve(*request.layers).run)
+        if reason:
+            log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {reason}", reason=reason)
+            return None
         return idle_result(prepare(request.job_file, request.job_root, request.layers).start, began)
     except StateflowError as e:
         log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {e.sentence}", reason=e.code)

@@ -14,8 +14,10 @@ from stateflow.api.source import LocalSource, Source, local_position
 from stateflow.checkpoint.history import background_failures
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryKind, Manifest, SparkPosition
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.clock import Clock, epoch_milliseconds
+from stateflow.config.settings import RunSettings
 from stateflow.errors import StateflowError
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.job.loader import open_job
@@ -24,6 +26,8 @@ from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.preflight import StartContext
 from stateflow.runtime.spark.location.checkpoint_location import missing_entries, source_log
 from stateflow.runtime.watermarks import operator_watermarks
+from stateflow.storage import Storage
+from stateflow.storage.paths import FORMAT
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +52,9 @@ def find_idle(start: StartContext) -> IdleStart | str:
         start: a job on Spark whose root is known; no session is needed.
     """
     assert start.storage is not None
-    settings = start.settings.run
-    if not settings.skip_idle or settings.drain:
-        return "run.skip_idle is off" if not settings.skip_idle else "the run drains"
-    if settings.end.continuous:
-        return "the run waits for more input"
+    reason = _needed_by_settings(start.settings.run)
+    if reason:
+        return reason
     if not start.has_root:
         return "the job is new"
     try:
@@ -67,6 +69,35 @@ def find_idle(start: StartContext) -> IdleStart | str:
         return reason
     assert head is not None
     return IdleStart(job, head)
+
+
+def need_without_job(storage: Storage, clock: Clock, settings: RunSettings) -> str:
+    """Returns why a run is needed, as far as that is known without the job file; empty if the job has to be loaded.
+
+    Args:
+        storage: that of the job root.
+        settings: as the user gave them. They override those of the job file.
+
+    Raises:
+        StateflowError: the job root cannot be read.
+    """
+    reason = _needed_by_settings(settings)
+    if reason:
+        return reason
+    if storage.size(FORMAT) is None:
+        return "the job is new"
+    head = JobRoot.open(storage, clock).log.read_head()
+    if head is None:
+        return "the job has no checkpoint"
+    return unfinished_work(head) or ("a request waits for a run" if open_requests(storage) else "")
+
+
+def _needed_by_settings(settings: RunSettings) -> str:
+    if not settings.skip_idle:
+        return "run.skip_idle is off"
+    if settings.drain:
+        return "the run drains"
+    return "the run waits for more input" if settings.end.continuous else ""
 
 
 def _why_needed(job: Job, head: Head) -> str:
