@@ -58,7 +58,12 @@ def get_provider_info() -> dict[str, object]:
             }
         ],
         "sensors": [{"integration-name": "stateflow", "python-modules": ["stateflow_airflow.sensors"]}],
-        "triggers": [{"integration-name": "stateflow", "python-modules": ["stateflow_airflow.sensors.trigger"]}],
+        "triggers": [
+            {
+                "integration-name": "stateflow",
+                "python-modules": ["stateflow_airflow.sensors.trigger", "stateflow_airflow.launches.launch_trigger"],
+            }
+        ],
         "hooks": [{"integration-name": "stateflow", "python-modules": ["stateflow_airflow.hooks"]}],
         "config": {"stateflow": {"description": "Options of stateflow's operators.", "options": _OPTIONS}},
     }

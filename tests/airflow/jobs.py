@@ -51,10 +51,10 @@ def job_arguments(job: AccountsJob) -> dict[str, Any]:
     return {"job": ACCOUNTS, "job_root": str(job.root), "settings": settings(job)}
 
 
-def run_task(job: AccountsJob, environment: dict[str, str] | None = None) -> StateflowRunOperator:
+def run_task(job: AccountsJob, environment: dict[str, str] | None = None, **more: Any) -> StateflowRunOperator:
     """The task that runs the job."""
     runs, spark = str(job.folder.parent / "runs"), SparkSubmit(env_vars=environment or {})
-    return StateflowRunOperator(task_id="run", run_folder=runs, spark=spark, **job_arguments(job))
+    return StateflowRunOperator(task_id="run", run_folder=runs, spark=spark, **job_arguments(job), **more)
 
 
 def plan_restore(job: AccountsJob, target: str, **more: Any) -> dict[str, Any]:

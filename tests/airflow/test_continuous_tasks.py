@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 
+from stateflow_airflow.failures import TransientFailure
 from stateflow_airflow.launches import graceful_end, processes
 from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow.launches.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.launches.launcher import Command, Launcher
-from tests.airflow.fakes import DEADLINE
+from stateflow_airflow.operators.run import StateflowRunOperator
+from tests.airflow.fakes import DEADLINE, FakeRun, fails
 from tests.airflow.jobs import new_run, run_task, use_submit
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
@@ -146,3 +153,74 @@ def test_a_driver_that_does_not_end_in_time_is_killed_although_its_task_is_gone(
 )
 def test_the_driver_is_the_python_process_of_the_run(arguments: list[str], driver: bool) -> None:
     assert graceful_end.is_driver(b"".join(word.encode() + b"\0" for word in arguments)) is driver
+
+
+# -- Deferred tasks ---------------------------------------------------------------------------------------------------
+
+
+def deferred(task: StateflowRunOperator, run: FakeRun) -> LaunchTrigger:
+    """Starts a task, which defers; returns its trigger as a triggerer makes it."""
+    with pytest.raises(TaskDeferred) as caught:
+        task.execute(run.next_try())
+    assert caught.value.method_name == "execute_complete"
+    path, arguments = caught.value.trigger.serialize()
+    assert path == "stateflow_airflow.launches.launch_trigger.LaunchTrigger"
+    return LaunchTrigger(**{**json.loads(json.dumps(arguments)), "poll_interval": 0.01})
+
+
+async def next_event(trigger: LaunchTrigger) -> Any:
+    """The payload of the trigger's event, as Airflow stores it."""
+    async for event in trigger.run():
+        return json.loads(json.dumps(event.payload))
+
+
+def test_a_deferred_run_outlives_its_triggerer_and_ends_with_a_checkpoint_when_a_user_ends_the_task(
+    job: AccountsJob,
+) -> None:
+    run = new_run("2026-01-01")
+    trigger = deferred(run_task(job, deferrable=True), run)
+    wait_for_rows(job, 30)
+
+    async def restart_and_kill() -> Any:
+        restarted = asyncio.create_task(next_event(trigger))
+        await asyncio.sleep(0)
+        restarted.cancel()
+        await asyncio.wait([restarted])
+        await trigger.cleanup()
+        assert to_launch(trigger.launch).process()
+        arguments: dict[str, Any] = trigger.serialize()[1]
+        again = LaunchTrigger(**arguments)
+        await again.on_kill()
+        return await asyncio.wait_for(next_event(again), DEADLINE)
+
+    event = asyncio.run(restart_and_kill())
+    returned = run_task(job, deferrable=True).execute_complete(run.next_try(), event)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("signal", 30)
+    assert job.commit_at(30).seq == returned["checkpoint_id"]
+    assert not run.store
+    job.check_results()
+
+
+def test_the_next_try_of_a_deferred_task_follows_the_same_run(job: AccountsJob) -> None:
+    """As after a timeout of the deferral; here the run is on another host, to which the triggerer has no access."""
+    run = new_run("2026-01-01")
+    first = deferred(run_task(job, deferrable=True), run)
+    second = deferred(run_task(job, deferrable=True), run)
+    assert first.launch == second.launch
+    wait_for_rows(job, 30)
+    unreachable: Any = asyncio.run(
+        next_event(LaunchTrigger({**first.launch, "host": "other", "folder": "/nowhere"}, 1))
+    )
+    assert unreachable["status"] == "unreachable"
+    job.command("stop").check()
+    returned = run_task(job, deferrable=True).execute_complete(run.next_try(), unreachable | {"launch": first.launch})
+    assert returned["stopped_because"] == "stopped"
+
+
+def test_a_deferred_run_that_was_killed_fails_its_task(job: AccountsJob) -> None:
+    run = new_run("2026-01-01")
+    trigger = deferred(run_task(job, deferrable=True), run)
+    Launcher(Path(to_launch(trigger.launch).folder).parent).stop(to_launch(trigger.launch), 0)
+    event = asyncio.run(asyncio.wait_for(next_event(trigger), DEADLINE))
+    with fails(TransientFailure, "killed"):
+        run_task(job, deferrable=True).execute_complete(run.next_try(), event)

@@ -6,17 +6,19 @@ from abc import abstractmethod
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from airflow.sdk import ResumableJobMixin
+from airflow.sdk.exceptions import TaskDeferred
 
-from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
+from stateflow_airflow.failures import ended_without_result, log_failure, translate_errors
 from stateflow_airflow.launches import graceful_end
 from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow.launches.launch_trigger import UNREACHABLE, LaunchEvent, LaunchTrigger, to_launch
 from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
-from stateflow_airflow.launches.run_result import read_result
+from stateflow_airflow.launches.run_result import RunResult, read_result
 from stateflow_airflow.launches.task_folders import root_folder, run_folder, task_folder
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class LaunchingTask(ResumableJobMixin):
         run_folder: folder for the files of launches; None for Airflow's setting.
         kept_runs: number of DAG runs whose launches are kept.
         end_timeout: how long a driver may take to end with a checkpoint.
+        deferrable: whether a trigger follows the program, without a worker slot.
+        execution_timeout: of the task.
     """
 
     # Airflow stores this key for tries that may still be running when this code is replaced: never rename it.
@@ -46,6 +50,8 @@ class LaunchingTask(ResumableJobMixin):
     run_folder: str | None
     kept_runs: int
     end_timeout: timedelta
+    deferrable: bool
+    execution_timeout: timedelta | None
     _launcher: Launcher | None = None
     _killed = False
 
@@ -80,7 +86,7 @@ class LaunchingTask(ResumableJobMixin):
 
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:
         """Returns the launch's status, from its process and then from its result file."""
-        launch = _launch(external_id)
+        launch = to_launch(cast("dict[str, object]", external_id))
         if not self._task_launcher().is_of_this_turn(launch):
             return CLEARED
         if launch.process():
@@ -101,9 +107,13 @@ class LaunchingTask(ResumableJobMixin):
     def poll_until_complete(  # type: ignore[override]
         self, external_id: JsonValue, context: Context
     ) -> dict[str, object]:
-        """Copies the program's log until the program ends. Returns its result."""
-        launch = _launch(external_id)
+        """Copies the program's log until the program ends, or defers until then. Returns its result."""
+        launch = to_launch(cast("dict[str, object]", external_id))
         launcher = self._task_launcher()
+        # A task that was killed meanwhile has no trigger that a user could end.
+        if self.deferrable and not self._killed:
+            trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds())
+            raise TaskDeferred(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
         with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES) as log:
             while not launcher.wait(launch, _LOG_SECONDS):
                 log.copy()
@@ -113,13 +123,25 @@ class LaunchingTask(ResumableJobMixin):
 
     def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, object]:
         """Returns the program's result. Raises the failure of a program that failed."""
-        launch = _launch(external_id)
-        result = read_result(launch.result_file)
-        if result is None:
-            raise log_failure(self._failure_without_result(launch))
-        if not result.finished:
-            raise log_failure(result.failure())
-        return result.returned()
+        launch = to_launch(cast("dict[str, object]", external_id))
+        return self._returned(launch, read_result(launch.result_file), launch.exit_code())
+
+    def result_of_event(self, event: LaunchEvent) -> dict[str, object] | None:
+        """Returns the program's result after a deferral; None if the triggerer could not find the program.
+
+        Raises the failure of a program that failed.
+        """
+        launch = to_launch(event["launch"])
+        if event["status"] == UNREACHABLE:
+            self.log.warning("The triggerer has no access to %s on host %s", launch.folder, launch.host)
+            return None
+        if launch.log_file.exists():
+            with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES):
+                self.log.info("The end of the run's log:")
+        # Ends what the program has left.
+        self._task_launcher().wait(launch, 0)
+        result = event["result"]
+        return self._returned(launch, None if result is None else RunResult(result), event["exit_code"])
 
     def on_kill(self) -> None:
         """Ends the program and all its child processes, within the five seconds that Airflow allows.
@@ -134,17 +156,17 @@ class LaunchingTask(ResumableJobMixin):
         assert self._launcher is not None, "execute() was not called"
         return self._launcher
 
-    def _failure_without_result(self, launch: Launch) -> StateflowTaskFailed:
-        if launch.log_file.exists():
-            self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))
-        return ended_without_result(launch.exit_code())
+    def _returned(self, launch: Launch, result: RunResult | None, exit_code: int | None) -> dict[str, object]:
+        if result is None:
+            if launch.log_file.exists():
+                self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))
+            raise log_failure(ended_without_result(exit_code))
+        if not result.finished:
+            raise log_failure(result.failure())
+        return result.returned()
 
     def forget_launch(self, context: Context) -> None:
         """Removes the launch from Airflow's store of the task: a cleared task launches a new program."""
         store = context.get("task_state_store")
         if self.durable and store is not None:
             store.delete(self.external_id_key)
-
-
-def _launch(external_id: JsonValue) -> Launch:
-    return Launch(**cast("dict[str, Any]", external_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,7 @@ from stateflow_airflow.failures import StateflowTaskFailed, translate_errors
 from stateflow_airflow.launches.driver_environment import passed_environment
 from stateflow_airflow.launches.hidden_settings import SETTINGS, settings_file
 from stateflow_airflow.launches.launch import result_file
+from stateflow_airflow.launches.launch_trigger import LaunchEvent
 from stateflow_airflow.launches.launcher import Command
 from stateflow_airflow.launches.launching_task import LaunchingTask
 from stateflow_airflow.launches.schedule_interval import warn_if_longer
@@ -87,6 +88,8 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
             or ``stateflow-runs`` in AIRFLOW_HOME. Templated. The last five launches of each task are kept.
         kept_runs: number of DAG runs whose launches are kept.
         end_timeout: how long a run that stays up may take to end with a checkpoint, before its processes are killed.
+        deferrable: whether the task gives its worker slot back while the program runs, see `LaunchTrigger`. The log is
+            copied at the end. The triggerer must run on the workers' host, or share `run_folder` with them.
     """
 
     template_fields: Sequence[str] = (
@@ -126,6 +129,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         self_approval: bool = False,
         kept_runs: int = 50,
         end_timeout: timedelta = timedelta(minutes=1),
+        deferrable: bool = False,
         **kwargs: Any,
     ) -> None:
         # Limits all runs of the DAG; max_active_runs of the DAG does not count the runs of a backfill.
@@ -141,13 +145,22 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         # Not after templates are rendered: then it can be a user's.
         self.needs_approval = claim_mode != "claim" or approval is not None
         self.approval, self.self_approval = approval, self_approval
-        self.kept_runs, self.end_timeout = kept_runs, end_timeout
+        self.kept_runs, self.end_timeout, self.deferrable = kept_runs, end_timeout, deferrable
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the job, or waits for the program that an earlier try launched."""
         self.open_launches(context)
+        return self._completed(context, lambda: cast("dict[str, Any]", self.execute_resumable(context)))
+
+    def execute_complete(self, context: Context, event: LaunchEvent) -> dict[str, Any]:
+        """Returns the result of a run that a trigger has followed, or follows it if the trigger could not find it."""
+        self.open_launches(context)
+        self.deferrable = False
+        return self._completed(context, lambda: self.result_of_event(event) or self.execute_resumable(context))
+
+    def _completed(self, context: Context, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
-            returned = cast("dict[str, Any]", self.execute_resumable(context))
+            returned = run()
         except StateflowTaskFailed:
             self.forget_launch(context)
             raise
