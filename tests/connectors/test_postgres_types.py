@@ -18,7 +18,7 @@ from stateflow.connectors.postgres.sink import PostgresSink
 from stateflow.errors import SchemaMismatch, SinkRefused, StorageError
 from tests.servers.postgres import Postgres
 from tests.servers.running import CANARY
-from tests.support.delta_tables import Colour, Every, Inner, Pair, Price
+from tests.support.delta_tables import Colour, Every, Exact, Inner, Pair, Price
 from tests.support.errors import raises
 from tests.support.postgres_tables import PostgresTable
 
@@ -138,13 +138,15 @@ def test_keys_of_every_type_are_upserted_and_restored(postgres: Postgres, tmp_pa
         lasting: datetime.timedelta
         uid: uuid.UUID
         colour: Colour
+        exact: Exact
         value: int
         when: dict[datetime.date, int] = {}
 
     def row(value: int) -> Keyed:
         now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - without a zone, as its column
         key = (1, '"', True, b"\0", now.date(), now, now.time(), datetime.timedelta(microseconds=-1))
-        return Keyed(*key, uuid.UUID(int=7), Colour.RED, value, {now.date(): value})
+        exact = decimal.Decimal("-1234567890123456789012345678901234.5670")
+        return Keyed(*key, uuid.UUID(int=7), Colour.RED, exact, value, {now.date(): value})
 
     keys = [name for name in Keyed.__struct_fields__ if name not in ("value", "when")]
     undo = datetime.timedelta(days=1)

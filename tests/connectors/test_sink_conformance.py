@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from deltalake import DeltaTable
 
+from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.files.sink import FileSink
+from stateflow.errors import JobDefinitionError
 from stateflow.testing.conformance.sink import SinkConformance
+from stateflow.testing.conformance.sink_table import TableUnderTest
 from stateflow.testing.sinks import FolderSink
 from tests.support import delta_tables, file_tables, folder_tables
+
+
+class Other(msgspec.Struct):
+    """A row whose `text` has another type than in the suite."""
+
+    id: int
+    text: float
 
 
 def folder_sink(address: str) -> Sink:
@@ -26,6 +39,10 @@ def delta_append(address: str) -> Sink:
 
 def delta_upsert(address: str) -> Sink:
     return DeltaSink(address, mode="upsert", keys="id")
+
+
+def delta_partitions(address: str) -> Sink:
+    return DeltaSink(address, mode="upsert", keys="id", partition_by="text")
 
 
 def file_sink(address: str) -> Sink:
@@ -61,6 +78,20 @@ class TestDeltaAppends(InFolder):
 
 class TestDeltaUpserts(TestDeltaAppends):
     factory = staticmethod(delta_upsert)
+
+
+@pytest.mark.slow
+class TestDeltaPartitions(InFolder):
+    factory = staticmethod(delta_partitions)
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        rows: list[dict[str, Any]] = DeltaTable(sink.location).to_pyarrow_table().to_pylist()
+        return rows
+
+    def test_a_table_with_other_columns_is_refused(self, table: TableUnderTest) -> None:
+        """Its other column would be a partition of floats."""
+        with pytest.raises(JobDefinitionError):
+            table.sink.check(replace(table.context, schema=RowSchema.of(Other)))
 
 
 class TestFileSink(InFolder):
