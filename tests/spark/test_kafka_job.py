@@ -6,6 +6,8 @@ import base64
 import datetime
 import io
 import json
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ from tests.servers.schema_registry import schema_registry
 from tests.spark.jobs import kafka as job_module
 from tests.spark.processes import ModuleJob
 from tests.support import folder_tables
-from tests.support.processes import Ended
+from tests.support.processes import Ended, Running, wait_for
 
 pytestmark = pytest.mark.spark
 JARS = ",".join(sorted(map(str, (Path(sys.prefix) / "kafka").glob("*.jar"))))
@@ -58,6 +60,25 @@ class KafkaJob(ModuleJob):
         self.kafka.send(topic or self.topic, *[json.dumps(order).encode() for order in orders], partition=partition)
         self.sent += [{**order, "topic": topic or self.topic, "partition": partition} for order in orders]
 
+    def numbered(self, first: int, *, topic: str = "", partition: int = 0) -> list[dict[str, Any]]:
+        """Sends three orders with the numbers from `first` on; returns them as rows."""
+        before, self.sent = self.sent, [{}] * first
+        self.send(3, topic=topic, partition=partition)
+        sent, self.sent = self.sent[first:], before
+        return sent
+
+    def wait_for_rows(self, run: Running) -> None:
+        """Waits until the table has all orders, and then no others."""
+
+        def found() -> list[int]:
+            assert run.poll() is None, str(run)
+            has_table = (self.folder / "orders" / "versions").is_dir()
+            return sorted(row["id"] for row in self.table_rows("orders")) if has_table else []
+
+        expected = sorted(order["id"] for order in self.sent)
+        wait_for(lambda: len(found()) >= len(expected), lambda: f"{expected} in {found()}: {run.errors}")
+        assert found() == expected
+
     def check_rows(self) -> None:
         """Each order was read once, and the counts are those of all orders."""
         found = self.table_rows("orders")
@@ -86,7 +107,9 @@ def job(tmp_path: Path, kafka: Kafka) -> Iterator[KafkaJob]:
 def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
     job.send(30)
     job.send(7, partition=1)
-    job.finish(source__max_rows_per_batch=10)
+    limited = job.finish(source__max_rows_per_batch=10)
+    assert limited.result["batches"] >= 4
+    assert "[Stage" not in limited.err
     job.check_rows()
     job.send(25, partition=1)
     # Positions and state of the killed run are those before its batch.
@@ -229,6 +252,26 @@ def test_topics_of_a_pattern_are_read_from_their_start(job: KafkaJob) -> None:
     job.check_rows()
 
 
+@pytest.mark.slow
+def test_topics_and_partitions_that_are_added_while_a_run_waits_for_input_are_read(job: KafkaJob) -> None:
+    job.send(5)
+    job.send(4, partition=1)
+    start = json.dumps({job.topic: {"0": 2, "1": 1}})
+    given: dict[str, Any] = {"job__topics": "", "job__pattern": f"{job.topic}.*", "job__start": start}
+    del job.sent[5], job.sent[:2]
+    run = job.start(run__until="stopped", requests__interval="100ms", **given)
+    job.wait_for_rows(run)
+    job.kafka.add_partitions(job.topic, 3)
+    job.sent.extend(job.numbered(100, partition=2))
+    job.wait_for_rows(run)
+    job.create(f"{job.topic}-more")
+    job.sent.extend(job.numbered(200, topic=f"{job.topic}-more"))
+    job.wait_for_rows(run)
+    os.kill(run.pid, signal.SIGTERM)
+    run.wait().check()
+    job.check_rows()
+
+
 def test_records_of_aborted_transactions_are_not_read(job: KafkaJob) -> None:
     job.kafka.send_aborted(job.topic, b'{"id": 99, "name": "a"}')
     job.send(3)
@@ -310,10 +353,14 @@ def test_the_login_of_a_broker_with_tls_is_in_no_file(tmp_path: Path, monkeypatc
         try:
             job.create()
             job.send(20)
-            job.finish()
+            shown = [job.finish()]
             job.check_rows()
-            assert files_with(password, job.folder) == []
-            monkeypatch.setenv("KAFKA_PASSWORD", "wrong")
-            job.run().check_error(5, "storage")
+            shown += [job.command("status"), job.command("status", "--json")]
+            shown.append(job.command("plan", job.job_file, "--no-spark", with_job=True))
+            monkeypatch.setenv("KAFKA_PASSWORD", wrong := password + "-of-last-year")
+            shown.append(refused := job.run())
+            refused.check_error(5, "storage")
+            assert [ended for ended in shown if password in ended.out + ended.err] == []
+            assert files_with(password, job.folder) == files_with(wrong, job.folder) == []
         finally:
             job.close()

@@ -1,5 +1,6 @@
 """Orders from Kafka: copied to a folder, counted by name, and their dead letters."""
 
+import json
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from stateflow import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from stateflow.connectors.kafka.source import Start
 from stateflow.testing.sinks import FolderSink
 
 
@@ -69,12 +71,18 @@ def _security(ca_file: str) -> KafkaSecurity | None:
     return KafkaSecurity("SASL_SSL", "PLAIN", "me", os.environ["KAFKA_PASSWORD"], ca_file=ca_file)
 
 
+def _start(text: str) -> Start:
+    """Returns a time, offsets in JSON, or the text itself."""
+    if text.startswith("{"):
+        return {topic: {int(n): at for n, at in offsets.items()} for topic, offsets in json.loads(text).items()}
+    return datetime.fromisoformat(text) if text[0].isdigit() else text
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     home = Path(env.parameter("home"))
     env.parameter("spark")
     budget = int(env.parameter("budget", "0"))
-    start = env.parameter("start", "earliest")
     source = KafkaSource(
         env.parameter("brokers"),
         schema=Order,
@@ -83,7 +91,7 @@ def build(env: StreamExecutionEnvironment) -> None:
         value=_format(env.parameter("registry", "")),
         metadata=METADATA,
         security=_security(env.parameter("ca_file", "")),
-        start=datetime.fromisoformat(start) if start[0].isdigit() else start,
+        start=_start(env.parameter("start", "earliest")),
         on_error=DeadLetters(budget) if budget else "fail",
         on_data_loss=env.parameter("on_data_loss", "fail"),  # type: ignore[arg-type]
     )
