@@ -7,7 +7,7 @@ import os
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ _HEAP = "2g"
 _LIMIT_SECONDS = 300.0
 _ALL, _FIRST = "events", "first-events"
 _RECORD_BYTES = 100
+_MERGES = ("merge", "merge_direct")
 
 _Figures = dict[str, int | float]
 _Order = dict[str, str | dict[str, str]]
@@ -90,9 +91,9 @@ def run(folder: Path, size: Size = Size()) -> Path:
     of the cost of upserts smaller, if this project is faster. The cost is compared with the fastest MERGE of its kind.
     """
     counts = measure_counts(folder / "counts", size)
-    upserts = measure_upserts(folder / "upserts", size)
+    upserts = measure_upserts(folder / "upserts", size, [*_MERGES, "merge_vectors"])
     larger = replace(size, table_rows=size.large_rows, changes=size.large_changes)
-    large_upserts = measure_upserts(folder / "large-upserts", larger)
+    large_upserts = measure_upserts(folder / "large-upserts", larger, _MERGES)
     rates = {name: figures["events_per_s"] for name, figures in counts.items()}
     best = max(rates["spark_agg"], rates["spark_agg_memory"])
     figures = {
@@ -102,9 +103,9 @@ def run(folder: Path, size: Size = Size()) -> Path:
         "row_keys_rows_per_s": rates["row_keys"],
         "row_keys_vs_spark_agg": round(rates["row_keys"] / best, 2),
         "row_keys_vs_tws_row": round(rates["row_keys"] / rates["tws_row"], 2),
-        "upsert_cost_vs_merge": _cost(upserts, "merge", "merge_direct"),
+        "upsert_cost_vs_merge": _cost(upserts, *_MERGES),
         "upsert_cost_vs_merge_vectors": _cost(upserts, "merge_vectors"),
-        "large_upsert_cost_vs_merge": _cost(large_upserts, "merge", "merge_direct"),
+        "large_upsert_cost_vs_merge": _cost(large_upserts, *_MERGES),
         "counts": counts,
         "upserts": upserts,
         "large_upserts": large_upserts,
@@ -139,7 +140,7 @@ def measure_counts(folder: Path, size: Size) -> dict[str, _Figures]:
         return {program.name: _run(program, folder) for program in programs}
 
 
-def measure_upserts(folder: Path, size: Size) -> dict[str, _Figures]:
+def measure_upserts(folder: Path, size: Size, peers: Sequence[str]) -> dict[str, _Figures]:
     """Upserts the rows of the same files, one competitor after another. Each batch is one version of the table."""
     rows, expected = folder / "rows", folder / "expected.parquet"
     _write_changes(rows, expected, size)
@@ -149,7 +150,7 @@ def measure_upserts(folder: Path, size: Size) -> dict[str, _Figures]:
     settings = {"job.rows": str(rows), "parallelism": "2", "checkpoints.asynchronous": "no"}
     ours: _Order = {"job": str(_JOBS / "upserts.py"), "settings": settings, "expected": str(expected)}
     programs = [_Program("upsert", "delta_ours", ours, *amounts)]
-    for peer in ("merge", "merge_direct", "merge_vectors"):
+    for peer in peers:
         order: _Order = {"peer": peer, "rows": str(rows), "expected": str(expected), "jars": ",".join(_DELTA_JARS)}
         programs.append(_Program(peer, "delta_spark", order, *amounts))
     return {program.name: _run(program, folder) for program in programs}
