@@ -33,6 +33,10 @@ class StartKind(StrEnum):
     POSITION = "position"
 
 
+FROM_START = "-"
+"""The offset of a source that was not read yet: it begins where a new job would begin."""
+
+
 @dataclass(frozen=True)
 class StartPosition:
     """A position that a user has chosen for a source.
@@ -182,6 +186,14 @@ class Source(ABC):
         """
         return InitialPosition(start.position)
 
+    def earliest_position(self) -> InitialPosition:
+        """Returns the position before all input; `FROM_START` if a new job begins there.
+
+        Raises:
+            ConfigError: the source cannot be set to it.
+        """
+        return InitialPosition(FROM_START)
+
     def can_keep(self, description: str) -> bool:
         """Returns whether a position of a source with another description can be a position of this one."""
         return True
@@ -281,6 +293,10 @@ class LocalSource(ABC):
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`."""
         return InitialPosition(start.position)
+
+    def earliest_position(self) -> InitialPosition:
+        """See `Source.earliest_position`."""
+        return InitialPosition(FROM_START)
 
 
 _POSITION = "position"

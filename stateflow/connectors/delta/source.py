@@ -174,6 +174,17 @@ class DeltaSource(SparkSource):
             return self._at(_at_version(table, int(start.position)))
         return self._at(self._parsed(start.position))
 
+    def earliest_position(self) -> InitialPosition:
+        """See `Source.earliest_position`. Raises ConfigError if a new job begins elsewhere: Delta alone knows it."""
+        if self._start == StartKind.EARLIEST:
+            return super().earliest_position()
+        raise ConfigError(
+            "a Delta source that begins elsewhere cannot be set to its earliest position",
+            hint='declare start="earliest" in the job, or give position:VERSION',
+            source=self.description,
+            start=str(self._start),
+        )
+
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         if limits.max_rows_per_batch is not None:
             raise ConfigError(

@@ -193,6 +193,13 @@ class KafkaSource(Source):
         assert start.timestamp is not None
         return InitialPosition(format_offsets(client.at(partitions, start.timestamp)))
 
+    def earliest_position(self) -> InitialPosition:
+        """See `Source.earliest_position`: asks Kafka for the first offsets, unless a new job begins there."""
+        if self._start == StartKind.EARLIEST:
+            return super().earliest_position()
+        client = self._client()
+        return InitialPosition(format_offsets(client.earliest(client.partitions(self.topics))))
+
     def can_keep(self, description: str) -> bool:
         """Returns whether the source reads all topics that it read before: Spark needs a partition per position."""
         before = description.removeprefix("KafkaSource[").removesuffix("]")

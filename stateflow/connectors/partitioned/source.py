@@ -253,6 +253,12 @@ class PartitionedSource(LocalSource):
             return InitialPosition(format_position(self.available().ends))
         return InitialPosition(format_position(self.parsed(start.position)))
 
+    def earliest_position(self) -> InitialPosition:
+        """See `Source.earliest_position`."""
+        if self._start is StartKind.EARLIEST:
+            return super().earliest_position()
+        return InitialPosition(format_position(self.available().earliest))
+
     def _existing(self, position: Offsets, available: Available) -> dict[str, int]:
         """Returns where to continue, which is the position and new partitions unless something is lost."""
         gaps = list(gaps_after(position, available))

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind, StartPosition, spark_position
+from stateflow.api.source import (
+    FROM_START,
+    InitialPosition,
+    LocalSource,
+    Source,
+    StartKind,
+    StartPosition,
+    spark_position,
+)
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.restore.source_positions import SourceStart
 from stateflow.errors import ConfigError, StateflowError
@@ -65,7 +73,7 @@ def choose_starts(
             continue
         found = _initial_position(uid, source, _parsed(option, value, at))
         offset = found.offset
-        if target.spark is not None and isinstance(source, LocalSource) and offset != "-":
+        if target.spark is not None and isinstance(source, LocalSource) and offset != FROM_START:
             offset = json.dumps(spark_position(offset))
         starts[uid] = SourceStart(offset=offset, logs=found.logs)
         if found.text:
@@ -138,10 +146,9 @@ def _initial_position(uid: str, source: Source | LocalSource, start: StartPositi
             position=start.kind.value,
             source=source.description,
         )
-    if start.kind is StartKind.EARLIEST:
-        return InitialPosition("-")
     try:
-        return source.initial_position(start)
+        is_earliest = start.kind is StartKind.EARLIEST
+        return source.earliest_position() if is_earliest else source.initial_position(start)
     except StateflowError as e:
         e.add_facts(uid=uid)
         raise
