@@ -155,6 +155,17 @@ _REFUSED = {
 }
 _TOPIC_SETTINGS = ("cleanup.policy", "max.message.bytes")
 _FENCED = {"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_PRODUCER_ID_MAPPING"}
+_TRY_AGAIN = {
+    "_TIMED_OUT",
+    "_WAIT_COORD",
+    "_TRANSPORT",
+    "REQUEST_TIMED_OUT",
+    "UNSTABLE_OFFSET_COMMIT",
+    "NOT_COORDINATOR",
+    "COORDINATOR_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+}
+"""Errors of a broker that does not answer, is not responsible for the group, or has an open transaction of it."""
 _TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 
 
@@ -179,7 +190,6 @@ class Transactions:
         self._topic = topic
         self._lock = threading.Lock()
         self._producer: Producer | None = None
-        self._group: Consumer | None = None
         self._token: int | None = None
         """The token, as long as the producer is not fenced."""
 
@@ -188,12 +198,9 @@ class Transactions:
 
         A transaction that stays open for a few seconds belongs to a process that was killed, and is fenced.
         """
-        deadline = _clock.monotonic() + _UNSTABLE_SECONDS
-        while _clock.monotonic() < deadline:
-            is_stable, token = self._read()
-            if is_stable:
-                return token
-            _clock.sleep(_POLL)
+        is_stable, token = self._read(_UNSTABLE_SECONDS)
+        if is_stable:
+            return token
         with self._lock:
             self._start_producer()
             return self._token
@@ -299,10 +306,8 @@ class Transactions:
         return error
 
     def _send_token(self, producer: Producer, token: int) -> None:
-        from confluent_kafka import Consumer, TopicPartition
+        from confluent_kafka import TopicPartition
 
-        if self._group is None:
-            self._group = Consumer({**self._connection.options(), "group.id": self._name}, logger=log)
         offset = TopicPartition(self._topic, 0, token, metadata=_METADATA)
         producer.send_offsets_to_transaction([offset], self._group.consumer_group_metadata(), TIMEOUT_SECONDS)
 
@@ -340,34 +345,44 @@ class Transactions:
             # Without a logger, which the client could call while the exception of a fatal error is raised.
             producer = Producer({**options, "log_level": 0})
             producer.init_transactions(TIMEOUT_SECONDS)
-        deadline = _clock.monotonic() + TIMEOUT_SECONDS
-        is_stable, token = self._read()
-        while not is_stable:
-            if _clock.monotonic() > deadline:
-                raise StorageError(
-                    "the transaction of an earlier run does not end",
-                    hint="check that all replicas of __transaction_state and __consumer_offsets are available",
-                    sink=self._name,
-                )
-            _clock.sleep(_POLL)
-            is_stable, token = self._read()
+        is_stable, token = self._read(TIMEOUT_SECONDS)
+        if not is_stable:
+            raise StorageError(
+                "the transaction of an earlier run does not end, or its token cannot be read",
+                hint="check that all replicas of __transaction_state and __consumer_offsets are available",
+                sink=self._name,
+            )
         self._producer, self._token = producer, token
 
-    def _read(self) -> tuple[bool, int | None]:
-        """Returns whether no transaction with a token is open, and the token; None without one."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+    def _read(self, seconds: float) -> tuple[bool, int | None]:
+        """Returns whether the token was read within some seconds, and the token; None without one.
 
-        asked = ConsumerGroupTopicPartitions(self._name, [TopicPartition(self._topic, 0)])
-        with self._connection.translated_errors():
-            answers = self._connection.admin.list_consumer_group_offsets(
-                [asked], require_stable=True, request_timeout=TIMEOUT_SECONDS
-            )
-            (found,) = answers[self._name].result().topic_partitions
-        if found.error is not None:
-            if found.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
-                return False, None
-            raise self._connection.error(found.error)
-        return True, found.offset if found.offset >= 0 else None
+        It is not read while a transaction with a token is open.
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        deadline = _clock.monotonic() + seconds
+        while (left := deadline - _clock.monotonic()) > 0:
+            try:
+                # Not by the admin client, which crashes the process when the group has moved to another broker.
+                (found,) = self._group.committed([TopicPartition(self._topic, 0)], left)
+            except KafkaException as e:
+                if e.args[0].name() not in _TRY_AGAIN:
+                    raise self._connection.error(e.args[0]) from e
+                _clock.sleep(_POLL)
+                continue
+            if found.error is not None:
+                raise self._connection.error(found.error)
+            return True, found.offset if found.offset >= 0 else None
+        return False, None
+
+    @cached_property
+    def _group(self) -> Consumer:
+        """The client for the group with the token, which it never joins."""
+        from confluent_kafka import Consumer
+
+        options = {"group.id": self._name, "isolation.level": "read_committed", "enable.auto.commit": False}
+        return Consumer({**self._connection.options(), **options}, logger=log)
 
 
 def _is_fenced(error: KafkaError) -> bool:

@@ -1,0 +1,31 @@
+"""Tokens of the Kafka sink when another broker becomes responsible for their groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stateflow.connectors.kafka.transactions import Connection, Transactions
+from tests.servers.kafka_cluster import kafka_cluster
+
+pytestmark = pytest.mark.slow
+
+_GROUPS = 6
+"""So many that both brokers have some of them."""
+
+
+def test_a_token_is_read_and_committed_after_its_group_has_moved_to_another_broker(tmp_path: Path) -> None:
+    with kafka_cluster(tmp_path, brokers=2) as cluster:
+        cluster.create("t")
+        connection = Connection(cluster.address, {})
+        sinks = [Transactions(connection, f"group-{n}", "t", {}) for n in range(_GROUPS)]
+        assert [sink.commit(sink.read_token(), 1, ()) for sink in sinks] == [True] * _GROUPS
+        cluster.nodes[1].kill()
+        cluster.wait_led(by_second=False)
+        assert [sink.read_token() for sink in sinks] == [1] * _GROUPS
+        cluster.start()
+        cluster.wait_led(by_second=True)
+        assert [sink.read_token() for sink in sinks] == [1] * _GROUPS
+        assert [sink.commit(1, 2, ()) for sink in sinks] == [True] * _GROUPS
+        assert [sink.read_token() for sink in sinks] == [2] * _GROUPS
