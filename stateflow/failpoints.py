@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections import Counter
 from difflib import get_close_matches
 
@@ -37,6 +38,7 @@ NAMES: dict[str, str] = {
     "log.created": "a log entry is written, the LIST after it is not read",
     "commit.after": "the COMMIT is acknowledged, nothing is published",
     "publish.before": "the token is read, the sink's commit is not made",
+    "postgres.written": "a transaction of a PostgreSQL sink has compared the token and written rows, the token is old",
     "postgres.before-commit": "a transaction of a PostgreSQL sink has done all its work, it is not committed",
     "iceberg.before-commit": "data files and manifests of an Iceberg sink are written, the catalog has not the commit",
     "publish.after": "the output of one sink is published, nothing is recorded",
@@ -126,7 +128,8 @@ def _trigger(name: str, specification: str) -> None:
         return
     if action == "error":
         raise InternalError("failpoint reached", name=name)
-    os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
+    # To this thread: a signal to the process may reach another one, and this one would continue meanwhile.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
 
 def _first_time() -> bool:

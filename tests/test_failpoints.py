@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +77,27 @@ def test_a_failpoint_with_a_marker_acts_once_over_all_processes(
     assert marker.read_text() == f"{os.getpid()}\n"
     failpoints.passed.clear()
     failpoints.hit("batch.end")
+
+
+_STOPPED_IN_THREAD = """
+import sys, threading
+from stateflow import failpoints
+
+def stop():
+    failpoints.hit("batch.end")
+    open(sys.argv[1], "w").close()
+
+threads = [threading.Thread(target=stop)]
+threads[0].start()
+threads[0].join()
+"""
+
+
+def test_a_thread_that_stops_the_process_at_a_failpoint_stops_as_well(tmp_path: Path) -> None:
+    continued = tmp_path / "continued"
+    environment = {**os.environ, "STATEFLOW_FAILPOINT": "batch.end:1:stop"}
+    with subprocess.Popen([sys.executable, "-c", _STOPPED_IN_THREAD, str(continued)], env=environment) as process:
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert not continued.exists()
+        process.send_signal(signal.SIGCONT)
+    assert continued.exists()

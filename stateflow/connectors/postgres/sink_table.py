@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from stateflow import failpoints
 from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
 from stateflow.connectors.postgres.catalog import Relation, read_relation
 from stateflow.connectors.postgres.connection import Connection, TransactionUnknown, transaction
@@ -92,6 +93,7 @@ class PostgresTable(StagedTable):
                     connection.rollback()
                     return None
                 change(connection)
+                failpoints.hit("postgres.written")
                 self._tokens.set(connection, application, token, version)
                 if self._settings.undo is not None:
                     undo = self._undo()
