@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 from deltalake import DeltaTable
 
 from stateflow.api.schema import RowSchema
@@ -25,6 +25,7 @@ from stateflow.testing.conformance.sink import SinkConformance
 from stateflow.testing.conformance.sink_table import TableUnderTest
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.support.job_fixture import KILLED, JobFixture, events, mostly_slow
+from tests.support.kafka_records import committed
 from tests.support.restores import begin, execute, go_back, plan
 
 _ADDRESS = "TEST_KAFKA_SINK"
@@ -48,29 +49,6 @@ def topic(kafka: Kafka) -> str:
     for each in (name, f"{name}_shadow"):
         kafka.create(each)
     return name
-
-
-def committed(address: str, topic: str) -> list[Message]:
-    """All committed records of a topic's two partitions."""
-    consumer = Consumer(
-        {"bootstrap.servers": address, "group.id": f"r-{uuid4().hex}", "isolation.level": "read_committed",
-         "auto.offset.reset": "earliest", "enable.partition.eof": True, "enable.auto.commit": False}
-    )  # fmt: skip
-    try:
-        consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
-        found, ended = [], 0
-        while ended < 2:
-            message = consumer.poll(30)
-            assert message is not None
-            error = message.error()
-            if error is None:
-                found.append(message)
-            else:
-                assert error.code() == KafkaError._PARTITION_EOF, error
-                ended += 1
-        return found
-    finally:
-        consumer.close()
 
 
 def kafka_sink(address: str) -> Sink:

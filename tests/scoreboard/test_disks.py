@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.recovery.failing_disks import LOST_POWER, VARIABLE, DiskPlan
+from tests.scoreboard.disks import fill, small_disk
 from tests.scoreboard.jobs import accounts_job, check_complete
 from tests.scoreboard.row import Round, Row
 from tests.support import root_files
@@ -19,7 +16,6 @@ from tests.support.job_fixture import AccountsJob
 _TRIES = 5
 _CLEAN = {0, 5}
 """Exit codes of a run that succeeded, or ended with an error that can be retried."""
-_MEGABYTES = 24
 
 
 @Row(16, "full-disk", plays=(1, 5, 100), mutant="check-then-write", within=6)
@@ -29,7 +25,7 @@ def test_a_full_disk_damages_nothing(round_: Round) -> int:
     The run ends with an error that can be retried, the previous checkpoint is complete; then as for killed-drivers.
     """
     full = 0
-    with _small_disk(round_.folder / "small") as small, accounts_job(round_, root_folder=small / "root") as job:
+    with small_disk(round_.folder / "small") as small, accounts_job(round_, root_folder=small / "root") as job:
         # Tables too: the job finds a link to them.
         (small / "tables").mkdir()
         (job.folder / "tables").symlink_to(small / "tables")
@@ -38,34 +34,16 @@ def test_a_full_disk_damages_nothing(round_: Round) -> int:
         job.finish()
         for number in range(_TRIES):
             job.deliver(20 + 40 * (number + 1))
-            _fill(small, leave=round_.rng.choice([0, 4096, round_.rng.randrange(400_000)]))
+            filler = fill(small, leave=round_.rng.choice([0, 4096, round_.rng.randrange(400_000)]))
             before = root_files.head(job.root)
             ended = job.run()
             assert ended.code in _CLEAN, str(ended)
             full += ended.code != 0
             assert root_files.head(job.root).seq >= before.seq
             root_files.check_hashes(job.root)
-            (small / "filler").unlink()
+            filler.unlink()
         check_complete(job, root_files.Chain(job.root))
     return full
-
-
-@contextmanager
-def _small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of a few megabytes; only root can make one."""
-    folder.mkdir()
-    size = f"size={_MEGABYTES}m,mode=700"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def _fill(folder: Path, leave: int) -> None:
-    space = os.statvfs(folder)
-    with (folder / "filler").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - leave))
 
 
 @Row(17, "disk-errors", plays=(1, 8, 200), mutant="fsync-errors", within=30)

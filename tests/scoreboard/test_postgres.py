@@ -9,7 +9,7 @@ from tests.scoreboard.jobs import KILLED, STEPS, check_complete, kill_after
 from tests.scoreboard.row import Round, Row
 from tests.servers.postgres import Postgres, postgres_server
 from tests.support.postgres_job import PostgresJob
-from tests.support.processes import Ended, Running
+from tests.support.processes import Ended, Running, wait_for
 from tests.support.root_files import Chain
 
 _ROWS = 40
@@ -19,21 +19,22 @@ _ENDS = {0, KILLED, 5}
 """A driver succeeds, is killed, or reports that the server failed."""
 _SECONDS = 1.5
 _FAULTS = 3
-"""Of six kinds, in each round."""
+"""Of seven kinds, in each round."""
 
 
 @Row(
     31,
     "postgres",
-    plays=(1, 24, 240),
+    plays=(1, 10, 240),
     mutant="token-after-rows",
-    more_mutants=("forgotten-commits",),
+    more_mutants=("forgotten-commits", "unlocked-token"),
     within=12,
     is_slow=True,
 )
 def test_faults_around_postgres_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of drivers with their tasks, and of the database, at steps of a publication and at random times;
-    connections that are cut in mid-transaction; drivers that publish late. The tables are in PostgreSQL.
+    connections that are cut in mid-transaction; drivers that publish late, or while another one does. The tables are
+    in PostgreSQL.
 
     As for killed-drivers; rows and tokens of a transaction are stored together, and a driver that is late is fenced.
     """
@@ -64,6 +65,7 @@ def _play(round_: Round, job: PostgresJob, server: Postgres) -> int:
         faults.kill_server_in_transaction,
         faults.kill_server_at_rest,
         faults.publish_late,
+        faults.publish_at_once,
     ]
     round_.rng.shuffle(kinds)
     injected = 0
@@ -132,13 +134,24 @@ class _Faults:
         assert (late.code, late.error.code) == (3, "fenced"), str(late)
         return 1
 
+    def publish_at_once(self) -> int:
+        """Stops a driver between the check of a token and its change until another driver waits, or has ended."""
+        # Of rows that are appended: an upsert with undo also locks its table.
+        run = self._stopped("postgres.written", times=1)
+        other = self.job.start()
+        wait_for(lambda: self.server.waiting() > 0 or other.poll() is not None, lambda: f"{other} to wait for a lock")
+        run.resume()
+        assert self._end(other).code == 0
+        late = run.wait(self.chain.look)
+        assert (late.code, late.error.code) == (3, "fenced"), str(late)
+        return 1
+
     def _times(self, step: str) -> int:
         return self.round_.rng.randrange(1, 3) if step in _PUBLISHING else 1
 
-    def _stopped(self, step: str) -> Running:
-        # A run has one checkpoint at least. Both sinks are prepared before, each in a transaction.
-        times = self._times(step) + (2 if step == "postgres.before-commit" else 0)
-        return self.job.start(f"{step}:{times}:stop").wait_stopped(self.chain.look)
+    def _stopped(self, step: str, times: int = 0) -> Running:
+        # A run has one checkpoint at least, and two transactions of each.
+        return self.job.start(f"{step}:{times or self._times(step)}:stop").wait_stopped(self.chain.look)
 
     def _end(self, run: Running) -> Ended:
         ended = run.wait(self.chain.look)

@@ -114,6 +114,13 @@ class Postgres:
         found = self.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'stateflow'")
         return [pid for (pid,) in found]
 
+    def waiting(self) -> int:
+        """The number of sessions of sinks that wait for a lock."""
+        found = self.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stateflow' AND wait_event_type = 'Lock'"
+        )
+        return int(found[0][0])
+
     def cut_connections(self) -> int:
         """Ends all sessions of sinks; returns their number."""
         return sum(self.execute("SELECT pg_terminate_backend(%s)", pid)[0][0] for pid in self.sessions())

@@ -1,4 +1,4 @@
-"""Timeouts of storages that are short, in the process whose environment asks for them."""
+"""Timeouts of storages and of the Kafka sink that are short, in the process whose environment asks for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 from urllib3 import Retry
 
+from stateflow.connectors.kafka import transactions
 from stateflow.http import answers
 from stateflow.storage import object_store
 from stateflow.storage.hdfs import session
@@ -33,6 +34,7 @@ def shorten_from_environment() -> None:
         (answers, "_TRANSFER_SECONDS", seconds),
         (object_store, "_CLIENT", {"timeout": timeout, "connect_timeout": timeout}),
         (object_store, "_RETRIES", bounded),
+        (transactions, "TIMEOUT_SECONDS", seconds),
     ):
         patch.object(module, name, value).start()
     patch.object(HdfsStorage.__init__, "__defaults__", (retries,)).start()

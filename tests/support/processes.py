@@ -7,6 +7,7 @@ same command line, and die by the very same signals. `spawn` starts one from not
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -230,6 +231,7 @@ def _command_line(launch: Launch) -> None:
     for ending, fd in (("out", 1), ("err", 2)):
         file = os.open(launch.output.with_suffix(f".{ending}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         os.dup2(file, fd)
+    faulthandler.enable()
     os.environ.update(launch.environment)
     sys.argv = ["stateflow", *launch.arguments]
     if launch.collect_batch:

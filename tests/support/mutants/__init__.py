@@ -14,6 +14,7 @@ from tests.support.mutants import (
     canonical,
     collection,
     hostile,
+    kafka,
     log,
     postgres,
     restores,
@@ -27,7 +28,7 @@ from tests.support.mutants.registry import Mutant, Mutants
 __all__ = ["MUTANTS", "SIMULATED", "STATE", "VARIABLE", "Mutant", "plant_from_environment", "planted"]
 
 MUTANTS = Mutants()
-for _subject in (log, collection, sinks, postgres, savepoints, canonical, restores, state, storage, hostile):
+for _subject in (log, collection, sinks, kafka, postgres, savepoints, canonical, restores, state, storage, hostile):
     for _mutant in _subject.MUTANTS.values():
         MUTANTS.add(_mutant)
 STATE = state.MUTANTS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from stateflow.connectors.postgres import connection
 from stateflow.connectors.postgres.connection import Connection
-from stateflow.connectors.postgres.tokens import TokenTable
+from stateflow.connectors.postgres.tokens import Position, TokenTable
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
 
-_set = TokenTable.set
+_set, _row = TokenTable.set, TokenTable._row
 
 
 @MUTANTS.plant("token-after-rows", (TokenTable, "set"))
@@ -22,3 +22,9 @@ def _set_after_commit(self: TokenTable, to: Connection, application: str, token:
 @MUTANTS.plant("forgotten-commits", (connection, "_require_durability"))
 def _require_nothing(_: Connection) -> None:
     """A commit may be lost in a crash of the server, if its settings permit it."""
+
+
+@MUTANTS.plant("unlocked-token", (TokenTable, "_row"))
+def _row_without_lock(self: TokenTable, connection: Connection, application: str, lock: bool) -> Position:
+    """The token is compared without a lock, so that another driver can publish before it is set."""
+    return _row(self, connection, application, lock=False)

@@ -1,0 +1,233 @@
+"""A job whose tables are topics, while drivers, brokers, their disk and connections fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.scoreboard.disks import fill, small_disk
+from tests.scoreboard.jobs import KILLED, STEPS, check_complete, kill_after
+from tests.scoreboard.row import Round, Row
+from tests.servers.kafka_cluster import KafkaCluster, kafka_cluster
+from tests.servers.short_timeouts import VARIABLE as TIMEOUT
+from tests.support.kafka_job import KafkaJob
+from tests.support.processes import Ended, Running
+from tests.support.root_files import Chain
+
+_ROWS, _MANY_ROWS = 40, 300
+"""Rows that are delivered for each run: four checkpoints, and two transactions of each; and for the run in which no
+space is left, because files of a full disk still have the rest of their last block."""
+_IN_TRANSACTION = ("transaction.begun", "transaction.written", "transaction.token")
+_PUBLISHING = (
+    "transaction.token",
+    "publish.after",
+    "transaction.committed",
+    "transaction.written",
+    "publish.before",
+    "transaction.begun",
+)
+_LATE = ("transaction.written", "publish.before", "transaction.token")
+_ENDS = {0, KILLED, 5}
+"""A driver succeeds, is killed, or reports that Kafka failed."""
+_SECONDS = 1.5
+_SHORT = {TIMEOUT: "2"}
+"""For drivers that no broker answers."""
+_LOST = "the response of a transaction's commit was lost"
+_MEGABYTES = 96
+_PARTS = 3
+
+
+@Row(
+    32,
+    "kafka",
+    plays=(0, 3, 60),
+    mutant="token-after-records",
+    more_mutants=("own-transactional-id", "resent-records", "early-records"),
+    within=2 * _PARTS,
+    is_slow=True,
+)
+def test_faults_around_kafka_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of drivers with their tasks, and of brokers, at steps of a transaction and at random times; brokers
+    without disk space; leaders that move to another broker; connections that are cut in mid-transaction; lost answers
+    to a commit; drivers that publish late. The tables are topics.
+
+    As for killed-drivers, for consumers of committed records, who see no row before the COMMIT of its checkpoint.
+    """
+    kinds = _kinds(round_.seed)
+    brokers = 2 if _Faults.move_leaders in kinds else 1
+    with small_disk(round_.folder / "disk", _MEGABYTES) as disk, kafka_cluster(disk / "kafka", brokers) as cluster:
+        job = KafkaJob.create(cluster, folder=round_.folder / "job", settings=_settings(round_))
+        try:
+            return _play(_Faults(round_, job, cluster, disk, Chain(job.root)), kinds)
+        finally:
+            job.end_all()
+
+
+def _kinds(seed: int) -> list[Callable[[_Faults], int]]:
+    """The faults of a round; successive rounds have each of them once."""
+    block, part = divmod(seed, _PARTS)
+    kinds: list[Callable[[_Faults], int]] = [
+        _Faults.kill_driver_while_it_publishes,
+        _Faults.publish_late,
+        _Faults.lose_answer_to_commit,
+        _Faults.cut_in_transaction,
+        _Faults.kill_broker_in_transaction,
+        _Faults.kill_driver_anywhere,
+        _Faults.fill_disk_in_transaction,
+        _Faults.move_leaders,
+        _Faults.kill_broker_at_rest,
+    ]
+    if block:
+        random.Random(block).shuffle(kinds)
+    return kinds[part::_PARTS] if block else kinds[_PARTS * part : _PARTS * (part + 1)]
+
+
+def _settings(round_: Round) -> dict[str, object]:
+    return {
+        "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
+        "checkpoints__collect_every": 1 + round_.seed % 3,
+        "checkpoints__retained": 1 + round_.seed % 4,
+    }
+
+
+def _play(faults: _Faults, kinds: list[Callable[[_Faults], int]]) -> int:
+    job = faults.job
+    job.deliver(10)
+    job.finish()
+    injected = 0
+    for fault in kinds:
+        job.deliver_more(_ROWS)
+        found = fault(faults)
+        assert found or faults.round_.seed >= _PARTS, f"no effect of {fault.__name__}"
+        injected += found
+        job.check_visible()
+    check_complete(job, faults.chain)
+    return injected
+
+
+@dataclass
+class _Faults:
+    """What fails in a round; each method returns how many faults it injected.
+
+    Attributes:
+        disk: has the data of all brokers.
+    """
+
+    round_: Round
+    job: KafkaJob
+    cluster: KafkaCluster
+    disk: Path
+    chain: Chain
+
+    def kill_driver_while_it_publishes(self) -> int:
+        """Kills a driver at a step of a publication."""
+        step = _PUBLISHING[self.round_.seed // _PARTS % len(_PUBLISHING)]
+        return int(self._end(self.job.start(f"{step}:{self._nth()}")).code == KILLED)
+
+    def kill_driver_anywhere(self) -> int:
+        """Kills a driver at another step, or at a random time."""
+        if self.round_.rng.random() < 0.5:
+            return int(self._end(self.job.start(self.round_.rng.choice(STEPS))).code == KILLED)
+        run = self.job.start()
+        kill_after(self.round_.rng.uniform(0.2, _SECONDS), run, self.chain.look)
+        return int(self._end(run).code == KILLED)
+
+    def publish_late(self) -> int:
+        """Lets a driver publish that was stopped while another one was run."""
+        run = self._stopped(_LATE[self.round_.seed // _PARTS % len(_LATE)])
+        self.job.finish()
+        run.resume()
+        late = run.wait(self.chain.look)
+        assert (late.code, late.error.code) == (3, "fenced"), str(late)
+        return 1
+
+    def lose_answer_to_commit(self) -> int:
+        """Loses the answer to a commit; the driver asks what became of it when it has given up waiting."""
+        run = self._stopped("transaction.token")
+        self.cluster.lose_answers(True)
+        run.resume()
+
+        def look() -> None:
+            self.chain.look()
+            if _LOST in run.errors:
+                self.cluster.lose_answers(False)
+
+        ended = run.wait(look)
+        self.cluster.lose_answers(False)
+        assert ended.code in (0, 5), str(ended)
+        return ended.err.count(_LOST)
+
+    def cut_in_transaction(self) -> int:
+        """Cuts all connections while a transaction is not committed."""
+        run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
+        cut = self.cluster.cut()
+        run.resume()
+        assert self._end(run).code in (0, 5)
+        return cut
+
+    def kill_broker_in_transaction(self) -> int:
+        """Kills a broker while a transaction is not committed; the driver finds it running again, or not."""
+        run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
+        self.round_.rng.choice(self.cluster.nodes).kill()
+        is_back = self.round_.rng.random() < 0.5
+        if is_back:
+            self.cluster.start()
+        run.resume()
+        ended = self._end(run)
+        assert ended.code in (0, 5), str(ended)
+        if not is_back:
+            self.cluster.start()
+        return 1
+
+    def kill_broker_at_rest(self) -> int:
+        """Kills all brokers after a run that succeeded."""
+        self.job.finish()
+        self.cluster.restart()
+        return len(self.cluster.nodes)
+
+    def fill_disk_in_transaction(self) -> int:
+        """Leaves little or no space to the brokers, from an open transaction to the end of the run."""
+        self.job.deliver_more(_MANY_ROWS)
+        run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
+        filler = fill(self.disk, leave=self.round_.rng.choice([0, 4096, self.round_.rng.randrange(20_000)]))
+        run.resume()
+        ended = self._end(run)
+        assert ended.code in (0, 5), str(ended)
+        has_ended = sum(not node.is_running for node in self.cluster.nodes)
+        filler.unlink()
+        self.cluster.restart()
+        return max(has_ended, int(ended.code == 5))
+
+    def move_leaders(self) -> int:
+        """Kills a broker in mid-transaction, so that the other one leads; in the next one, leaders move back."""
+        run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
+        moved = self.cluster.leaders().count(2)
+        self.cluster.nodes[1].kill()
+        self.cluster.wait_led(by_second=False)
+        run.resume()
+        assert self._end(run).code in (0, 5)
+        self.job.deliver_more(_ROWS)
+        run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
+        self.cluster.start()
+        moved += self.cluster.wait_led(by_second=True)
+        run.resume()
+        assert self._end(run).code in (0, 5)
+        return moved
+
+    def _nth(self) -> int:
+        return self.round_.rng.randrange(1, 5)
+
+    def _stopped(self, step: str) -> Running:
+        # A run has one checkpoint at least, and two transactions of each.
+        self.job.variables = _SHORT
+        try:
+            return self.job.start(f"{step}:{self._nth() % 2 + 1}:stop").wait_stopped(self.chain.look)
+        finally:
+            self.job.variables = {}
+
+    def _end(self, run: Running) -> Ended:
+        ended = run.wait(self.chain.look)
+        assert ended.code in _ENDS, str(ended)
+        return ended

@@ -1,0 +1,59 @@
+"""Bugs of the Kafka sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from stateflow.connectors.kafka import transactions
+from stateflow.connectors.kafka.records import Record
+from stateflow.connectors.kafka.transactions import Transactions
+from stateflow.runtime.driver.barrier import CompletedBarrier
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.state.handles import Committable
+from tests.support.mutants.registry import Mutants
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+MUTANTS = Mutants()
+
+_send_token, _transaction = Transactions._send_token, Transactions._transaction
+
+
+@MUTANTS.plant("token-after-records", (Transactions, "_send_token"))
+def _send_token_later(self: Transactions, producer: Producer, token: int) -> None:
+    """The records of a checkpoint are committed before its token, not in one transaction with it."""
+    producer.commit_transaction()
+    producer.begin_transaction()
+    _send_token(self, producer, token)
+
+
+@MUTANTS.plant("own-transactional-id", (Transactions, "_start_producer"))
+def _start_producer_that_fences_nothing(self: Transactions) -> None:
+    """Each driver has a transactional id of its own, so that it fences no other driver."""
+    from confluent_kafka import Producer
+
+    options = {**transactions._DEFAULTS, **self._options, **self._connection.options(), "log_level": 0}
+    producer = Producer({**options, "transactional.id": f"{self._name}-{uuid4().hex}"})
+    producer.init_transactions(transactions.TIMEOUT_SECONDS)
+    self._producer, self._token = producer, self._read(transactions.TIMEOUT_SECONDS)[1]
+
+
+@MUTANTS.plant("resent-records", (Transactions, "_transaction"))
+def _transaction_again(self: Transactions, producer: Producer, token: int, records: Iterable[Record]) -> bool:
+    """A transaction whose commit got no response is written again without a look at the token."""
+    rows = list(records)
+    if _transaction(self, producer, token, rows):
+        return True
+    self._start_producer()
+    assert self._producer is not None
+    return _transaction(self, self._producer, token, rows)
+
+
+@MUTANTS.plant("early-records", (JobRun, "_publish_early"))
+def _publish_early(self: JobRun, barrier: CompletedBarrier) -> dict[str, list[Committable]]:
+    """Output is published before the COMMIT of its checkpoint."""
+    self._context.publisher.publish_early(self.head, barrier.output)
+    return {}
