@@ -144,7 +144,7 @@ class _Faults:
         return 1
 
     def lose_answer_to_commit(self) -> int:
-        """Loses the answer to a commit; the driver asks what became of it when it has given up waiting."""
+        """Loses the answer to a commit; the driver asks for its outcome when it has given up waiting."""
         run = self._stopped("transaction.token")
         self.cluster.lose_answers(True)
         run.resume()

@@ -1,4 +1,4 @@
-"""A Kafka cluster whose brokers can be killed and started again, each behind a proxy that clients connect to."""
+"""A Kafka cluster whose brokers can be killed and started again, with a proxy in front of each."""
 
 from __future__ import annotations
 
