@@ -17,7 +17,7 @@ from stateflow.connectors.iceberg import data_files
 from stateflow.errors import SinkDiverged, StorageError
 from tests.support.delta_tables import Pair, pairs
 from tests.support.errors import raises
-from tests.support.iceberg_tables import IcebergTable
+from tests.support.iceberg_tables import IcebergTable, expire_all_but_current
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_token_outlives_its_snapshot(table: IcebergTable) -> None:
     table.append(11)
     handle = table.sink.open_table(table.about)
     assert handle.plan_rewind(1).rows_removed == 3
-    _expire_all_but_current(table)
+    expire_all_but_current(table.table)
     assert (table.ids(), table.token) == ([0, 1, 10, 11], 2)
     table.put(3, pairs(2, 1))
     opened = table.sink.open_table(table.about)
@@ -188,7 +188,7 @@ def test_a_target_that_expires_after_the_plan_is_refused(table: IcebergTable) ->
     for token in (1, 2):
         table.put(token, pairs(token, 1))
     to_version = table.sink.open_table(table.about).plan_rewind(1).to_version
-    _expire_all_but_current(table)
+    expire_all_but_current(table.table)
     with raises(SinkDiverged, version=to_version):
         table.sink.open_table(table.about).rewind(to_version, 3)
     assert (table.ids(), table.token) == ([1, 2], 2)
@@ -200,17 +200,9 @@ def test_changes_whose_snapshots_have_expired_count_as_those_of_another_writer(t
     table.append(10)
     changes = table.sink.open_table(table.about).changes_since(seen)
     assert (changes.published, [c.rows for c in changes.others]) == (True, [1])
-    _expire_all_but_current(table)
+    expire_all_but_current(table.table)
     changes = table.sink.open_table(table.about).changes_since(seen)
     assert (changes.published, [c.rows for c in changes.others]) == (False, [None, 1])
-
-
-def _expire_all_but_current(table: IcebergTable) -> None:
-    found = table.table
-    head = found.current_snapshot()
-    assert head is not None
-    old = [s.snapshot_id for s in found.snapshots() if s.snapshot_id != head.snapshot_id]
-    found.maintenance.expire_snapshots().by_ids(old).commit()
 
 
 def test_a_table_that_was_rolled_back_has_an_older_token(table: IcebergTable) -> None:

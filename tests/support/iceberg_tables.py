@@ -46,6 +46,14 @@ def rows(table: Table) -> list[dict[str, Any]]:
     return found
 
 
+def expire_all_but_current(table: Table) -> None:
+    """Expires all snapshots of a table but the current one."""
+    head = table.current_snapshot()
+    assert head is not None
+    old = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != head.snapshot_id]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+
+
 @dataclass(frozen=True)
 class IcebergTable:
     """A table, its sink, and the storage of a job root.
