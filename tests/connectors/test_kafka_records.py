@@ -169,6 +169,17 @@ def test_values_that_do_not_exist_are_refused(given: dict[str, Any]) -> None:
         _source(Bad, **given)
 
 
+def test_offsets_of_a_start_that_are_not_those_of_all_partitions_are_explained() -> None:
+    reason = (
+        "[STREAM_FAILED] assertion failed: If startingOffsets contains specific offsets, you must specify all "
+        "TopicPartitions.\nUse -1 for latest.\nSpecified: Set(t-0) Assigned: Set(t-0, t-1) SQLSTATE: XXKST\n=== "
+    )
+    error = _source(Bad).explain_failure(reason)
+    assert isinstance(error, ConfigError) and not error.retryable
+    assert (error.facts["given"], error.facts["existing"]) == ("t-0", "t-0, t-1")
+    assert _source(Bad).explain_failure("[STREAM_FAILED] another") is None
+
+
 def test_a_plan_can_be_made_while_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(*_: object) -> NoReturn:
         raise StorageError("Kafka did not answer")

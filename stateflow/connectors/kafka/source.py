@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
@@ -31,7 +32,14 @@ from stateflow.connectors.kafka.offsets import (
 )
 from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.spark import loaded
-from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StorageError
+from stateflow.errors import (
+    ConfigError,
+    EnvironmentUnsupported,
+    InputLost,
+    JobDefinitionError,
+    StateflowError,
+    StorageError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +62,11 @@ _OWN_OPTIONS = {
 """Options of Spark's source that the source sets itself."""
 _FIRST = "0"
 """Name of the only file of the log of Spark's Kafka source."""
+_PARTITIONS_DIFFER = re.compile(
+    r"you must specify all TopicPartitions.*?Specified: Set\((?P<given>[^)]*)\) Assigned: Set\((?P<existing>[^)]*)\)",
+    re.S,
+)
+"""Spark's message about the offsets of a start."""
 _SHOWN_GAPS = 5
 _ISOLATION = "kafka.isolation.level"
 
@@ -117,9 +130,7 @@ class KafkaSource(Source):
         self._columns = RecordColumns(self.schema, dict(metadata or {}))
         self._columns.check()
         self.value.check(self._columns.of_value)
-        if isinstance(start, str):
-            check_choice("start", start, (StartKind.EARLIEST.value, StartKind.LATEST.value))
-        self._start = start
+        self._start = _checked_start(start)
         check_choice("on_data_loss", on_data_loss, (FAIL, CONTINUE))
         self._continues = on_data_loss == CONTINUE
         self._security = security
@@ -173,6 +184,19 @@ class KafkaSource(Source):
             )
         if gaps:
             log.warning("continuing after lost records: source=%s lost=%s", self.description, _shown(gaps))
+
+    def explain_failure(self, reason: str) -> StateflowError | None:
+        """See `Source.explain_failure`: Spark compares the offsets of `start` with the partitions that exist."""
+        found = _PARTITIONS_DIFFER.search(reason)
+        if found is None:
+            return None
+        return ConfigError(
+            "start must have an offset for each partition of the topics, and for no other",
+            hint="give the offsets of all partitions; or begin at earliest, latest or a time",
+            source=self.description,
+            given=found["given"],
+            existing=found["existing"],
+        )
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """See `Source.first_offset`: the offsets that Spark has determined for the end, or for a time."""
@@ -275,6 +299,16 @@ def _topics(topics: str | Sequence[str], pattern: str) -> Topics:
             pattern=pattern,
         )
     return Topics(names, pattern)
+
+
+def _checked_start(start: Start) -> Start:
+    if isinstance(start, str) and start not in (StartKind.EARLIEST, StartKind.LATEST):
+        raise ConfigError(
+            "the value of start is not supported",
+            hint='use "earliest", "latest", a datetime, or offsets of all partitions: {"flights": {0: 1200, 1: 1150}}',
+            given=start,
+        )
+    return start
 
 
 def _format(value: object) -> ValueFormat:

@@ -155,7 +155,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     keyed = orders.key_by(*KEY)
     keyed.process(Count(), output=Counted, uid="count").sink_to(DeltaSink(home / "counted"), uid="counted")
     keyed.process(Timed(), output=Counted, uid="timed").sink_to(DeltaSink(home / "timed"), uid="timed-out")
-    latest = orders.key_by("id").process(Latest(), output=Order, uid="latest")
+    latest = keyed.process(Latest(), output=Order, uid="latest")
     latest.sink_to(DeltaSink(home / "latest"), uid="latest-out")
     totals = orders.key_by("colour").aggregate_columns(
         {
