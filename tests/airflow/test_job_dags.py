@@ -237,10 +237,14 @@ def test_a_continuous_job_is_run_again_whenever_a_run_has_ended(continuous: dict
 
 
 def test_a_run_of_a_continuous_job_stays_up_but_not_the_one_after_a_restore(continuous: dict[str, DAG]) -> None:
-    assert task(continuous, "orders.run").settings == {"job.table": "/t", "run.until": "stopped"}
+    assert task(continuous, "orders.run").settings == {
+        "job.table": "/t",
+        "run.until": "stopped",
+        "run.take_over": "1 min",
+    }
     assert task(continuous, "orders_recovery.run").settings == {"job.table": "/t", "run.until": "input-ends"}
     renewed = StateflowJob(name="orders", root="/data/orders", mode="continuous", settings={"run.until": "6h"})
-    assert renewed.run_settings == {"run.until": "6h"}
+    assert renewed.run_settings == {"run.until": "6h", "run.take_over": "1 min"}
 
 
 def test_a_continuous_job_has_no_schedule() -> None:

@@ -69,7 +69,9 @@ class StateflowJob:
     @property
     def run_settings(self) -> Mapping[str, object]:
         """The settings of the runs that the run DAG starts."""
-        return {"run.until": "stopped", **self.settings} if self.is_continuous else self.settings
+        # A run that is left on another host ends with a checkpoint instead of being fenced.
+        continuous: dict[str, object] = {"run.until": "stopped", "run.take_over": "1 min"}
+        return {**continuous, **self.settings} if self.is_continuous else self.settings
 
     @property
     def single_run_settings(self) -> Mapping[str, object]:
