@@ -190,6 +190,19 @@ def test_lost_records_end_the_run_with_the_exact_gap_or_are_skipped(job: KafkaJo
     assert sorted(row["id"] for row in job.table_rows("orders")) == [order["id"] for order in job.sent]
 
 
+@pytest.mark.slow
+def test_records_that_are_lost_while_a_run_waits_for_input_end_the_run_with_the_exact_gap(job: KafkaJob) -> None:
+    job.send(10)
+    run = job.start("batch.reported:1:stop", run__until="stopped").wait_stopped()
+    job.send(20)
+    job.kafka.delete_records(job.topic, 0, 17)
+    run.resume()
+    ended = run.wait()
+    ended.check_error(4, "input-lost")
+    assert ended.result["error"]["facts"]["lost"] == [f"{job.topic}-0: 7 records [10, 17)"]
+    assert sorted(row["id"] for row in job.table_rows("orders")) == [*range(10)]
+
+
 def test_a_job_that_starts_at_the_end_reads_what_arrives_between_its_runs(job: KafkaJob) -> None:
     job.send(5)
     job.sent.clear()
