@@ -153,6 +153,16 @@ def test_columns_that_the_table_does_not_have_end_the_run_before_a_batch(job: De
     job.run().check_error(2, "schema-mismatch", column="title")
 
 
+@pytest.mark.slow
+def test_a_column_that_gets_another_type_ends_the_next_run_before_a_batch(job: DeltaJob) -> None:
+    job.add(1)
+    job.finish()
+    other = pa.table({"id": [2], "name": pa.array([7], pa.int64())})
+    write_deltalake(str(job.input), other, mode="overwrite", schema_mode="overwrite")
+    job.run().check_error(2, "schema-mismatch", column="name", declared="string", found="bigint")
+    assert job.copied() == Counter([(1, "a")])
+
+
 def test_any_replayable_source_of_spark_can_be_read(job: DeltaJob) -> None:
     job.finish(job__kind="rate", run__max_batches=2)
     job.reach("batch.reported", job__kind="rate", run__max_batches=2)
