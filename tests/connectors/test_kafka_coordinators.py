@@ -1,11 +1,13 @@
-"""Tokens of the Kafka sink when another broker becomes responsible for their groups."""
+"""Transactions of the Kafka sink when another broker becomes responsible for their group, or connections are cut."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stateflow.connectors.kafka.records import Record
 from stateflow.connectors.kafka.transactions import Connection, Transactions
 from tests.servers.kafka_cluster import kafka_cluster
 
@@ -29,3 +31,18 @@ def test_a_token_is_read_and_committed_after_its_group_has_moved_to_another_brok
         assert [sink.read_token() for sink in sinks] == [1] * _GROUPS
         assert [sink.commit(1, 2, ()) for sink in sinks] == [True] * _GROUPS
         assert [sink.read_token() for sink in sinks] == [2] * _GROUPS
+
+
+def test_a_transaction_is_committed_although_all_connections_are_cut_in_the_middle(tmp_path: Path) -> None:
+    with kafka_cluster(tmp_path, brokers=1) as cluster:
+        cluster.create("t")
+        sink = Transactions(Connection(cluster.address, {}), "group", "t", {})
+
+        def records() -> Iterator[Record]:
+            yield Record("t", b"key", b"before", None, 0)
+            assert cluster.cut() > 0
+            yield Record("t", b"key", b"after", None, 0)
+
+        for token in range(1, 6):
+            assert sink.commit(sink.read_token(), token, records())
+        assert sink.read_token() == 5

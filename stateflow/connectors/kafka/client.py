@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 30.0
+KEEP_BROKERS = {"metadata.recovery.strategy": "none"}
+"""Option of librdkafka. By default, version 2.16 replaces all of its connections when none is left, and then may neither
+answer a call of a transaction nor observe its timeout."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class KafkaClient:
 
         self._address = bootstrap_servers
         # With a logger, because librdkafka would otherwise print to standard error.
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, **options}, logger=log)
+        self._admin = AdminClient({**KEEP_BROKERS, "bootstrap.servers": bootstrap_servers, **options}, logger=log)
 
     def partitions(self, topics: Topics) -> list[Partition]:
         """Returns the existing partitions of topics.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock
+from stateflow.connectors.kafka.client import KEEP_BROKERS
 from stateflow.connectors.kafka.records import Record
 from stateflow.errors import SinkRefused, StateflowError, StorageError
 
@@ -138,7 +139,7 @@ class Connection:
 
     def options(self) -> dict[str, str | int | float | bool]:
         """Returns the options of every client."""
-        return {**self.client, "bootstrap.servers": self.bootstrap_servers}
+        return {**KEEP_BROKERS, **self.client, "bootstrap.servers": self.bootstrap_servers}
 
 
 _REFUSED = {
