@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_a_connection_that_is_cut_before_the_commit_leaves_nothing(
 ) -> None:
     files = table.stage(1, pairs(0, 2))
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "hit", lambda name: table.server.cut_connections())
+        patch.setattr(failpoints, "hit", _at_commit(table.server.cut_connections))
         # Whether the transaction was committed is unknown to the client.
         assert table.sink.open_table(table.about).commit(1, files) is None
     assert (table.ids(), table.token) == ([], 0)
@@ -131,13 +132,13 @@ def test_a_connection_to_a_server_that_hangs_is_cut(table: PostgresTable, monkey
     files, handle = table.stage(1, pairs(0, 1)), _with_timeout(table, 0.3)
     suspended: list[psutil.Process] = []
 
-    def suspend(name: str) -> None:
+    def suspend() -> None:
         suspended.extend(map(psutil.Process, table.server.sessions()))
         for process in suspended:
             process.suspend()
 
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "hit", suspend)
+        patch.setattr(failpoints, "hit", _at_commit(suspend))
         assert handle.commit(1, files) is None
     for process in suspended:
         process.resume()
@@ -196,3 +197,13 @@ def test_a_run_that_is_killed_during_a_publication_is_continued(postgres: Postgr
         assert len(set(job.tokens().values())) == 1
     finally:
         job.end_all()
+
+
+def _at_commit(act: Callable[[], object]) -> Callable[[str], None]:
+    """Returns a replacement of `failpoints.hit` that calls `act` before a transaction is committed."""
+
+    def hit(name: str) -> None:
+        if name == "postgres.before-commit":
+            act()
+
+    return hit

@@ -428,6 +428,7 @@ def test_a_copied_savepoint_in_the_job_root_is_not_deleted_with_the_original(idl
 
 def test_every_failpoint_of_savepoints_is_covered_by_tests_of_kills() -> None:
     named = {n for n in ON_REQUEST if n.startswith(("savepoint.", "request."))}
-    # Others are passed in test_canonical_savepoints.py, test_rekey.py and test_claim_modes.py.
-    elsewhere = {f"savepoint.{step}" for step in ("share", "rekeyed", "claimed", "released", "collected")}
+    # Others are passed in test_canonical_savepoints.py, test_rekey.py, test_claim_modes.py and test_take_over.py.
+    steps = ("share", "rekeyed", "claimed", "released", "collected")
+    elsewhere = {"request.posted", *(f"savepoint.{step}" for step in steps)}
     assert named == {*SERVING, *elsewhere, "savepoint.disposing", "savepoint.disposed", "savepoint.given-up"}

@@ -44,7 +44,7 @@ _PARTS = 3
     "kafka",
     plays=(0, 3, 60),
     mutant="token-after-records",
-    more_mutants=("own-transactional-id", "resent-records", "early-records"),
+    more_mutants=("own-transactional-id", "early-records"),
     within=2 * _PARTS,
     is_slow=True,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from stateflow.connectors.kafka import transactions
-from stateflow.connectors.kafka.records import Record
 from stateflow.connectors.kafka.transactions import Transactions
 from stateflow.runtime.driver.barrier import CompletedBarrier
 from stateflow.runtime.driver.job_run import JobRun
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 MUTANTS = Mutants()
 
-_send_token, _transaction = Transactions._send_token, Transactions._transaction
+_send_token = Transactions._send_token
 
 
 @MUTANTS.plant("token-after-records", (Transactions, "_send_token"))
@@ -39,17 +37,6 @@ def _start_producer_that_fences_nothing(self: Transactions) -> None:
     producer = Producer({**options, "transactional.id": f"{self._name}-{uuid4().hex}"})
     producer.init_transactions(transactions.TIMEOUT_SECONDS)
     self._producer, self._token = producer, self._read(transactions.TIMEOUT_SECONDS)[1]
-
-
-@MUTANTS.plant("resent-records", (Transactions, "_transaction"))
-def _transaction_again(self: Transactions, producer: Producer, token: int, records: Iterable[Record]) -> bool:
-    """A transaction whose commit got no response is written again without a look at the token."""
-    rows = list(records)
-    if _transaction(self, producer, token, rows):
-        return True
-    self._start_producer()
-    assert self._producer is not None
-    return _transaction(self, self._producer, token, rows)
 
 
 @MUTANTS.plant("early-records", (JobRun, "_publish_early"))
