@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 30.0
 KEEP_BROKERS = {"metadata.recovery.strategy": "none"}
-"""Option of librdkafka. By default, version 2.16 replaces all of its connections when none is left, and then may neither
+"""Option of librdkafka. By default, version 2.16 replaces its connections when none is left, and may then neither
 answer a call of a transaction nor observe its timeout."""
 
 
