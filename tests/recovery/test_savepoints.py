@@ -11,7 +11,8 @@ import pytest
 
 from stateflow import operations
 from stateflow.requesters import os_user
-from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED
+from stateflow.runtime.driver.request_server import STOPPED
+from stateflow.runtime.driver.termination import CAUGHT_UP
 from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob

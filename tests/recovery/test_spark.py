@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import psutil
 import pytest
 
-from stateflow.runtime.driver.termination import STOPPED
+from stateflow.runtime.driver.request_server import STOPPED
 from tests.recovery.random_kills import JVM, candidates
 from tests.servers.running import s3_server
 from tests.support import root_files

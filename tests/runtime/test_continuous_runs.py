@@ -26,8 +26,9 @@ from stateflow.config.settings import FixedDelay, SourceSettings
 from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.operations import describe
 from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.driver.request_server import STOPPED
 from stateflow.runtime.driver.stop_signal import StopSignal
-from stateflow.runtime.driver.termination import STOPPED, RunBounds
+from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.local.run_loop import run_local
 from stateflow.runtime.restart_strategy import FixedDelayRestart, with_restarts
 from stateflow.runtime.task import store_cache

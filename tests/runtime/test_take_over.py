@@ -46,7 +46,7 @@ def test_the_active_run_ends_with_a_checkpoint_from_which_the_newer_one_continue
     job.deliver(40)
     newer = job.start(**TAKE_OVER)
     ended = active.wait().check().result
-    assert (ended["stopped_because"], ended["rows_in"]) == ("stopped", 30)
+    assert (ended["stopped_because"], ended["rows_in"]) == ("taken-over", 30)
     _wait_for_rows(job, newer, 40)
     job.command("stop").check()
     continued = newer.wait().check().result
@@ -71,7 +71,7 @@ def test_a_take_over_that_was_killed_ends_no_other_run(job: AccountsJob) -> None
     _wait_for_rows(job, active, 30)
     killed = job.start("request.posted", **TAKE_OVER)
     assert killed.wait().code == KILLED
-    assert active.wait().check().result["stopped_because"] == "stopped"
+    assert active.wait().check().result["stopped_because"] == "taken-over"
     # As if the active run had ended before it answered.
     root = _open(job)
     request = _stop_of(root.head().entry.generation)

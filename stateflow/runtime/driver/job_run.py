@@ -95,8 +95,8 @@ class JobRun:
         return frozenset(s.uid for s in plan.sources) if self.job.settings.run.drain else plan.bounded
 
     @property
-    def stopped(self) -> bool:
-        """Whether the run has confirmed a request to stop."""
+    def stopped(self) -> str:
+        """The kind of the request to stop that the run has confirmed; empty for none."""
         return self._requests.stopped
 
     def start(self, note: str = "") -> None:

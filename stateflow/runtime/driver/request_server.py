@@ -25,6 +25,9 @@ from stateflow.runtime.driver.request_poller import RequestPoller
 
 log = logging.getLogger(__name__)
 
+STOPPED, TAKEN_OVER = "stopped", "taken-over"
+"""Kinds of a stop: requested for the job, or by the newer run that continues it."""
+
 
 @dataclass(frozen=True)
 class PublishedCheckpoint:
@@ -69,13 +72,13 @@ class RequestServer:
         background: does work whose failure does not end the run.
 
     Attributes:
-        stopped: whether a request to stop was answered, so that the run must end.
+        stopped: `STOPPED` or `TAKEN_OVER` once a request to stop was answered, so that the run must end; else empty.
     """
 
     def __init__(
         self, root: JobRoot, generation: int, settings: Settings, batches: RequestedBatches, background: BackgroundWork
     ) -> None:
-        self.stopped = False
+        self.stopped = ""
         self._root = root
         self._generation = generation
         self._batches = batches
@@ -203,7 +206,8 @@ class RequestServer:
         counts = self._post_answer(request, savepoint, None, at=point.checkpoint)
         if request.kind is RequestKind.STOP and counts.status == DONE:
             # Not before: if the stop was withdrawn meanwhile, its requester knows that the run continues.
-            self.stopped = True
+            # A user's stop is not undone by the newer run that has requested one, too.
+            self.stopped = TAKEN_OVER if request.generation and self.stopped != STOPPED else STOPPED
         if savepoint is not None:
             # If another answer was first, the requester never learned of this savepoint, and it is removed.
             took_ms = round((self._root.clock.monotonic() - began) * 1000, 1)

@@ -13,7 +13,6 @@ from stateflow.runtime.job.job import BatchResult
 
 CAUGHT_UP = "caught-up"
 DRAINED = "drained"
-STOPPED = "stopped"
 SIGNAL = "signal"
 
 
@@ -80,17 +79,17 @@ def run_ticks(run: JobRun, bounds: RunBounds, on_batch: Callable[[BatchResult], 
         on_batch: called after each batch.
 
     Returns:
-        ``caught-up``, ``drained``, ``stopped`` or the name of a bound.
+        ``caught-up``, ``drained``, ``stopped``, ``taken-over`` or the name of a bound.
     """
     ended = run.ended_sources
     done = DRAINED if run.job.settings.run.drain else CAUGHT_UP
     for _ in range(run.job.settings.run.max_tick_batches):
         if run.stopped:
-            return STOPPED
+            return run.stopped
         if bounds.reached is not None:
             return bounds.reached
         if not run.batches.has_due_timers(ended):
             return done
         on_batch(run.run_tick(ended))
         bounds.count_batch()
-    return STOPPED if run.stopped else done
+    return run.stopped or done

@@ -14,7 +14,8 @@ from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, StateflowError
 from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
+from stateflow.runtime.driver.request_server import STOPPED
+from stateflow.runtime.driver.termination import RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.row_conversion import latest_time
@@ -61,13 +62,13 @@ def _until_reached(
 ) -> str:
     while bounds.reached is None:
         if run.stopped:
-            return STOPPED
+            return run.stopped
         slices, positions = _read(run, sources)
         if not slices:
             return run_ticks(run, bounds, on_batch)
         on_batch(_run_slices(run, slices, positions))
         bounds.count_batch()
-    return STOPPED if run.stopped else bounds.reached
+    return run.stopped or bounds.reached
 
 
 def _until_stopped(
@@ -88,7 +89,7 @@ def _until_stopped(
             caught_up = True
         pause = idle.step(caught_up)
         clock.sleep(max(_SHORTEST_PAUSE, min(pause, timedelta(seconds=next_poll - clock.monotonic()))))
-    return STOPPED if run.stopped else bounds.reached or STOPPED
+    return run.stopped or bounds.reached or STOPPED
 
 
 def _fixed(positions: Positions, _folder: str) -> Positions:

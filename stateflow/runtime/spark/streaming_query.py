@@ -20,7 +20,7 @@ from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageError
 from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED, RunBounds, run_ticks
+from stateflow.runtime.driver.termination import CAUGHT_UP, RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
 from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
@@ -108,7 +108,7 @@ class SparkRun:
 
     def _run_to_end(self, run_batches: Callable[[], str]) -> str:
         with self._run.guard.translate_errors():
-            reached = STOPPED if self._run.stopped else run_batches()
+            reached = self._run.stopped or run_batches()
         self._run.finish()
         return reached
 
@@ -313,7 +313,7 @@ class SparkRun:
 
 
 def _reached(run: JobRun, bounds: RunBounds) -> str | None:
-    return STOPPED if run.stopped else bounds.reached
+    return run.stopped or bounds.reached
 
 
 def _wait(query: StreamingQuery, outcome: _Outcome) -> None:

@@ -322,7 +322,7 @@ class JobRunProcess(Run):
 
     @property
     def stopped(self) -> bool:
-        return self.run is not None and self.run.stopped
+        return self.run is not None and bool(self.run.stopped)
 
     def start(self) -> None:
         self.run = JobRun(job_of(self.job, self.open()), _FileWriter(self.job))
