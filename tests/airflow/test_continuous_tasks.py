@@ -1,21 +1,25 @@
-"""Tasks whose run stays up: how they end it, and how long the driver may take."""
+"""Tasks whose run stays up: how they end it, how long the driver may take, and how they renew it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import Asset
 from airflow.sdk.exceptions import TaskDeferred
 
-from stateflow_airflow.failures import TransientFailure
-from stateflow_airflow.launches import graceful_end, processes
+from stateflow_airflow.failures import PermanentFailure, TransientFailure
+from stateflow_airflow.launches import graceful_end, processes, renewal
 from stateflow_airflow.launches.launch import Launch
 from stateflow_airflow.launches.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.launches.launcher import Command, Launcher
@@ -153,6 +157,259 @@ def test_a_driver_that_does_not_end_in_time_is_killed_although_its_task_is_gone(
 )
 def test_the_driver_is_the_python_process_of_the_run(arguments: list[str], driver: bool) -> None:
     assert graceful_end.is_driver(b"".join(word.encode() + b"\0" for word in arguments)) is driver
+
+
+# -- Renewal ----------------------------------------------------------------------------------------------------------
+
+
+class Gone(BaseException):
+    """Ends the thread that represents a worker as a kill ends the worker: no code of the task handles it."""
+
+
+class Renewals:
+    """The tries of a task whose launches are due when the test says so."""
+
+    def __init__(self, job: AccountsJob, patch: pytest.MonkeyPatch) -> None:
+        self.run = new_run("2026-01-01")
+        self.asset = Asset("of-the-job")
+        self._job, self._old = job, set[str]()
+        self._submit = job.folder.parent / "bin" / "spark-submit"
+        patch.setattr(renewal, "_age", self._age)
+
+    def task(self) -> StateflowRunOperator:
+        """The task, as the next try makes it."""
+        return run_task(self._job, renew_after=timedelta(hours=8), outlets=[self.asset])
+
+    def make_old(self, name: str) -> None:
+        """Lets this launch be due."""
+        self._old.add(name)
+
+    def let_spark_hang(self) -> str:
+        """Replaces spark-submit by a program that starts no driver, and returns it."""
+        before = self._submit.read_text()
+        self._submit.write_text("#!/bin/sh\nexec sleep 1000\n")
+        return before
+
+    def repair_spark(self, program: str) -> None:
+        """Undoes that."""
+        self._submit.write_text(program)
+
+    def launches(self) -> dict[str, bool]:
+        """Whether each launch is active, by name of its folder."""
+        folder = next((self._job.folder.parent / "runs").rglob("launch-1")).parent
+        return {Path(launch.folder).name: launch.process() is not None for launch in Launcher(folder).launches()}
+
+    def wait_until_active(self, *names: str) -> None:
+        """Waits until these launches are active, and no others."""
+
+        def active() -> set[str]:
+            return {name for name, is_active in self.launches().items() if is_active}
+
+        wait_for(lambda: active() == set(names), lambda: f"{names} instead of {active()}")
+
+    def _age(self, launch: Launch) -> timedelta:
+        return timedelta(hours=9 if Path(launch.folder).name in self._old else 0)
+
+
+@pytest.fixture
+def renewals(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> Renewals:
+    """Renewals of the job, whose active run is soon asked to end."""
+    job.settings = {**job.settings, "run__take_over": "2 min", "requests__interval": "20ms"}
+    return Renewals(job, monkeypatch)
+
+
+def test_an_old_run_is_replaced_within_the_task(
+    job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor
+) -> None:
+    running = background.submit(renewals.task().execute, renewals.run.next_try())
+    wait_for_rows(job, 30)
+    # A run reads the script of its source when it starts.
+    job.deliver(40)
+    renewals.make_old("launch-1")
+    wait_for_rows(job, 40)
+    renewals.wait_until_active("launch-2")
+    assert not running.done()
+    job.command("stop").check()
+    returned = running.result(DEADLINE)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 10)
+    assert returned["started_from"] == job.commit_at(30).seq
+    assert renewals.run.events[renewals.asset].extra["checkpoint_id"] == returned["checkpoint_id"]
+    assert not renewals.run.store
+    job.check_results()
+
+
+def dies(task: StateflowRunOperator, step: str) -> StateflowRunOperator:
+    """Lets the worker of a task die at a step of the renewal, and returns the task."""
+    start, follow, launcher = task._start_successor, task._follow, task._task_launcher
+
+    def start_and_die(context: Any, current: Launch) -> Any:
+        if step == "after-the-folder":
+            launcher().next_folder().mkdir()
+        if step == "after-the-start":
+            start(context, current)
+        raise Gone
+
+    def follow_and_die(launch: Launch, renewal: Any) -> None:
+        follow(launch, renewal)
+        raise Gone
+
+    if step == "after-the-end":
+        task._follow = follow_and_die  # type: ignore[method-assign]
+    else:
+        task._start_successor = start_and_die  # type: ignore[method-assign]
+    return task
+
+
+@pytest.mark.parametrize("step", ["before-the-start", "after-the-folder", "after-the-start", "after-the-end"])
+def test_the_next_try_completes_the_renewal_of_a_dead_worker(
+    job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor, step: str
+) -> None:
+    dead = background.submit(dies(renewals.task(), step).execute, renewals.run.next_try())
+    wait_for_rows(job, 30)
+    job.deliver(40)
+    renewals.make_old("launch-1")
+    assert isinstance(dead.exception(DEADLINE), Gone)
+    second = background.submit(renewals.task().execute, renewals.run.next_try())
+    wait_for_rows(job, 40)
+    job.command("stop").check()
+    returned = second.result(DEADLINE)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 10)
+    assert len(renewals.launches()) == 2 and job.requested() == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    job.check_results()
+
+
+def test_a_successor_that_fails_leaves_the_run_active_and_another_one_starts_later(
+    job: AccountsJob,
+    renewals: Renewals,
+    background: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task = renewals.task()
+    running = background.submit(task.execute, renewals.run.next_try())
+    wait_for_rows(job, 30)
+    job.deliver(40)
+    good, task.settings = task.settings, {**task.settings, "run.until": "whenever"}
+    renewals.make_old("launch-1")
+
+    def errors() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.module == "renewal"]
+
+    wait_for(lambda: any("whenever" in each and "launch-2" in each for each in errors()), lambda: str(errors()))
+    assert renewals.launches() == {"launch-1": True, "launch-2": False}
+    # As when its job file or its connection cannot be read.
+    task.job = "relative.py"
+    monkeypatch.setattr(renewal, "_NEXT_ATTEMPT", timedelta())
+    renewals.make_old("launch-2")
+    wait_for(lambda: any("relative.py" in str(r.exc_info) for r in caplog.records), lambda: str(errors()))
+    task.settings, task.job = good, renewals.task().job
+    wait_for_rows(job, 40)
+    job.command("stop").check()
+    assert running.result(DEADLINE)["rows_in"] == 10
+    assert renewals.launches() == dict.fromkeys(("launch-1", "launch-2", "launch-3"), False)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_successor_that_still_starts_ends_with_the_run(
+    job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor, end: str
+) -> None:
+    task = renewals.task()
+    running = background.submit(task.execute, renewals.run.next_try())
+    wait_for_rows(job, 30)
+    renewals.let_spark_hang()
+    renewals.make_old("launch-1")
+    renewals.wait_until_active("launch-1", "launch-2")
+    if end == "stop":
+        job.command("stop").check()
+    else:
+        task.on_kill()
+    returned = running.result(DEADLINE)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("stopped" if end == "stop" else "signal", 30)
+    assert job.commit_at(30).seq == returned["checkpoint_id"]
+    assert renewals.launches() == {"launch-1": False, "launch-2": False}
+
+
+def test_a_cleared_task_ends_the_run_and_its_successor_before_the_next_one_begins(
+    job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor
+) -> None:
+    dead = background.submit(renewals.task().execute, renewals.run.next_try())
+    wait_for_rows(job, 30)
+    submit = renewals.let_spark_hang()
+    renewals.make_old("launch-1")
+    renewals.wait_until_active("launch-1", "launch-2")
+    renewals.repair_spark(submit)
+    job.deliver(40)
+    renewals.run.clear()
+    cleared = background.submit(renewals.task().execute, renewals.run.next_try())
+    assert dead.result(DEADLINE)["stopped_because"] == "signal"
+    wait_for_rows(job, 40)
+    renewals.wait_until_active("launch-3")
+    job.command("stop").check()
+    assert cleared.result(DEADLINE)["rows_in"] == 10
+
+
+ACTIVE, KILLED = "active", "killed"
+STOPPED, TAKEN_OVER, FENCED, FAILED = (
+    {"status": "finished", "stopped_because": "stopped"},
+    {"status": "finished", "stopped_because": "taken-over"},
+    {"status": "failed", "error": {"code": "fenced"}},
+    {"status": "failed", "error": {"code": "batch-failed"}},
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "successor", "counts"),
+    [
+        (ACTIVE, ACTIVE, 1),
+        (ACTIVE, FAILED, 1),
+        (STOPPED, ACTIVE, 1),
+        (STOPPED, FAILED, 1),
+        (STOPPED, KILLED, 1),
+        # It had taken over before it was ended.
+        (STOPPED, STOPPED, 2),
+        (TAKEN_OVER, ACTIVE, 2),
+        (TAKEN_OVER, FAILED, 2),
+        (TAKEN_OVER, KILLED, 2),
+        (FENCED, ACTIVE, 2),
+        (FENCED, KILLED, 2),
+        (FAILED, ACTIVE, 2),
+        (FAILED, FAILED, 1),
+        (KILLED, ACTIVE, 2),
+        (KILLED, STOPPED, 2),
+    ],
+    ids=str,
+)
+def test_which_of_two_launches_counts(tmp_path: Path, before: Any, successor: Any, counts: int) -> None:
+    this = processes.find(os.getpid())
+    assert this is not None
+    for number, state in enumerate((before, successor), 1):
+        folder = tmp_path / f"launch-{number}"
+        folder.mkdir()
+        started = this.started if state == ACTIVE else 0
+        launch = Launch(str(folder), os.getpid(), started, socket.gethostname(), processes.boot_id(), 2)
+        (folder / "launch.json").write_text(json.dumps(asdict(launch)))
+        if isinstance(state, dict):
+            launch.result_file.write_text(json.dumps(state))
+    (tmp_path / "launch-2" / "predecessor").write_text("launch-1")
+    counting = renewal.counting_launch(Launcher(tmp_path, 2))
+    assert counting is not None and counting.folder == str(tmp_path / f"launch-{counts}")
+    # Not after a clear.
+    assert renewal.counting_launch(Launcher(tmp_path, 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"deferrable": True}, timedelta(hours=8)),
+        ({"renew_after": timedelta(minutes=9)}, timedelta(minutes=9)),
+        ({"settings": {}}, timedelta(hours=8)),
+    ],
+    ids=["deferred", "too-often", "without-take-over"],
+)
+def test_a_task_that_cannot_renew_its_run_is_refused(given: dict[str, Any], wrong: timedelta) -> None:
+    good: dict[str, Any] = {"renew_after": timedelta(hours=8), "settings": {"run.take_over": "1 min"}}
+    with fails(PermanentFailure, "config", renew_after=str(wrong)):
+        StateflowRunOperator(task_id="run", job="/job.py", job_root="/root", **{**good, **given})
 
 
 # -- Deferred tasks ---------------------------------------------------------------------------------------------------

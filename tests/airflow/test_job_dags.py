@@ -247,6 +247,21 @@ def test_a_run_of_a_continuous_job_stays_up_but_not_the_one_after_a_restore(cont
     assert renewed.run_settings == {"run.until": "6h", "run.take_over": "1 min"}
 
 
+@pytest.mark.parametrize("run", [{}, {"from_savepoint": "/data/saved"}], ids=["plain", "from-a-savepoint"])
+def test_runs_of_a_continuous_job_are_renewed_but_not_the_one_after_a_restore(run: dict[str, Any]) -> None:
+    job = replace(JOB, mode="continuous", renew_after=timedelta(days=1), run=run)
+    made = {dag.dag_id: dag for dag in stateflow_dags(job=job, application="/a.py")}
+    found = {path: task(made, path).renew_after for path in ("orders.run", "orders_recovery.run")}
+    assert found == {"orders.run": timedelta(days=1), "orders_recovery.run": None}
+    for each in made.values():
+        DagSerialization.to_dict(each)
+
+
+def test_only_runs_that_stay_up_are_renewed() -> None:
+    with fails(PermanentFailure, "config", renew_after="1 day, 0:00:00"):
+        stateflow_dags(job=replace(JOB, renew_after=timedelta(days=1)), application="/a.py", schedule="@hourly")
+
+
 def test_a_continuous_job_has_no_schedule() -> None:
     job = StateflowJob(name="orders", root="/data/orders", mode="continuous")
     with fails(PermanentFailure, "config", schedule="@hourly"):

@@ -125,6 +125,13 @@ def test_the_files_of_a_launch_are_private_whatever_the_umask(fixture: LauncherF
     assert set(modes.values()) == {"0o700", "0o600"} and {"driver.log", "launch.json", "exit", "lock"} < set(modes)
 
 
+def test_the_tenth_launch_is_newer_than_the_ninth(fixture: LauncherFixture) -> None:
+    (fixture.folder / "launch-8").mkdir(parents=True, mode=0o700)
+    fixture.folder.chmod(0o700)
+    ninth, tenth = fixture.run("pass"), fixture.run("pass")
+    assert fixture.launcher().launches() == [tenth, ninth] and tenth.folder.endswith("-10")
+
+
 def test_a_signal_is_a_negative_exit_code(fixture: LauncherFixture) -> None:
     assert fixture.run("import os; os.kill(os.getpid(), 9)").exit_code() == -signal.SIGKILL
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 from airflow.sdk import Asset, Param
@@ -23,6 +24,8 @@ class StateflowJob:
         root: the job root.
         mode: ``scheduled`` for runs that end when they have processed new input; ``continuous`` for a run that stays
             up until it is stopped, or as long as the setting ``run.until`` says, and is followed by another one.
+        renew_after: age at which a run of a continuous job is replaced by a new one, which takes over once it has
+            started Spark; see `StateflowRunOperator`. None for never.
         settings: see `StateflowRunOperator`.
         spark: see `StateflowRunOperator`.
         pool: the Airflow pool of the tasks that run or restore the job. Create the pool first: Airflow keeps a task
@@ -47,6 +50,7 @@ class StateflowJob:
     name: str
     root: str
     mode: Literal["scheduled", "continuous"] = "scheduled"
+    renew_after: timedelta | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     spark: SparkSubmit = field(default_factory=SparkSubmit)
     pool: str = "default_pool"

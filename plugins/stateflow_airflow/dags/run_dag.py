@@ -36,8 +36,14 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
     For a job that begins with a savepoint, the form also offers the claim mode, unless the DAG file sets it.
 
     Raises:
-        PermanentFailure: a continuous job has a schedule.
+        PermanentFailure: a continuous job has a schedule, or another job is to be renewed.
     """
+    if job.renew_after is not None and not job.is_continuous:
+        raise misconfigured(
+            f"the runs of {job.name!r} end by themselves and cannot be renewed",
+            "omit renew_after, or set the mode to continuous",
+            renew_after=str(job.renew_after),
+        )
     params = {**({} if job.is_continuous else {"drain": DRAIN}), **job.params, **job.run_params}
     asks = "from_savepoint" in job.run and "claim_mode" not in job.run
     params = {**params, "claim_mode": claim_mode()} if asks else params
@@ -48,7 +54,7 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
         if asks:
             _run_after_approval(job, application, settings)
         else:
-            run_task(job, application, settings=settings)
+            run_task(job, application, settings=settings, renew_after=job.renew_after)
     return dag
 
 
@@ -91,6 +97,12 @@ def _run_after_approval(job: StateflowJob, application: str, settings: Mapping[s
         **approval(job),
     )
     run = run_task(
-        job, application, settings=settings, claim_mode=mode, approval=approve.output, self_approval=job.self_approval
+        job,
+        application,
+        settings=settings,
+        renew_after=job.renew_after,
+        claim_mode=mode,
+        approval=approve.output,
+        self_approval=job.self_approval,
     )
     approve >> run

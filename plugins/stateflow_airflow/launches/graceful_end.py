@@ -43,6 +43,15 @@ def end(launcher: Launcher, launch: Launch, seconds: float) -> None:
     launcher.stop(launch)
 
 
+def end_all(launcher: Launcher, launches: Iterable[Launch], seconds: float) -> None:
+    """Ends launches as `end` does, all of them at the same time."""
+    ending = list(launches)
+    for launch in ending:
+        begin(launcher, launch, seconds)
+    for launch in ending:
+        end(launcher, launch, seconds)
+
+
 def end_in_background(launcher: Launcher, launch: Launch, seconds: float) -> None:
     """Signals the driver, and starts a program that ends the launch as `end` does. Returns before the launch has ended.
 
@@ -71,7 +80,7 @@ def begin(launcher: Launcher, launch: Launch, seconds: float) -> bool:
     if driver is None:
         return False
     # First the file: without it, another process would send a second signal.
-    if _record_deadline(Path(launch.folder), _since_boot() + seconds):
+    if _record_deadline(Path(launch.folder), since_boot() + seconds):
         processes.send(driver, signal.SIGTERM)
     return True
 
@@ -92,7 +101,7 @@ def _is_driver(process: Process) -> bool:
 def _wait(launch: Launch) -> None:
     deadline, process = _deadline(launch), launch.process()
     if deadline is not None and process is not None:
-        processes.wait_for_end(process, max(0.0, deadline - _since_boot()))
+        processes.wait_for_end(process, max(0.0, deadline - since_boot()))
 
 
 def _record_deadline(folder: Path, deadline: float) -> bool:
@@ -118,7 +127,7 @@ def _deadline(launch: Launch) -> float | None:
         return None
 
 
-def _since_boot() -> float:
+def since_boot() -> float:
     """Returns seconds since the host's boot, which all processes of the host share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 

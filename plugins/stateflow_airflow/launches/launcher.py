@@ -62,7 +62,7 @@ class Command:
 
 
 class Launcher:
-    """The launches of one task of one DAG run, at most one of them active.
+    """The launches of one task of one DAG run: at most one of them is active, or two while one takes over.
 
     Args:
         folder: folder of the launches.
@@ -78,7 +78,11 @@ class Launcher:
 
     def active(self) -> Launch | None:
         """Returns the launch that is active on this host, whichever worker and turn launched it."""
-        return next((launch for launch in self.launches() if launch.process()), None)
+        return next(iter(self.active_launches()), None)
+
+    def active_launches(self) -> list[Launch]:
+        """Returns all launches that are active on this host, newest first."""
+        return [launch for launch in self.launches() if launch.process()]
 
     def is_of_this_turn(self, launch: Launch) -> bool:
         """Returns whether the task has not been cleared since the launch."""
@@ -86,8 +90,8 @@ class Launcher:
 
     def next_folder(self) -> Path:
         """Returns the folder of the next launch; `start` creates it."""
-        numbers = [int(path.name.removeprefix("launch-")) for path in self.folder.glob("launch-*")]
-        return self.folder / f"launch-{max(numbers, default=0) + 1}"
+        newest = max(map(_number, self.folder.glob("launch-*")), default=0)
+        return self.folder / f"launch-{newest + 1}"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,13 +107,14 @@ class Launcher:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def start(self, folder: Path, command: Command) -> Launch:
-        """Starts `command` in a new session, after ending all processes of earlier launches.
+    def start(self, folder: Path, command: Command, predecessor: Launch | None = None) -> Launch:
+        """Starts `command` in a new session, after ending all processes of earlier launches but the predecessor.
 
-        Call it inside `locked`, after `active` returned None. The record is durable before the program starts.
+        Call it inside `locked`, while no other launch is active. The record is durable before the program starts.
         """
         for launch in self.launches():
-            self.stop(launch)
+            if launch != predecessor:
+                self.stop(launch)
         folder.mkdir(mode=0o700)
         child = self._spawn(folder, command)
         assert child.stdin is not None
@@ -143,7 +148,7 @@ class Launcher:
 
     def remove_old(self, keep: int) -> None:
         """Removes the folders of all but the `keep` newest launches, except those of active launches."""
-        folders = sorted(self.folder.glob("launch-*"), key=lambda path: int(path.name.removeprefix("launch-")))
+        folders = sorted(self.folder.glob("launch-*"), key=_number)
         for folder in folders[: max(0, len(folders) - keep)]:
             launch = read_record(folder)
             if launch is None or not launch.may_be_active:
@@ -151,7 +156,7 @@ class Launcher:
 
     def launches(self) -> list[Launch]:
         """Returns the launches whose folders exist, newest first."""
-        records = (read_record(path) for path in sorted(self.folder.glob("launch-*"), reverse=True))
+        records = map(read_record, sorted(self.folder.glob("launch-*"), key=_number, reverse=True))
         return [launch for launch in records if launch]
 
     def members(self, launch: Launch) -> list[Process]:
@@ -183,6 +188,10 @@ class Launcher:
             )
         _children[child.pid] = child
         return child
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("launch-"))
 
 
 def _reap(pid: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,7 @@ from stateflow_airflow.launches.launch_trigger import UNREACHABLE, LaunchEvent, 
 from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
+from stateflow_airflow.launches.renewal import PREDECESSOR, Renewal, counting_launch
 from stateflow_airflow.launches.run_result import RunResult, read_result
 from stateflow_airflow.launches.task_folders import root_folder, run_folder, task_folder
 
@@ -41,6 +43,7 @@ class LaunchingTask(ResumableJobMixin):
         run_folder: folder for the files of launches; None for Airflow's setting.
         kept_runs: number of DAG runs whose launches are kept.
         end_timeout: how long a driver may take to end with a checkpoint.
+        renew_after: age of a launch at which a successor is started that takes over from it; None for never.
         deferrable: whether a trigger follows the program, without a worker slot.
         execution_timeout: of the task.
     """
@@ -50,6 +53,7 @@ class LaunchingTask(ResumableJobMixin):
     run_folder: str | None
     kept_runs: int
     end_timeout: timedelta
+    renew_after: timedelta | None = None
     deferrable: bool
     execution_timeout: timedelta | None
     _launcher: Launcher | None = None
@@ -70,13 +74,13 @@ class LaunchingTask(ResumableJobMixin):
         launcher = self._task_launcher()
         with translate_errors(), launcher.locked():
             # An earlier worker may have died before Airflow stored the return value of this method.
-            active = launcher.active()
-            if active and launcher.is_of_this_turn(active):
-                self.log.info("Waiting for the active run of an earlier try: %s", active.folder)
-                return asdict(active)
+            active = launcher.active_launches()
+            if active and launcher.is_of_this_turn(active[0]):
+                self.log.info("Waiting for the active run of an earlier try: %s", active[0].folder)
+                return asdict(active[0])
             if active:
-                self.log.info("The task was cleared, so the active run ends first: %s", active.folder)
-                graceful_end.end(launcher, active, self.end_timeout.total_seconds())
+                self.log.info("The task was cleared, so the active run ends first: %s", active[0].folder)
+                self._end(active)
             launcher.remove_old(_KEPT_LAUNCHES)
             remove_old_runs(task_folder(root_folder(self.run_folder), context), self.kept_runs)
             folder = launcher.next_folder()
@@ -86,11 +90,12 @@ class LaunchingTask(ResumableJobMixin):
 
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:
         """Returns the launch's status, from its process and then from its result file."""
-        launch = to_launch(cast("dict[str, object]", external_id))
-        if not self._task_launcher().is_of_this_turn(launch):
+        launcher, launch = self._task_launcher(), to_launch(cast("dict[str, object]", external_id))
+        if not launcher.is_of_this_turn(launch):
             return CLEARED
-        if launch.process():
+        if launch.process() or any(map(launcher.is_of_this_turn, launcher.active_launches())):
             return RUNNING
+        launch = self._counting(external_id)
         if not launch.is_local:
             self.log.warning(
                 "The last run was launched on host %s and cannot be found from here; a new one fences it", launch.host
@@ -108,22 +113,24 @@ class LaunchingTask(ResumableJobMixin):
         self, external_id: JsonValue, context: Context
     ) -> dict[str, object]:
         """Copies the program's log until the program ends, or defers until then. Returns its result."""
-        launch = to_launch(cast("dict[str, object]", external_id))
-        launcher = self._task_launcher()
+        launch = self._counting(external_id)
         # A task that was killed meanwhile has no trigger that a user could end.
         if self.deferrable and not self._killed:
             trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds())
             raise TaskDeferred(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
-        with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES) as log:
-            while not launcher.wait(launch, _LOG_SECONDS):
-                log.copy()
-                if self._killed:
-                    graceful_end.end(launcher, launch, self.end_timeout.total_seconds())
-        return self.get_job_result(external_id, context)
+        launcher = self._task_launcher()
+        start = partial(self._start_successor, context)
+        renewal = Renewal(launcher, start, self.renew_after, self.end_timeout)
+        while True:
+            self._follow(launch, renewal)
+            following = renewal.next_after(launch)
+            if following == launch:
+                return self._returned(launch, read_result(launch.result_file), launch.exit_code())
+            launch = following
 
     def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, object]:
         """Returns the program's result. Raises the failure of a program that failed."""
-        launch = to_launch(cast("dict[str, object]", external_id))
+        launch = self._counting(external_id)
         return self._returned(launch, read_result(launch.result_file), launch.exit_code())
 
     def result_of_event(self, event: LaunchEvent) -> dict[str, object] | None:
@@ -144,13 +151,41 @@ class LaunchingTask(ResumableJobMixin):
         return self._returned(launch, None if result is None else RunResult(result), event["exit_code"])
 
     def on_kill(self) -> None:
-        """Ends the program and all its child processes, within the five seconds that Airflow allows.
+        """Ends the program, its successor and all their child processes, within the five seconds that Airflow allows.
 
         A driver may take `end_timeout` to end with a checkpoint; another program ends it if this process does not last.
         """
         self._killed = True
-        if self._launcher and (launch := self._launcher.active()):
-            graceful_end.end_in_background(self._launcher, launch, self.end_timeout.total_seconds())
+        if self._launcher:
+            # The oldest first: a successor may have no driver yet, and is waited for.
+            for launch in reversed(self._launcher.active_launches()):
+                graceful_end.end_in_background(self._launcher, launch, self.end_timeout.total_seconds())
+
+    def _follow(self, launch: Launch, renewal: Renewal) -> None:
+        """Copies the log of a launch until it ends, and has its successor started when it is due."""
+        launcher = self._task_launcher()
+        with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES) as log:
+            while not launcher.wait(launch, _LOG_SECONDS):
+                log.copy()
+                if self._killed:
+                    self._end(launcher.active_launches())
+                else:
+                    renewal.look(launch)
+
+    def _start_successor(self, context: Context, current: Launch) -> Launch:
+        launcher = self._task_launcher()
+        launcher.remove_old(_KEPT_LAUNCHES)
+        folder = launcher.next_folder()
+        command = self.command(folder, context)
+        files = {**command.files, PREDECESSOR: Path(current.folder).name}
+        return launcher.start(folder, replace(command, files=files), current)
+
+    def _end(self, launches: list[Launch]) -> None:
+        graceful_end.end_all(self._task_launcher(), launches, self.end_timeout.total_seconds())
+
+    def _counting(self, external_id: JsonValue) -> Launch:
+        """Returns the launch that counts; Airflow has stored the first one of the try that started it."""
+        return counting_launch(self._task_launcher()) or to_launch(cast("dict[str, object]", external_id))
 
     def _task_launcher(self) -> Launcher:
         assert self._launcher is not None, "execute() was not called"

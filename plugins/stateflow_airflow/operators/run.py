@@ -16,6 +16,7 @@ from stateflow_airflow.launches.launch import result_file
 from stateflow_airflow.launches.launch_trigger import LaunchEvent
 from stateflow_airflow.launches.launcher import Command
 from stateflow_airflow.launches.launching_task import LaunchingTask
+from stateflow_airflow.launches.renewal import checked_renewal
 from stateflow_airflow.launches.schedule_interval import warn_if_longer
 from stateflow_airflow.launches.task_folders import run_id
 from stateflow_airflow.operators.approval import ApprovalCheck
@@ -88,6 +89,9 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
             or ``stateflow-runs`` in AIRFLOW_HOME. Templated. The last five launches of each task are kept.
         kept_runs: number of DAG runs whose launches are kept.
         end_timeout: how long a run that stays up may take to end with a checkpoint, before its processes are killed.
+        renew_after: age of a run at which its successor is started, with the job file and packages of that time. It
+            starts Spark, and then takes over. One that fails before that leaves the run as it is, and is repeated after
+            ten minutes. Requires the setting ``run.take_over``; None for never.
         deferrable: whether the task gives its worker slot back while the program runs, see `LaunchTrigger`. The log is
             copied at the end. The triggerer must run on the workers' host, or share `run_folder` with them.
     """
@@ -129,6 +133,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         self_approval: bool = False,
         kept_runs: int = 50,
         end_timeout: timedelta = timedelta(minutes=1),
+        renew_after: timedelta | None = None,
         deferrable: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -146,6 +151,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         self.needs_approval = claim_mode != "claim" or approval is not None
         self.approval, self.self_approval = approval, self_approval
         self.kept_runs, self.end_timeout, self.deferrable = kept_runs, end_timeout, deferrable
+        self.renew_after = checked_renewal(renew_after, self.settings, deferrable)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the job, or waits for the program that an earlier try launched."""
