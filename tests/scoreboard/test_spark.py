@@ -9,8 +9,11 @@ from tests.recovery.killed_clusters import await_batches, batches_of, check_ende
 from tests.recovery.random_kills import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
 from tests.scoreboard.jobs import KILLED
 from tests.scoreboard.row import Round, Row
+from tests.servers.kafka_cluster import kafka_cluster
+from tests.servers.postgres import postgres_server
 from tests.support.flights_job import FlightsJob
 from tests.support.processes import spawn
+from tests.support.served_flights_job import ServedFlightsJob
 
 _KILLS, _EXECUTORS, _FILES = 3, 3, 8
 _IN_TASKS = ("task.restored", "task.processed", "task.snapshot", "task.uploaded", "task.sink-closed")
@@ -29,18 +32,38 @@ _IN_DRIVERS = (
 
 @contextmanager
 def _flights(round_: Round) -> Iterator[FlightsJob]:
-    settings = {
+    job = FlightsJob(round_.folder / "job", _settings(round_), job_name="small_flights", launcher=spawn)
+    with _ended(job):
+        yield job
+
+
+def _settings(round_: Round) -> dict[str, object]:
+    return {
         "spark__conf__spark.local.dir": round_.folder / "spark",
         "checkpoints__collect_every": 3,
         "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
     }
-    job = FlightsJob(round_.folder / "job", settings, job_name="small_flights", launcher=spawn)
+
+
+@contextmanager
+def _ended(job: FlightsJob) -> Iterator[None]:
+    """Ends all processes of a job."""
     try:
-        yield job
+        yield
     finally:
         job.end_all()
         for process in job.processes:
             process.wait_family()
+
+
+def _kill_workers(flights: FlightsJob, round_: Round) -> int:
+    flights.deliver(4)
+    # At a named step the dead attempt has left something.
+    step = _IN_TASKS[-1 - round_.seed % len(_IN_TASKS)]
+    flights.reach(f"{step}:{round_.rng.randrange(1, 4)}", 0)
+    check_at_rest(flights)
+    kill_at_random(flights, [WORKER] * _KILLS, round_.rng)
+    return 1 + _KILLS
 
 
 @Row(2, "killed-drivers-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
@@ -61,13 +84,20 @@ def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
     As for killed-drivers-spark.
     """
     with _flights(round_) as flights:
-        flights.deliver(4)
-        # At a named step the dead attempt has left something.
-        step = _IN_TASKS[-1 - round_.seed % len(_IN_TASKS)]
-        flights.reach(f"{step}:{round_.rng.randrange(1, 4)}", 0)
-        check_at_rest(flights)
-        kill_at_random(flights, [WORKER] * _KILLS, round_.rng)
-    return 1 + _KILLS
+        return _kill_workers(flights, round_)
+
+
+@Row(3, "killed-workers-servers", plays=(0, 2, 40), mutant="all-staged", within=3, on_spark=True)
+def test_killed_python_workers_lose_and_double_nothing_in_servers(round_: Round) -> int:
+    """SIGKILL of a Python worker in a task, at named steps and at random times. The tables are in PostgreSQL and Kafka.
+
+    As for killed-drivers-spark, for consumers of committed records and in the tables of the server.
+    """
+    settings = _settings(round_)
+    with kafka_cluster(round_.folder / "kafka", brokers=1) as cluster, postgres_server() as server:
+        flights = ServedFlightsJob.create(round_.folder / "job", settings, cluster, server)
+        with _ended(flights):
+            return _kill_workers(flights, round_)
 
 
 @Row(4, "killed-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)

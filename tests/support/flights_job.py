@@ -89,10 +89,13 @@ class FlightsJob(JobFixture):
         self.collect()
         root_files.check_no_orphans(self.root)
         newest = root_files.head(self.root).doc["generation"]
-        for table in ("legs", "routes"):
-            assert [g for g in map(_generation, delta_leftovers(self.table(table))) if g < newest] == []
+        assert [g for g in map(_generation, self.leftovers()) if g < newest] == []
         older = {name: g for name, g in root_files.scratch_generations(self.local).items() if g < newest}
         assert older == {}
+
+    def leftovers(self) -> list[str]:
+        """Files of tasks that are not in the tables."""
+        return [name for table in ("legs", "routes") for name in delta_leftovers(self.table(table))]
 
 
 def file_rows(file: int) -> list[Row]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from stateflow.checkpoint import sink_commit
 from stateflow.checkpoint.log import transitions
@@ -11,9 +14,12 @@ from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
 from stateflow.checkpoint.sink_commit import Decision, PublishingSink, SinkOutput
 from stateflow.connectors.delta.sink_table import DeltaSinkTable
+from stateflow.connectors.staged_output import StagedTable
 from stateflow.runtime import publisher
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.state.handles import Committable
+from stateflow.storage import Storage
+from stateflow.storage.paths import data_prefixes, parse_data
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
@@ -52,7 +58,7 @@ def _newest_pending(head: Head) -> list[PendingOutput]:
     return [p for p in _pending_of(head) if p.checkpoint_id == head.checkpoint_id]
 
 
-_commit = DeltaSinkTable.commit
+_commit, _staged_rows = DeltaSinkTable.commit, StagedTable.staged_rows
 
 
 @MUTANTS.plant("all-there-is", (DeltaSinkTable, "commit"))
@@ -78,3 +84,22 @@ _seed = SparkLocation.create
 def _seed_nothing(self: SparkLocation, _: Any, query_id: str, sources: Any) -> None:
     """A start does not restore the sources' positions in Spark."""
     _seed(self, None, query_id, sources)
+
+
+@MUTANTS.plant("all-staged", (StagedTable, "staged_rows"))
+def _all_staged_rows(self: StagedTable, committables: list[Committable]) -> Iterator[pa.RecordBatch]:
+    """A publication has every staged file of its checkpoint, those of killed task attempts included."""
+    storage, found = self.context.storage, {c.path: c for c in committables}
+    assert storage is not None
+    for key in map(parse_data, tuple(found)):
+        assert key is not None
+        for prefix in data_prefixes(key.generation, [key.ordinal]):
+            for blob in storage.list(prefix):
+                if blob.key.endswith(f"/{key.name}") and blob.key not in found:
+                    found[blob.key] = Committable(path=blob.key, size=blob.size, rows=_rows_of(storage, blob.key))
+    yield from _staged_rows(self, list(found.values()))
+
+
+def _rows_of(storage: Storage, key: str) -> int:
+    with storage.local_copy(key) as path, pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        return sum(file.get_batch(number).num_rows for number in range(file.num_record_batches))
