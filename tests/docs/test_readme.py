@@ -120,4 +120,5 @@ def test_the_example_of_the_first_steps_works_as_written(tmp_path: Path) -> None
     assert Counter(time.day for time in days if isinstance(time, datetime)) == dict.fromkeys(range(1, 15), 5)
     checkout.type(example)
     (again,) = map(json.loads, checkout.type(look))
-    assert again["checkpoints"] == status["checkpoints"] and again["generation"] > status["generation"]
+    # Without new input, the second run ends before it claims the job.
+    assert again["checkpoints"] == status["checkpoints"] and again["generation"] == status["generation"]
