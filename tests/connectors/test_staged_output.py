@@ -24,7 +24,8 @@ from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from tests.connectors.staged_sqlite import Event, SqliteSink, SqliteTable
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, JobFixture, events, mostly_slow
 
-_POINTS = sorted(set(NAMES) - ON_REQUEST - ASYNCHRONOUS)
+# The job has no Spark, and no state.
+_POINTS = sorted(set(NAMES) - ON_REQUEST - ASYNCHRONOUS - {"start.seeded", "task.snapshot"})
 _WRITING = Writing(generation=1, ordinal=2, subtask=3, attempt="a1")
 
 
