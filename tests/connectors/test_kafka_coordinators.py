@@ -29,7 +29,10 @@ def test_a_token_is_read_and_committed_after_its_group_has_moved_to_another_brok
         cluster.start()
         cluster.wait_led(by_second=True)
         assert [sink.read_token() for sink in sinks] == [1] * _GROUPS
-        assert [sink.commit(1, 2, ()) for sink in sinks] == [True] * _GROUPS
+        for sink in sinks:
+            # As the driver: a producer whose call does not return is replaced.
+            while not sink.commit(1, 2, ()):
+                assert sink.read_token() == 1
         assert [sink.read_token() for sink in sinks] == [2] * _GROUPS
 
 

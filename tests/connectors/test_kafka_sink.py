@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from deltalake import DeltaTable
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, Writing
+from stateflow.connectors.kafka.client import NotAnswered, within_timeout
 from stateflow.connectors.kafka.sink import KafkaSink
 from stateflow.errors import SinkDiverged, SinkRefused, StateflowError
 from stateflow.state.handles import Committable
@@ -314,3 +316,10 @@ def test_a_topic_that_was_created_again_is_another_table(kafka: Kafka, sink: Kaf
         ids.add(KafkaSink(kafka.address, topic=name).check(context))
         kafka.delete(name)
     assert len(ids) == 2
+
+
+def test_a_call_of_the_client_that_does_not_return_is_given_up() -> None:
+    returned = threading.Event()
+    with pytest.raises(NotAnswered):
+        within_timeout(returned.wait, 0.05)
+    returned.set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +18,7 @@ from stateflow.connectors.kafka.offsets import Partition
 from stateflow.errors import ConfigError, EnvironmentUnsupported, StorageError
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
     from confluent_kafka.admin import OffsetSpec
 
 log = logging.getLogger(__name__)
@@ -24,6 +27,10 @@ _TIMEOUT_SECONDS = 30.0
 KEEP_BROKERS = {"metadata.recovery.strategy": "none"}
 """Option of librdkafka. By default, version 2.16 replaces its connections when none is left, and may then neither
 answer a call of a transaction nor observe its timeout."""
+
+
+class NotAnswered(Exception):
+    """The client neither answered a call nor observed its timeout, so its producer cannot be used any longer."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +151,32 @@ class KafkaClient:
                 brokers=self._address,
                 reason=str(e)[:500],
             ) from e
+
+
+def within_timeout(call: Callable[[], object], seconds: float) -> None:
+    """Makes a call of the client, which may not return although its timeout has elapsed.
+
+    Raises:
+        KafkaException: the call raised it.
+        NotAnswered: it did not return. Its thread keeps the producer, and ends with the process.
+    """
+    from confluent_kafka import KafkaException
+
+    answer: queue.SimpleQueue[KafkaException | None] = queue.SimpleQueue()
+
+    def answered() -> None:
+        try:
+            call()
+        except KafkaException as e:
+            answer.put(e)
+        else:
+            answer.put(None)
+
+    threading.Thread(target=answered, name="stateflow-kafka-call", daemon=True).start()
+    try:
+        failed = answer.get(timeout=seconds)
+    except queue.Empty:
+        log.warning("Kafka's client did not return from a call within its timeout; its producer is replaced")
+        raise NotAnswered from None
+    if failed is not None:
+        raise failed

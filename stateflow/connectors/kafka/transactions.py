@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock
-from stateflow.connectors.kafka.client import KEEP_BROKERS
+from stateflow.connectors.kafka.client import KEEP_BROKERS, NotAnswered, within_timeout
 from stateflow.connectors.kafka.records import Record
 from stateflow.errors import SinkRefused, StateflowError, StorageError
 
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 30.0
 _clock = SystemClock()
 _POLL = timedelta(milliseconds=20)
+_LATE_SECONDS = 2.0
 _COMMIT_TRIES = 4
 _UNSTABLE_SECONDS = 3.0
 """How long a token is waited for whose transaction is being committed, before that transaction is fenced."""
@@ -236,7 +237,7 @@ class Transactions:
                 return False
             try:
                 is_committed = self._transaction(self._producer, token, records)
-            except _FencedByAnother:
+            except (_FencedByAnother, NotAnswered):
                 is_committed = False
             if is_committed:
                 self._token = token
@@ -310,7 +311,11 @@ class Transactions:
         from confluent_kafka import TopicPartition
 
         offset = TopicPartition(self._topic, 0, token, metadata=_METADATA)
-        producer.send_offsets_to_transaction([offset], self._group.consumer_group_metadata(), TIMEOUT_SECONDS)
+        group = self._group.consumer_group_metadata()
+        within_timeout(
+            lambda: producer.send_offsets_to_transaction([offset], group, TIMEOUT_SECONDS),
+            TIMEOUT_SECONDS + _LATE_SECONDS,
+        )
 
     def _commit(self, producer: Producer) -> bool:
         """Returns whether the transaction is committed; False if that is not known, because a response was lost."""
