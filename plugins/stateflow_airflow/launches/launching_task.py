@@ -170,7 +170,7 @@ class LaunchingTask(ResumableJobMixin):
                 if self._killed:
                     self._end(launcher.active_launches())
                 else:
-                    renewal.look(launch)
+                    renewal.renew_if_due(launch)
 
     def _start_successor(self, context: Context, current: Launch) -> Launch:
         launcher = self._task_launcher()

@@ -84,7 +84,7 @@ class Renewal:
         self._attempted: float | None = None
         self._reported = ""
 
-    def look(self, current: Launch) -> None:
+    def renew_if_due(self, current: Launch) -> None:
         """Starts a successor of the active launch if it is due, and ends one that has not taken over in time."""
         if self._renew_after is None:
             return

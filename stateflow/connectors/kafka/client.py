@@ -30,7 +30,7 @@ answer a call of a transaction nor observe its timeout."""
 
 
 class NotAnswered(Exception):
-    """The client neither answered a call nor observed its timeout, so its producer cannot be used any longer."""
+    """A call of the client did not return although its timeout has elapsed."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def within_timeout(call: Callable[[], object], seconds: float) -> None:
 
     Raises:
         KafkaException: the call raised it.
-        NotAnswered: it did not return. Its thread keeps the producer, and ends with the process.
+        NotAnswered: the call did not return within `seconds`. Its thread, and the client, exist until the process ends.
     """
     from confluent_kafka import KafkaException
 
@@ -176,7 +176,6 @@ def within_timeout(call: Callable[[], object], seconds: float) -> None:
     try:
         failed = answer.get(timeout=seconds)
     except queue.Empty:
-        log.warning("Kafka's client did not return from a call within its timeout; its producer is replaced")
         raise NotAnswered from None
     if failed is not None:
         raise failed

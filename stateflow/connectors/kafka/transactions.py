@@ -237,7 +237,10 @@ class Transactions:
                 return False
             try:
                 is_committed = self._transaction(self._producer, token, records)
-            except (_FencedByAnother, NotAnswered):
+            except _FencedByAnother:
+                is_committed = False
+            except NotAnswered:
+                log.warning("Kafka's client did not return from a call; its producer is replaced: sink=%s", self._name)
                 is_committed = False
             if is_committed:
                 self._token = token
