@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
+from stateflow.checkpoint.operator_parts import check_parts
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.clock import SystemClock
@@ -16,7 +17,6 @@ from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.query.state import check_entry, stored_entries
 from stateflow.requesters import by_process
-from stateflow.runtime.task.operator_state import check_parts
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage, open_storage

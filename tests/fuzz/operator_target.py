@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.checkpoint.operator_parts import check_parts, read_parts
 from stateflow.checkpoint.restore.redistribution import WrittenState, assign
 from stateflow.runtime.restore.state_rewriting import StateLocation, check_no_raw_keyed, has_raw_state
-from stateflow.runtime.task.operator_state import check_parts, read_parts
 from stateflow.state.handles import OperatorContent, OperatorPart
 from stateflow.storage import MemoryStorage
 from tests.fuzz.mutations import changed_bytes

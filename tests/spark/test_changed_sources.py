@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
 from stateflow.query import read_state
-from stateflow.runtime.task.operator_state import read_parts
 from stateflow.storage import open_storage
 from stateflow.types.serializers import decode_untyped
 from tests.spark.jobs import regraphed, sources

@@ -30,7 +30,7 @@ from stateflow import (
     WatermarkStrategy,
 )
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.runtime.task.operator_state import read_parts
+from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.state.handles import OperatorContent
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key

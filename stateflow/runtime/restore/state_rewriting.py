@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
+from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.checkpoint.restore.graph_assignment import StateMove
 from stateflow.checkpoint.restore.graph_map import StateKind
 from stateflow.checkpoint.restore.mapped_state import MappedOperators, Origin, Rewrite
@@ -28,8 +29,7 @@ from stateflow.clock import Clock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import ConfigError, CorruptFile, IncompatibleState
 from stateflow.private_files import open_private
-from stateflow.runtime.task.operator_content import StoredContent
-from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory, read_parts
+from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.base import KeyedStateBackend
@@ -49,6 +49,7 @@ from stateflow.state.handles import (
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
+from stateflow.state.operator_content import StoredContent
 from stateflow.storage import Storage
 from stateflow.types.bounded_json import MEMORY_LIMIT
 from stateflow.types.key_groups import KeyGroupRange, range_of

@@ -26,6 +26,7 @@ from stateflow import (
     ValueStateDescriptor,
 )
 from stateflow.api.source import LocalSource, Slice
+from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.checkpoint.restore.graph_plan import GraphChanges, SourceAction
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction, cautions
 from stateflow.clock import ManualClock
@@ -34,7 +35,6 @@ from stateflow.errors import ConfigError, IncompatibleState, PlanOutdated, Wrong
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
-from stateflow.runtime.task.operator_state import read_parts
 from tests.support.errors import raises
 from tests.support.graphs import Row
 from tests.support.local_jobs import Build, Growing, LocalJobs
