@@ -145,6 +145,7 @@ def _operator(uid: str, reports: list[TaskReport], base: OperatorState | None) -
         uid=uid,
         parallelism=len(reports),
         key_types=reports[0].key_types,
+        key_names=reports[0].key_names,
         states=[states[name] for name in sorted(states)],
         subtasks=[r.state for r in reports if r.state],
         operator_states=[others[name] for name in sorted(others)],

@@ -73,6 +73,7 @@ class TaskReport(Document, frozen=True, kw_only=True):
     attempt: str
     consumed: list[Consumed] = []
     key_types: list[str] = []
+    key_names: list[str] = []
     states: list[StateSchema] = []
     state: SubtaskState | None = None
     """None for an operator without state, and for a subtask that never received a row."""

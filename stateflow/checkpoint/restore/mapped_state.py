@@ -132,6 +132,7 @@ def _result(uid: str, origins: Sequence[Origin]) -> OperatorState:
         uid=uid,
         parallelism=first.parallelism,
         key_types=first.key_types,
+        key_names=first.key_names,
         states=_renamed(((o.states, moves) for o, moves in origins), StateKind.KEYED),
         operator_states=_renamed(((o.operator_states, moves) for o, moves in origins), StateKind.OPERATOR),
         subtasks=[],

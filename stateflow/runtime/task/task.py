@@ -191,6 +191,7 @@ class Task:
             rows_out=self._outputs.rows_out,
             consumed=self._barriers.consumed,
             key_types=list(spec.chain.keying.types) if spec.chain.keying else [],
+            key_names=list(spec.chain.keying.columns) if spec.chain.keying else [],
             part=part,
             states=result.states,
             operator_states=result.operator_states,

@@ -17,6 +17,8 @@ class OperatorState(Document, frozen=True, kw_only=True):
     uid: str
     parallelism: Int64
     key_types: list[str]
+    key_names: list[str] = []
+    """Names of the key columns in their order; empty in manifests of versions that did not record them."""
     states: list[StateSchema]
     subtasks: list[SubtaskState]
     operator_states: list[StateSchema] = []
