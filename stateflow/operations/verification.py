@@ -11,10 +11,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
 from stateflow.checkpoint.operator_parts import check_parts
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
-from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
+from stateflow.query.snapshot import savepoint_snapshot
 from stateflow.query.state import check_entry, stored_entries
 from stateflow.requesters import by_process
 from stateflow.state.handles import SubtaskState
@@ -148,8 +148,7 @@ def verify_savepoint(stored: StoredSavepoint) -> Verification:
     """
     stored.verify()
     document = stored.document
-    keys = {file.key: f"{stored.folder}{file.key}" for file in files_of(document.manifest)}
-    _open_stores(replace_keys(document.manifest, keys), stored.storage)
+    _open_stores(savepoint_snapshot(stored).manifest, stored.storage)
     return Verification(
         document.job,
         stored.label,

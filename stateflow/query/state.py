@@ -9,12 +9,11 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.errors import ConfigError, CorruptFile
-from stateflow.requesters import by_process
+from stateflow.errors import CorruptFile
+from stateflow.query.snapshot import open_snapshot
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, read_entries
@@ -22,7 +21,7 @@ from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.state_registry import state_names
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped
 
@@ -49,45 +48,19 @@ class StateEntry:
     namespace: object = None
 
 
-def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Iterator[StateEntry]:
+def read_state(job_root: str, uid: str, checkpoint_id: int | str | None = None) -> Iterator[StateEntry]:
     """Yields every entry of an operator's keyed state, ordered by key group and encoded key.
 
     Args:
         uid: uid of the operator.
-        checkpoint_id: a retained or pinned checkpoint; the newest by default.
+        checkpoint_id: a retained or pinned checkpoint; the newest by default. See `open_snapshot` for savepoints.
 
     Raises:
         ConfigError: the job, the checkpoint or the operator does not exist.
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
-    root = JobRoot.open(open_storage(job_root), SystemClock(), "read_state")
-    ref = _find(root, checkpoint_id)
-    with root.admin.pinned(ref, by_process("read_state"), f"reading the state of {uid}"):
-        yield from entries_of(_operator(root.checkpoints.manifest_of(ref), uid), root.storage, root.clock)
-
-
-def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
-    refs = {ref.id: ref for ref in root.checkpoints.kept(root.head())}
-    if not refs:
-        raise ConfigError("the job has no checkpoint yet", hint="run the job first", root=root.storage.uri)
-    wanted = max(refs) if checkpoint_id is None else checkpoint_id
-    if wanted not in refs:
-        raise ConfigError(
-            "the checkpoint is not retained", hint="use one of the ids kept", wanted=wanted, kept=sorted(refs)
-        )
-    return refs[wanted]
-
-
-def _operator(manifest: Manifest, uid: str) -> OperatorState:
-    for operator in manifest.operators:
-        if operator.uid == uid:
-            return operator
-    raise ConfigError(
-        "the checkpoint has no such operator",
-        hint="use one of the uids found",
-        uid=uid,
-        found=[o.uid for o in manifest.operators],
-    )
+    with open_snapshot(job_root, checkpoint_id) as snapshot:
+        yield from entries_of(snapshot.operator(uid), snapshot.storage, SystemClock())
 
 
 def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Iterator[StateEntry]:
