@@ -236,6 +236,15 @@ def test_a_continuous_job_is_run_again_whenever_a_run_has_ended(continuous: dict
         DagSerialization.to_dict(each)
 
 
+def test_airflow_gives_each_run_of_a_continuous_job_another_date(continuous: dict[str, DAG]) -> None:
+    """By its own rules: it creates no second DAG run with the logical date of another one."""
+    dag: Any = DagSerialization.from_dict(DagSerialization.to_dict(continuous["orders"]))
+    first = dag.next_dagrun_info(last_automated_run_info=None)
+    second = dag.next_dagrun_info(last_automated_run_info=first)
+    third = dag.next_dagrun_info(last_automated_run_info=second)
+    assert first.logical_date < second.logical_date < third.logical_date
+
+
 def test_a_run_of_a_continuous_job_stays_up_but_not_the_one_after_a_restore(continuous: dict[str, DAG]) -> None:
     assert task(continuous, "orders.run").settings == {
         "job.table": "/t",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG, Param
@@ -28,6 +29,14 @@ DRAIN = Param(
 _FAILED_RUNS = 10
 """DAG runs of a continuous job that fail in a row, without one that succeeds, before Airflow pauses the DAG. The next
 one follows within seconds, also after an error that only a user can fix."""
+
+
+_FIRST_INTERVAL = datetime(2020, 1, 1, tzinfo=UTC)
+"""Begin of the data interval of a continuous DAG's first DAG run, which ends when that is created.
+
+Without a start date, Airflow gives the first DAG run an empty interval. The second one would begin at the end of that,
+and so have the logical date of the first one; Airflow then creates none at all, and logs `run already exists`.
+"""
 
 
 def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
@@ -65,7 +74,8 @@ def _continuous_timing(job: StateflowJob, schedule: ScheduleArg) -> dict[str, ob
             "omit the schedule: Airflow starts the next run when one has ended",
             schedule=str(schedule),
         )
-    return {"schedule": "@continuous", "max_consecutive_failed_dag_runs": _FAILED_RUNS}
+    timing: dict[str, object] = {"schedule": "@continuous", "start_date": _FIRST_INTERVAL}
+    return {**timing, "max_consecutive_failed_dag_runs": _FAILED_RUNS}
 
 
 def _doc(job: StateflowJob) -> str:
