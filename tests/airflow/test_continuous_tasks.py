@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from stateflow_airflow.failures import PermanentFailure, TransientFailure
 from stateflow_airflow.launches import graceful_end, processes, renewal
@@ -24,7 +25,7 @@ from stateflow_airflow.launches.launch import Launch
 from stateflow_airflow.launches.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
-from tests.airflow.fakes import DEADLINE, FakeRun, fails
+from tests.airflow.fakes import DEADLINE, FakeRun, FakeTaskInstance, fails
 from tests.airflow.jobs import new_run, run_task, use_submit
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
@@ -456,6 +457,33 @@ def test_a_deferred_run_outlives_its_triggerer_and_ends_with_a_checkpoint_when_a
     assert job.commit_at(30).seq == returned["checkpoint_id"]
     assert not run.store
     job.check_results()
+
+
+@pytest.mark.parametrize("answer", [1, 0, OSError()], ids=["deferred", "ended", "unknown"])
+def test_a_deferred_run_ends_with_its_task_but_not_with_a_triggerer_that_lost_the_trigger(
+    drivers: Drivers, monkeypatch: pytest.MonkeyPatch, answer: int | OSError
+) -> None:
+    """Airflow calls the same method of a trigger whether a user has ended the task or another triggerer has got it."""
+    asked: list[dict[str, Any]] = []
+
+    def count(**criteria: Any) -> int:
+        asked.append(criteria)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_ti_count", count)
+    launch = drivers.start("ends")
+    trigger = LaunchTrigger(asdict(launch), DEADLINE)
+    trigger.task_instance = cast("Any", FakeTaskInstance(map_index=-1))
+    asyncio.run(trigger.on_kill())
+    task = {"dag_id": "a_dag", "task_ids": ["run"], "run_ids": [FakeTaskInstance().run_id], "map_index": -1}
+    assert asked == [{**task, "states": ["deferred"]}]
+    if answer == 1:
+        assert (launch.process() is None, drivers.signals) == (False, 0)
+    else:
+        assert drivers.launcher.wait(launch, DEADLINE)
+        assert (launch.exit_code(), drivers.signals) == (7, 1)
 
 
 def test_the_next_try_of_a_deferred_task_follows_the_same_run(job: AccountsJob) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypedDict
 
+from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from stateflow_airflow.launches import graceful_end
@@ -70,18 +71,44 @@ class LaunchTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Ends the program, with a checkpoint if it makes one in time; called when a user ends the deferred task.
 
-        Airflow does not call this when the triggerer is restarted, nor at a timeout of the task.
+        Airflow does not call this when the triggerer is restarted, nor at a timeout of the task. It does so in a
+        triggerer that did not respond for so long that another one has got its triggers. The task is still deferred
+        then, and the program continues.
         """
         launch = to_launch(self.launch)
         if not launch.is_local:
             self.log.warning("The run is on host %s and cannot be ended from here; a new run fences it", launch.host)
             return
-        launcher = Launcher(Path(launch.folder).parent)
-        # Before any await: this coroutine can itself be cancelled.
-        ending = asyncio.get_running_loop().run_in_executor(
-            _FOLLOWERS, graceful_end.end_in_background, launcher, launch, self.end_timeout
-        )
+        # In one step, without an await before it: this coroutine can itself be cancelled.
+        ending = asyncio.get_running_loop().run_in_executor(_FOLLOWERS, self._end_unless_deferred, launch)
         await asyncio.shield(ending)
+
+    def _end_unless_deferred(self, launch: Launch) -> None:
+        if self._is_deferred():
+            self.log.warning("The task is still deferred: another triggerer follows the run in %s", launch.folder)
+            return
+        graceful_end.end_in_background(Launcher(Path(launch.folder).parent), launch, self.end_timeout)
+
+    def _is_deferred(self) -> bool:
+        """Returns whether the task is deferred, as far as Airflow's API server responds."""
+        task = self.task_instance
+        if task is None:
+            return False
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        try:
+            count = RuntimeTaskInstance.get_ti_count(
+                dag_id=task.dag_id,
+                map_index=task.map_index,
+                task_ids=[task.task_id],
+                run_ids=[task.run_id],
+                states=[TaskInstanceState.DEFERRED],
+            )
+        except Exception:
+            # An end with a checkpoint loses nothing, and a run that a user has ended would continue unnoticed.
+            self.log.exception("The state of the task is unknown, so its run ends")
+            return False
+        return count > 0
 
 
 def look(launch: Launch) -> LaunchEvent | None:
