@@ -18,6 +18,7 @@ from stateflow.errors import InternalError, StateflowError
 from stateflow.observability.exporters import telemetry
 from stateflow.observability.logging import log_event
 from stateflow.observability.metrics import Recorder
+from stateflow.periodic_call import call_periodically
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.take_over import end_active_run
 from stateflow.runtime.driver.termination import RunBounds
@@ -27,7 +28,6 @@ from stateflow.runtime.job.job import BatchResult, Job, RunTotals
 from stateflow.runtime.job.loader import create_or_open_job, load_job, open_job
 from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.local.run_loop import run_local
-from stateflow.runtime.periodic_call import call_periodically
 from stateflow.runtime.planning.explain import JobExplanation, explain_job
 from stateflow.runtime.planning.physical_plan import has_transform
 from stateflow.runtime.preflight import (

@@ -94,6 +94,7 @@ def pins(job_root: str, drop: str | None) -> None:
     found = operations.list_pins(job_root)
     for pin in found:
         owner, since = describe_requester(pin.owner), to_seconds(pin.since)
-        print_text(one_line(f"{pin.id}  checkpoint {pin.checkpoint.id}  {owner}: {pin.reason}  since {since}"))
+        end = f", until {to_seconds(pin.until)}" if pin.until else ""
+        print_text(one_line(f"{pin.id}  checkpoint {pin.checkpoint.id}  {owner}: {pin.reason}  since {since}{end}"))
     if not found:
         print_text("no pins")

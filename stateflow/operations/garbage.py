@@ -43,6 +43,8 @@ def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool =
     if dry_run:
         found = Collector(root).preview(retain)
     else:
+        # An entry decides that a pin is over, and so what is garbage: not the clock of a collector.
+        root.admin.end_leases()
         if retain is not None:
             root.admin.retain(retain)
         found = Collector(root).collect()

@@ -55,7 +55,7 @@ def open_root_in(storage: Storage) -> JobRoot:
 
 
 def list_pins(job_root: str) -> list[Pin]:
-    """Returns the pins of checkpoints; a pin whose reader was killed stays until it is dropped."""
+    """Returns the pins of checkpoints; a pin without an end whose owner was killed stays until it is dropped."""
     return open_root(job_root).head().entry.pinned
 
 

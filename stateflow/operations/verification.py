@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from stateflow.checkpoint.leased_pin import LEASE, hold_lease
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
@@ -73,7 +74,8 @@ def verify(
     found = []
     for ref in wanted:
         # Without a pin, an active run would delete files while they are read.
-        with root.admin.pinned(ref, by_process(_OWNER), f"verifying checkpoint {ref.id}"):
+        pin = root.admin.pin(ref, by_process(_OWNER), f"verifying checkpoint {ref.id}", lease=LEASE)
+        with hold_lease(root, pin):
             found.append(_verified(root, ref, known, deep))
         on_verified(found[-1])
     return found

@@ -6,9 +6,10 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from stateflow.checkpoint.leased_pin import LEASE, hold_lease
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Pin
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -73,8 +74,9 @@ class Snapshot:
 def open_snapshot(location: str, snapshot: int | str | None = None, clock: Clock | None = None) -> Iterator[Snapshot]:
     """Opens a checkpoint or savepoint for the time of a ``with`` block.
 
-    A checkpoint is pinned in the job's log within the block, so that no collection deletes its files. A savepoint has
-    no pin: it stays until a user or its owner deletes it.
+    A checkpoint is pinned in the job's log within the block, so that no collection deletes its files. The pin has an
+    end, which a thread renews: a reader that is killed leaves none for longer than `LEASE`. A savepoint has no pin: it
+    stays until a user or its owner deletes it.
 
     Args:
         location: a job root, or the folder of a savepoint; a path or URI.
@@ -86,7 +88,8 @@ def open_snapshot(location: str, snapshot: int | str | None = None, clock: Clock
     Raises:
         ConfigError: the location is neither a job root nor the folder of a complete savepoint, or has no such
             checkpoint or savepoint; the error lists the existing ones.
-        MissingFile, CorruptFile: the manifest, or the savepoint's document, is missing or damaged.
+        MissingFile, CorruptFile: the manifest, or the savepoint's document, is missing or damaged; or the block has
+            missed a file after the pin has ended, because the process was suspended or the clocks of hosts differ.
     """
     storage = open_storage(savepoint_uri(location))
     if storage.size(FORMAT) is None:
@@ -94,11 +97,8 @@ def open_snapshot(location: str, snapshot: int | str | None = None, clock: Clock
         return
     root = JobRoot.open(storage, clock or SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
     target, pin = _pinned(root, snapshot)
-    try:
+    with hold_lease(root, pin) if pin else nullcontext():
         yield _snapshot_of(root, target)
-    finally:
-        if pin is not None:
-            root.admin.unpin(pin.id)
 
 
 def savepoint_snapshot(stored: StoredSavepoint) -> Snapshot:
@@ -153,7 +153,7 @@ def _pinned(root: JobRoot, snapshot: int | str | None) -> tuple[Target, Pin | No
             target = _find(root, head, snapshot)
             if target.ref is None:
                 return target, None
-            return target, root.admin.pin(target.ref, by_process(root.writer), "reading state")
+            return target, root.admin.pin(target.ref, by_process(root.writer), "reading state", lease=LEASE)
         except DataError:
             # The run may have released the checkpoint, and a collection deleted it, before it was pinned.
             if attempt == _TRIES - 1 or root.head() == head:

@@ -128,6 +128,8 @@ class History:
             self._spawn(f"gc{i}", partial(processes.collect, self.job))
         for i in range(plan.admins):
             self._spawn(f"admin{i}", partial(processes.administrate, self.job, f"admin{i}"))
+        for i in range(plan.readers):
+            self._spawn(f"reader{i}", partial(processes.read_leased, self.job, f"reader{i}"))
         for kind, count in plan.commands:
             for i in range(count):
                 self._spawn(f"{kind}{i}", COMMANDS[kind](self.env, f"{kind}{i}"), plan.steps // 2)

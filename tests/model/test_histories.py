@@ -91,6 +91,14 @@ _AT_LEAST: dict[str, dict[str, int]] = {
     },
     "shared-lost": {"appended by others before a rewind": 300, "runs stopped by others' rows": 50},
     "denied": {"deletions refused": 1_000, "collections that failed": 500, "savepoints complete": 200, "commits": 400},
+    "leases": {
+        "leased pins": 500,
+        "leases renewed": 250,
+        "leases lost": 400,
+        "reads that missed a file": 5,
+        "readers that left a pin": 80,
+        "pins dropped at the end of their lease": 400,
+    },
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
     "asynchronous": {
         "late uploads": 4_000,

@@ -125,11 +125,11 @@ def test_the_newest_checkpoint_is_pinned_although_a_run_releases_the_one_that_wa
 
     pin, progress = AdminEntries.pin, iter((8, 12))
 
-    def late(admin: AdminEntries, *given: Any) -> Any:
+    def late(admin: AdminEntries, *given: Any, **more: Any) -> Any:
         if (count := next(progress, None)) is not None:
             job.run(count, checkpoints__retained=1)
             Collector(job.root).collect()
-        return pin(admin, *given)
+        return pin(admin, *given, **more)
 
     monkeypatch.setattr(AdminEntries, "pin", late)
     with open_snapshot(job.uri) as snapshot:

@@ -13,10 +13,10 @@ from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import ManualClock
 from stateflow.errors import Fenced, StorageError
+from stateflow.periodic_call import call_periodically
 from stateflow.runtime.driver.fence_watch import FenceWatch
 from stateflow.runtime.job.job import Positions
 from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.periodic_call import call_periodically
 from stateflow.runtime.task import store_cache
 from stateflow.storage.memory import MemoryStorage
 from tests.support.errors import raises

@@ -28,6 +28,7 @@ ON_REQUEST = {
         "restore",
         "rewind",
         "fork",
+        "read",
         "begin",
         "relocate",
         "postgres",

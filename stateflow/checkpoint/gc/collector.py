@@ -15,6 +15,7 @@ from stateflow.checkpoint.log.documents import EntryRef, LogEntry
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.log.outputs import OutputLists
+from stateflow.checkpoint.log.transitions import unexpired
 from stateflow.checkpoint.savepoints.claimed_savepoints import settle_claims
 from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
 from stateflow.errors import DataError
@@ -87,12 +88,14 @@ class Collector:
         self._outputs = OutputLists(root.storage)
 
     def preview(self, retain: int | None = None) -> Collection:
-        """Returns what `collect` would delete; changes nothing.
+        """Returns what `collect` would delete after `AdminEntries.end_leases`; changes nothing.
 
         Args:
             retain: number of checkpoints that `AdminEntries.retain` would leave; None for all that are retained.
         """
         head = self.root.head()
+        pins = unexpired(head.entry.pinned, self.root.clock.now().isoformat())
+        head = Head(replace(head.entry, pinned=pins), head.sha256)
         if retain is not None:
             oldest = self.root.checkpoints.restorable(head)[-retain:][0].id if head.checkpoint else 0
             bound = max(oldest, head.entry.oldest_retained)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, is_old_entry
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, EntryRef, LogEntry, Pin
 from stateflow.checkpoint.log.fencing import FENCED_HINT
-from stateflow.checkpoint.log.transitions import Author
+from stateflow.checkpoint.log.transitions import Author, unexpired
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, Fenced, StateflowError
 from stateflow.storage.paths import log_entry
@@ -38,14 +39,15 @@ class AdminEntries:
         self._clock = clock
         self._writer = writer
 
-    def pin(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Pin:
-        """Keeps a checkpoint that the newest entry still keeps, until `unpin`.
+    def pin(self, ref: EntryRef, owner: str, reason: str, generation: int = 0, lease: timedelta | None = None) -> Pin:
+        """Keeps a checkpoint that the newest entry still keeps, until `unpin` or the end of the lease.
 
         Args:
             ref: the checkpoint.
             owner: name of the reader, for display.
             reason: reason of the pin, for display.
             generation: generation of a run that reads for itself; the next CLAIM ends its pin. 0 for other readers.
+            lease: time after which the pin ends unless it is renewed; None for a pin without an end.
 
         Raises:
             DataError: the checkpoint is no longer kept.
@@ -58,9 +60,39 @@ class AdminEntries:
             reason=reason,
             since=self._clock.now().isoformat(),
             generation=generation,
+            until=self._end_of(lease) if lease else "",
         )
-        self.append_admin(lambda head: pin in head.entry.pinned, lambda base: self._pin_entry(base, pin))
+        self.append_admin(lambda head: _has_pin(head, pin.id), lambda base: self._pin_entry(base, pin))
         return pin
+
+    def renew(self, pin_id: str, lease: timedelta) -> bool:
+        """Gives a leased pin another end, `lease` from now; returns False if the pin no longer exists.
+
+        The entries decide: a pin whose end is over, and that the newest entry still has, is renewed.
+        """
+        until = self._end_of(lease)
+        head = self.append_admin(
+            lambda head: all(p.until == until for p in head.entry.pinned if p.id == pin_id),
+            lambda base: transitions.renew(self._job, base, self._author(), pin_id, until),
+        )
+        return _has_pin(head, pin_id)
+
+    def has_pin(self, pin_id: str) -> bool:
+        """Returns whether the newest entry has a pin."""
+        return _has_pin(self._checkpoints.head(), pin_id)
+
+    def end_leases(self) -> None:
+        """Drops the pins whose lease is over; appends nothing when there are none.
+
+        Runs do not call this: each of their entries drops these pins anyway.
+        """
+        self.append_admin(
+            lambda head: unexpired(head.entry.pinned, self._clock.now().isoformat()) == head.entry.pinned,
+            lambda base: transitions.end_leases(self._job, base, self._author("end of leases")),
+        )
+
+    def _end_of(self, lease: timedelta) -> str:
+        return (self._clock.now() + lease).isoformat()
 
     def _pin_entry(self, base: Head, pin: Pin) -> LogEntry:
         # Checked for each entry that the ADMIN may follow: another ADMIN in between can have released the checkpoint.
@@ -149,3 +181,7 @@ class AdminEntries:
 
     def _author(self, note: str = "") -> Author:
         return Author.now(self._clock, self._writer, note)
+
+
+def _has_pin(head: Head, pin_id: str) -> bool:
+    return any(pin.id == pin_id for pin in head.entry.pinned)

@@ -247,7 +247,8 @@ class CheckpointLog:
                 "a log entry belongs to another position or job", file=key, seq=entry.seq, job_uuid=entry.job_uuid
             )
         current = [entry.checkpoint] if entry.checkpoint else []
-        for at in (entry.at, *(ref.at for ref in (*current, *entry.retained))):
+        ends = (pin.until for pin in entry.pinned)
+        for at in (entry.at, *ends, *(ref.at for ref in (*current, *entry.retained))):
             if at and not is_timestamp(at):
                 raise CorruptFile("a log entry contains a time that is not valid", file=key, time=at[:100])
         return Head(entry, digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from msgspec.structs import replace
 
@@ -275,6 +276,19 @@ def pin(job: JobFormat, base: Head, author: Author, new: Pin) -> LogEntry:
     return replace(entry, pinned=[*(p for p in entry.pinned if p.id != new.id), new])
 
 
+def renew(job: JobFormat, base: Head, author: Author, pin_id: str, until: str) -> LogEntry:
+    """Returns the ADMIN that gives a leased pin another end; it has the pin only if `base` has it."""
+    entry = _successor(job, base, author, EntryKind.ADMIN)
+    # The end may be over, but while an entry has the pin, no collection has deleted what it keeps.
+    renewed = [replace(p, until=until) for p in base.entry.pinned if p.id == pin_id]
+    return replace(entry, pinned=[*(p for p in entry.pinned if p.id != pin_id), *renewed])
+
+
+def end_leases(job: JobFormat, base: Head, author: Author) -> LogEntry:
+    """Returns the ADMIN that only drops the pins whose lease is over, as every entry does."""
+    return _successor(job, base, author, EntryKind.ADMIN)
+
+
 def unpin(job: JobFormat, base: Head, author: Author, pin_id: str) -> LogEntry:
     """Returns the ADMIN that removes a pin."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
@@ -322,8 +336,13 @@ def pending_of(head: Head) -> list[PendingOutput]:
     return [p if p.checkpoint_id else replace(p, checkpoint_id=own) for p in head.entry.pending]
 
 
+def unexpired(pins: list[Pin], at: str) -> list[Pin]:
+    """Returns the pins without those whose lease is over at a time."""
+    return [p for p in pins if not p.until or datetime.fromisoformat(p.until) > datetime.fromisoformat(at)]
+
+
 def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKind) -> LogEntry:
-    """Returns the entry after `base`, with everything copied from `base`."""
+    """Returns the entry after `base`, with everything copied from `base`, except for pins whose lease is over."""
     if base is None:
         return LogEntry(
             job_uuid=job.job_uuid,
@@ -353,6 +372,7 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
             pending=pending_of(base),
             ancestry=base.entry.ancestry or Ancestry(since=seq),
             retained=inline_retained(base.entry),
+            pinned=unexpired(base.entry.pinned, author.at),
         ),
         base.entry.oldest_retained,
     )

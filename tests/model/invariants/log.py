@@ -261,9 +261,11 @@ class Checker:
                 raise Violation("I3", f"entry {seq} keeps {ref['id']}, which its parent does not keep")
             if ref["manifest"] != self.chain[ref["id"]].doc["manifest"]:
                 raise Violation("I6", f"entry {seq} has another manifest of {ref['id']}: {ref['manifest']}")
-        before = parent.pins
-        if kind == "claim":
-            before = frozenset(p["id"] for p in parent.doc["pinned"] if not p.get("generation"))
+        # Each entry drops the pins whose lease is over by its own time. Simulated times are whole seconds, and compare
+        # as texts.
+        leased = [p for p in parent.doc["pinned"] if not p.get("until") or p["until"] > entry.doc["at"]]
+        before = frozenset(p["id"] for p in leased if kind != "claim" or not p.get("generation"))
+        self.counts["pins dropped at the end of their lease"] += len(parent.doc["pinned"]) - len(leased)
         if len(entry.pins ^ before) > (1 if kind == "admin" else 0):
             raise Violation("I3", f"entry {seq} drops or adds pins")
         if kind == "admin" and entry.manifest != parent.manifest:

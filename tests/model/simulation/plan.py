@@ -34,6 +34,7 @@ class Plan:
         steps, batches: of the history; of each run.
         drivers, collectors, admins, appenders, commands: numbers of runs at the beginning, collectors, processes that
             pin and release checkpoints, applications that append to the tables, commands by kind.
+        readers: number of processes that read checkpoints under pins with a lease.
         shorten: how likely an admin process shortens the retention, instead of reading a checkpoint under a pin.
         adopts: how likely a start adopts a retained checkpoint.
         inline, segment: how many retained checkpoints an entry lists itself; how many a segment has.
@@ -63,6 +64,7 @@ class Plan:
     batches: int = 5
     collectors: int = 2
     admins: int = 1
+    readers: int = 0
     shorten: float = 0.3
     sinks: int = 1
     adopts: float = 0.0
@@ -237,6 +239,10 @@ PLANS: dict[str, Plan | None] = {
     "given-up": replace(
         replace(SAVEPOINTS, pause=0.1, pauses=(30, 60, 100)),
         commands=(("savepoint", 4), ("request", 1), ("unpin", 3), ("dispose", 1)),
+    ),
+    # Readers whose pins have an end and whose clocks differ, among collectors; runs and readers die or pause.
+    "leases": Plan(
+        steps=400, drivers=2, batches=6, collectors=3, readers=4, retain=1, inline=1, pauses=(30, 60, 120), crash=0.005
     ),
     # Runs whose files are stored late, or never, and whose commits happen in the background.
     "asynchronous": Plan(

@@ -284,14 +284,14 @@ def _brief(result: object) -> str:
 
 
 class SimClock(Clock):
-    """The date is constant, a second is a step, ids are numbers."""
+    """A second is a step, ids are numbers."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._ids = 0
 
     def now(self) -> datetime:
-        return _EPOCH
+        return _EPOCH + timedelta(seconds=self._scheduler.now)
 
     def monotonic(self) -> float:
         return float(self._scheduler.now)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from stateflow.checkpoint.gc import reachability
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import LogEntry
+from stateflow.checkpoint.log.transitions import unexpired
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import LOG, DataKey
 from tests.support.mutants.registry import Mutant, Mutants
@@ -32,6 +35,16 @@ def _live_at_first_head(self: Collector) -> tuple[Head, frozenset[str]]:
     """A collector reports objects as missing that another collector deleted after they were released."""
     head = self.root.head()
     return head, self.live(head)
+
+
+_live = Collector.live
+
+
+@MUTANTS.plant("lease-by-clock", (Collector, "live"), rules="I3", plan="leases")
+def _live_by_clock(self: Collector, head: Head) -> frozenset[str]:
+    """A collector decides by its own clock that a pin is over, before an entry of the log drops the pin."""
+    pins = unexpired(head.entry.pinned, self.root.clock.now().isoformat())
+    return _live(self, Head(replace(head.entry, pinned=pins), head.sha256))
 
 
 _delete = Collector._delete

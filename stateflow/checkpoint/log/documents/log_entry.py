@@ -89,6 +89,9 @@ class Pin(Document, frozen=True, kw_only=True):
     generation: int = 0
     """Generation of the run that reads; its pins end with the next CLAIM. 0 for other readers, whose pins stay until
     they are removed."""
+    until: str = ""
+    """The end of a lease, by the owner's clock, which its owner renews: the first entry that is written after it drops
+    the pin. Empty for a pin without an end. A version that does not know the field removes it: the pin stays then."""
 
 
 class ClaimedSavepoint(Document, frozen=True, kw_only=True):
