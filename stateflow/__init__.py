@@ -46,6 +46,8 @@ from stateflow.types.descriptors import (
 from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
+    from stateflow.bootstrap.encoding.frames import KeyedStateFrame
+    from stateflow.bootstrap.writer import SavepointWriter
     from stateflow.connectors.column_policy import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
@@ -81,9 +83,11 @@ _LAZY = {
     "KafkaSecurity": "stateflow.connectors.kafka.security",
     "KafkaSink": "stateflow.connectors.kafka.sink",
     "KafkaSource": "stateflow.connectors.kafka.source",
+    "KeyedStateFrame": "stateflow.bootstrap.encoding.frames",
     "PartitionedSource": "stateflow.connectors.partitioned.source",
     "PostgresSink": "stateflow.connectors.postgres.sink",
     "Raw": "stateflow.connectors.kafka.formats",
+    "SavepointWriter": "stateflow.bootstrap.writer",
     "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
@@ -121,6 +125,7 @@ __all__ = [
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
+    "KeyedStateFrame",
     "ListState",
     "ListStateDescriptor",
     "MapState",
@@ -141,6 +146,7 @@ __all__ = [
     "RichMapFunction",
     "RocksDBStateBackend",
     "RuntimeContext",
+    "SavepointWriter",
     "SchemaRegistry",
     "Serializer",
     "SparkSource",

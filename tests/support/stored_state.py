@@ -32,7 +32,7 @@ def state_of(folder: Path, manifest: Document, uid: str) -> dict[tuple[Any, ...]
         folder: what the keys of the manifest's files begin at: a job root, or a savepoint's folder.
     """
     (operator,) = [o for o in manifest["operators"] if o["uid"] == uid]
-    names = {_state_id(s["name"]): s["name"] for s in operator["states"]}
+    names = {state_id(s["name"]): s["name"] for s in operator["states"]}
     found: dict[tuple[Any, ...], Any] = {}
     for subtask in operator["subtasks"]:
         for key, value in stored_entries(folder, subtask):
@@ -44,7 +44,7 @@ def state_of(folder: Path, manifest: Document, uid: str) -> dict[tuple[Any, ...]
     return found
 
 
-def _state_id(name: str) -> bytes:
+def state_id(name: str) -> bytes:
     return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
 
 

@@ -61,6 +61,7 @@ _CAUTIONS = {
     "its output is missing. Rows that are older than the watermark of an operator are late",
     SourceAction.REPLACED: "it reads other data than before, from the same position: if the position does not mean the "
     "same place there, input is lost or processed twice",
+    SourceAction.NEW: "the target has no position of it: it begins at its start",
     SourceAction.REMOVED: "the job does not have it: its position is dropped, and input that was not read yet is never "
     "read",
 }

@@ -6,6 +6,7 @@ a source that is added, removed or renamed changes the numbers of others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from stateflow.errors import ConfigError, CorruptFile
 
 INLINE_LIMIT = 8 << 10
 """Source logs up to this size, in bytes, are stored in the manifest itself."""
+SPARK_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
+"""Content of an entry of Spark's commit log."""
 _HEADER_LINES = 2
 
 
@@ -143,6 +146,34 @@ def with_sources(manifest: Manifest, wanted: Sequence[tuple[str, str]], starts: 
 def with_added_sources(manifest: Manifest, wanted: Sequence[tuple[str, str]]) -> Manifest:
     """Returns the manifest for a start of the job; a source that it does not have begins at its start."""
     return with_sources(manifest, wanted, match_sources(manifest.sources, wanted, {}, {}).starts)
+
+
+def position_before_first_batch(offsets: Sequence[str]) -> SparkPosition:
+    """Returns the position of a query that has not run a batch: as after a batch without rows.
+
+    Args:
+        offsets: where each source of the query begins, in its order.
+    """
+    header = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})]
+    return SparkPosition(
+        batch_id=0,
+        offsets="\n".join([*header, *offsets]).encode(),
+        previous_offsets=None,
+        commit=SPARK_COMMIT,
+        source_files=[],
+    )
+
+
+def readable_without_positions(manifest: Manifest, reads_by_spark: bool) -> Manifest:
+    """Returns a manifest that a job can continue from, if it has no positions: such a savepoint fits every reader.
+
+    Args:
+        manifest: the manifest.
+        reads_by_spark: whether Spark reads the sources of the job.
+    """
+    if not reads_by_spark or manifest.sources or manifest.spark is not None:
+        return manifest
+    return replace(manifest, spark=position_before_first_batch([]))
 
 
 def offset_lines(offsets: bytes) -> list[str]:

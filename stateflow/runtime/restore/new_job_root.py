@@ -5,6 +5,7 @@ It is the first step of ``run --from-savepoint``.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from stateflow import failpoints
@@ -16,7 +17,8 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.log.storage_probe import probe_storage
 from stateflow.checkpoint.log.transitions import Adoption
-from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.checkpoint.restore.graph_plan import GraphChanges, SourceAction, source_caution
+from stateflow.checkpoint.restore.source_positions import readable_without_positions
 from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_at, savepoint_uri
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode, check_claimable, check_writable
@@ -24,6 +26,7 @@ from stateflow.checkpoint.savepoints.claimed_savepoints import take_over, undo_c
 from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, StateflowError
+from stateflow.observability.logging import log_event
 from stateflow.runtime.job.loader import source_descriptions, writer_name
 from stateflow.runtime.job.start_checks import check_reader
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
@@ -33,6 +36,8 @@ from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph,
 from stateflow.runtime.restore.state_import import StateLocation, import_state
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
     started = new.clock.monotonic()
     stored = savepoint_at(initial.savepoint, new.storage.uri)
     graph = _checked_state(new, stored, initial)
+    _warn_of_new_sources(graph)
     probe_storage(new.storage, new.clock, 0)
     root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, graph.manifest), writer_name())
     _check_origin(root.job, stored.document, initial, new.storage)
@@ -151,6 +157,14 @@ def _checked_state(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSav
     return graph
 
 
+def _warn_of_new_sources(graph: ChangedGraph) -> None:
+    """Logs the sources that begin at their start because the savepoint has no position of them."""
+    for change in graph.source_changes:
+        if change.action is SourceAction.NEW and change.uid not in graph.chosen.starts:
+            text = f"source {change.uid}: {source_caution(change.action)}"
+            log_event(_log, logging.WARNING, "warning", text=text, warning=text)
+
+
 def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
     """Returns the state that the job root starts from; does not check tables nor the savepoint's files.
 
@@ -173,7 +187,8 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
     declared = DeclaredGraph(plan, sources, key_groups, states, frozenset(node.uid for node in new.graph.sinks))
     # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
     request = GraphRequest(initial.changes, initial.drop, new.clock.now())
-    graph = change_graph(document.manifest, StateLocation.of(stored), declared, request)
+    manifest = readable_without_positions(document.manifest, new.reads_by_spark)
+    graph = change_graph(manifest, StateLocation.of(stored), declared, request)
     _check_removed_sources(graph, initial.drop)
     check_same_job(_format(new, stored, graph.manifest), same, stored.uri)
     # Of the larger number: the manifest still has the key groups of the savepoint.

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from stateflow import failpoints
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN
+from stateflow.checkpoint.restore.source_positions import position_before_first_batch
 from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageError
 from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
@@ -172,7 +173,7 @@ class SparkRun:
         offsets = [self._sources[uid].first_offset(self._location.source_logs(at)) for at, uid in enumerate(uids)]
         if not any(offsets):
             return
-        position = self._location.position_before_first_batch([offset or NOT_BEGUN for offset in offsets])
+        position = position_before_first_batch([offset or NOT_BEGUN for offset in offsets])
         positions = Positions(source_positions(position, list(self._run.job.sources)), position)
         rows = empty_rows(self._spark, self._run.job.plan.sources)
         self._on_batch(self._run.run_batch(rows, lambda _: positions))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stateflow.checkpoint.barrier.task_report import Failure
+from stateflow.checkpoint.savepoints.canonical.duplicates import without_duplicates
 from stateflow.checkpoint.savepoints.canonical.rekey import NewSubtask, divide, sorted_entries
 from stateflow.checkpoint.savepoints.canonical.shares import Shard
 from stateflow.checkpoint.savepoints.canonical.writer import (
@@ -18,6 +19,7 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
 from stateflow.errors import StateflowError
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends import canonical_file
+from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.handles import Document, StateFile
 from stateflow.storage import open_storage
 
@@ -71,16 +73,22 @@ class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
     folders: list[str]
     """Local folders of the workers that have divided entries."""
     to: Destination
+    of_rows: bool = False
+    """Whether the entries come from rows of a user, of which two may have the same key."""
 
     def run(self, storages: Storages) -> list[StateFile]:
         """Returns the file of each subtask."""
         folders = [Path(folder) for folder in self.folders]
         with ScratchFolder() as scratch:
             encoded = [
-                canonical_file.encode(subtask.header, sorted_entries(subtask, folders, scratch.path))
+                canonical_file.encode(subtask.header, self._entries(subtask, folders, scratch.path))
                 for subtask in self.subtasks
             ]
             return store_files(encoded, storages.target, self.to, scratch.path)
+
+    def _entries(self, subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryBlock]:
+        blocks = sorted_entries(subtask, folders, scratch)
+        return without_duplicates(subtask.header, blocks) if self.of_rows else blocks
 
     def size(self) -> int:
         """Returns the size of all buckets, in bytes, of which it reads a part."""

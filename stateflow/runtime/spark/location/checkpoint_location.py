@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT, offset_lines
+from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT, SPARK_COMMIT, offset_lines
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.private_files import make_folders, make_new_folder, make_own_folder, write_private
 from stateflow.runtime.spark.location.restored_position import QuerySource, checked_log, checked_offsets
@@ -29,7 +29,6 @@ from stateflow.storage.paths import check_key
 _SHOWN = 10
 _LARGEST_FILE = 1 << 30
 """Bytes of a file of the location: a compacted log of a source lists each file that the source has read."""
-_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
 class SparkLocation:
@@ -65,7 +64,7 @@ class SparkLocation:
         if position.previous_offsets is not None:
             self._write(f"offsets/{n - 1}", checked_offsets(position.previous_offsets, sources))
         self._write(f"offsets/{n}", checked_offsets(position.offsets, sources))
-        self._write(f"commits/{n}", _COMMIT)
+        self._write(f"commits/{n}", SPARK_COMMIT)
         for file in position.source_files:
             self._write(f"sources/{_checked(file.path)}", self._checked_log(file, position, sources))
         self._remember(position.source_files)
@@ -96,7 +95,7 @@ class SparkLocation:
             batch_id=batch_id,
             offsets=offsets,
             previous_offsets=self._read(f"offsets/{batch_id - 1}") if batch_id else None,
-            commit=_COMMIT,
+            commit=SPARK_COMMIT,
             source_files=files,
         )
         if missing := missing_entries(position):
@@ -117,21 +116,6 @@ class SparkLocation:
         """
         paths = [path for path in self._source_paths() if path.startswith(f"{source}/")]
         return {path.partition("/")[2]: _content(self.folder / "sources" / path) for path in paths}
-
-    def position_before_first_batch(self, offsets: Sequence[str]) -> SparkPosition:
-        """Returns the position of a query that has not run a batch: as after a batch without rows.
-
-        Args:
-            offsets: where each source of the query begins, in its order.
-        """
-        header = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})]
-        return SparkPosition(
-            batch_id=0,
-            offsets="\n".join([*header, *offsets]).encode(),
-            previous_offsets=None,
-            commit=_COMMIT,
-            source_files=[],
-        )
 
     def _checked_log(self, file: SourceFile, position: SparkPosition, sources: Sequence[QuerySource]) -> bytes:
         number, _, name = file.path.partition("/")

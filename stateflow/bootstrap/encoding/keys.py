@@ -1,0 +1,173 @@
+"""The key columns of a frame, encoded as tasks encode the keys of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from stateflow.bootstrap.encoding.column_types import cast, is_binary, is_text, value_type
+from stateflow.bootstrap.encoding.frames import is_spark, names_of
+from stateflow.config.state_settings import EntryLimits
+from stateflow.errors import ConfigError, DataError, StateflowError
+from stateflow.state.columnar.key_encoding import encode_keys
+from stateflow.state.entry_limits import key_too_large, largest
+from stateflow.types.key_groups import check_key_type
+
+if TYPE_CHECKING:
+    from stateflow.bootstrap.encoding.frames import Frame
+
+T = TypeVar("T")
+
+_ARROW: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "time(6)": pa.time64("us"),
+    "interval day to second": pa.duration("us"),
+}
+"""Arrow types of key columns by Spark's names of their types."""
+_NAMES = {arrow: name for name, arrow in _ARROW.items()}
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """The key columns of an operator.
+
+    Attributes:
+        names: names of the columns, in the order of the job's `key_by`.
+        types: Spark's names of their types.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+
+    @classmethod
+    def of(cls, key: str | Sequence[str] | Mapping[str, str], frame: Frame | None) -> KeyColumns:
+        """Returns the key columns of an operator.
+
+        Args:
+            key: their names; or their types, as Spark names them, by name.
+            frame: a frame that has them; None without one.
+
+        Raises:
+            ConfigError: a column is missing, its type is not known, or a key cannot have it.
+        """
+        names = tuple([key] if isinstance(key, str) else key)
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(
+                "an operator's key needs distinct columns", hint="name them as in key_by", key=list(names)
+            )
+        if isinstance(key, Mapping):
+            types = [key[name] for name in names]
+        elif frame is None:
+            raise ConfigError(
+                "the types of an operator's key columns are not known",
+                hint='pass them: key={"carrier": "string", "flight": "bigint"}, or a frame of a keyed state',
+                key=list(names),
+            )
+        else:
+            types = [_type_of(frame, name) for name in names]
+        for name, kind in zip(names, types, strict=True):
+            check_key_type(kind, name)
+            _arrow_type(kind)
+        return cls(names, tuple(types))
+
+    def encode(self, batch: pa.RecordBatch, limits: EntryLimits) -> list[bytes]:
+        """Returns the encoded key of each row.
+
+        Raises:
+            DataError: a key is null.
+            SchemaMismatch: a column has another type.
+            EntryTooLarge: a key is larger than the limit.
+        """
+        encoded = encode_keys(
+            [self._column(batch, name, kind) for name, kind in zip(self.names, self.types, strict=True)]
+        )
+        if (size := largest(encoded)) > limits.key_bytes:
+            raise key_too_large(size, limits)
+        return encoded
+
+    def text_of(self, batch: pa.RecordBatch, row: int) -> str:
+        """Returns the key of a row for an error."""
+        return ", ".join(f"{name}={batch.column(name)[row].as_py()!r}"[:200] for name in self.names)
+
+    def _column(self, batch: pa.RecordBatch, name: str, kind: str) -> pa.Array:
+        column = batch.column(name)
+        if column.null_count:
+            raise DataError("a key is null", hint="filter these rows, or replace null by another value", column=name)
+        return cast(column, _arrow_type(kind), name)
+
+
+def naming_row(key: KeyColumns, batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], T]) -> T:
+    """Returns the result of `encode`; adds the key of the first row that it refuses to its error.
+
+    Raises:
+        StateflowError: as `encode` does.
+    """
+    try:
+        return encode(batch)
+    except StateflowError:
+        first, last = 0, batch.num_rows
+        # The first `first` rows are accepted; the first `last` rows are not.
+        while last - first > 1:
+            middle = (first + last) // 2
+            try:
+                encode(batch.slice(0, middle))
+                first = middle
+            except StateflowError:
+                last = middle
+        try:
+            encode(batch.slice(last - 1, 1))
+        except StateflowError as e:
+            e.add_facts(key=key.text_of(batch, last - 1))
+            raise
+        raise
+
+
+def _type_of(frame: Frame, name: str) -> str:
+    """Returns Spark's name of the type of a frame's column; raises ConfigError if the frame does not have it."""
+    if name not in names_of(frame):
+        raise ConfigError("a frame lacks a key column", hint="rename it", column=name, columns=names_of(frame))
+    if is_spark(frame):
+        return str(frame.schema[name].dataType.simpleString())
+    schema: pa.Schema = frame.schema
+    return spark_name(schema.field(name).type)
+
+
+def spark_name(kind: pa.DataType) -> str:
+    """Returns Spark's name of a type of Arrow; that of Arrow for one that a key cannot have."""
+    kind = value_type(kind)
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    if is_text(kind) or is_binary(kind):
+        return "string" if is_text(kind) else "binary"
+    if pa.types.is_time(kind):
+        return "time(6)"
+    if pa.types.is_duration(kind):
+        return "interval day to second"
+    return _NAMES.get(kind, str(kind))
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    """Returns the Arrow type of a key column. Raises ConfigError for a malformed decimal."""
+    if kind in _ARROW:
+        return _ARROW[kind]
+    try:
+        precision, scale = (int(part) for part in kind.removeprefix("decimal(").removesuffix(")").split(","))
+        return pa.decimal128(precision, scale)
+    except ValueError as e:
+        raise ConfigError("a key column has an unknown type", hint="write decimal(12,2)", type=kind) from e

@@ -1,0 +1,128 @@
+"""The values of a frame, encoded as a state's serializer encodes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from stateflow.bootstrap.encoding.column_types import cast, check_kind
+from stateflow.bootstrap.encoding.frames import StateColumns
+from stateflow.config.state_settings import EntryLimits
+from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, StateflowError
+from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
+from stateflow.state.columnar.key_encoding import encode_keys
+from stateflow.state.entry_limits import largest, value_too_large
+from stateflow.state.kinds.map_keys import MapKeys
+from stateflow.types.arrow_types import from_builtin
+from stateflow.types.serializers import Codec, ValueSerializer
+
+T = TypeVar("T")
+
+
+@contextmanager
+def state_named(name: str) -> Iterator[None]:
+    """Adds the name of a state to errors."""
+    try:
+        yield
+    except StateflowError as e:
+        e.add_facts(state=name)
+        raise
+
+
+class Values:
+    """Encoder of the values of one state.
+
+    Args:
+        codec: the state's serializer.
+        columns: the columns of the frame.
+        limits: the largest values.
+    """
+
+    def __init__(self, codec: Codec, columns: StateColumns, limits: EntryLimits, name: str) -> None:
+        self._codec = codec
+        self._columns = columns
+        self._limits = limits
+        self._name = name
+
+    @cached_property
+    def _by_columns(self) -> ColumnSerializer | None:
+        try:
+            return columns_of(self._codec)
+        except JobDefinitionError:
+            # Such as a set, which no column has: its values are converted one by one.
+            return None
+
+    def encode(self, batch: pa.RecordBatch) -> list[bytes]:
+        """Returns the encoded value of each row.
+
+        Raises:
+            DataError: a value is null.
+            SchemaMismatch, StateError: a value is not of the declared type, or cannot be stored.
+            EntryTooLarge: a value is larger than its limit.
+        """
+        column = self._column(batch)
+        if column.null_count:
+            raise DataError("a value of state is null", hint="filter these rows: a key without a row has no value")
+        if self._by_columns is None:
+            encoded = self._encode_each(column)
+        else:
+            check_kind(column.type, self._by_columns.type, self._columns.value or "the fields of the values")
+            encoded = self._by_columns.encode(column)
+        if (size := largest(encoded)) > self._limits.value_bytes:
+            raise value_too_large(self._name, size, self._limits)
+        return [data for data in encoded if data is not None]
+
+    def _column(self, batch: pa.RecordBatch) -> pa.Array:
+        names = self._columns.fields
+        if not names:
+            return batch.column(self._columns.value)
+        columns = [batch.column(name) for name in names]
+        fields = [pa.field(name, column.type) for name, column in zip(names, columns, strict=True)]
+        return pa.StructArray.from_arrays(columns, fields=fields)
+
+    def _encode_each(self, column: pa.Array) -> Sequence[bytes | None]:
+        values = column.to_pylist(maps_as_pydicts="strict")
+        codec = self._codec
+        if not isinstance(codec, ValueSerializer):
+            return [codec.encode(value) for value in values]
+        return [codec.encode(_converted(value, codec)) for value in values]
+
+
+def _converted(value: object, codec: ValueSerializer[T]) -> object:
+    try:
+        return msgspec.convert(value, codec.value_type, dec_hook=from_builtin)
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as e:
+        raise SchemaMismatch(
+            "a value is not of the type of the state",
+            hint="convert the column before it is written",
+            declared=codec.type_name,
+            value=repr(value)[:200],
+            reason=str(e)[:200],
+        ) from e
+
+
+def encode_map_keys(keys: MapKeys[T], wanted: ColumnSerializer | None, column: pa.Array, name: str) -> list[bytes]:
+    """Returns the encoded keys of the entries of a map.
+
+    Args:
+        keys: the map's encoder of one key.
+        wanted: the serializer of columns of its keys; None for keys without one type.
+        column: the keys.
+        name: name of the column, for errors.
+
+    Raises:
+        DataError: a key is null.
+        SchemaMismatch, StateError: a key is not of the declared type.
+    """
+    if column.null_count:
+        raise DataError("a key of a map is null", hint="filter these rows", column=name)
+    if wanted is None:
+        return [keys.encode(key) for key in column.to_pylist()]
+    column = cast(column, wanted.type, name)
+    keys.check_column(column)
+    return encode_keys([column])

@@ -1,0 +1,151 @@
+"""The operators of a savepoint that is written, and how their state is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from stateflow.bootstrap.encoding.entries import StateEncoder, TimerEncoder, declare, new_keyed_state
+from stateflow.bootstrap.encoding.frames import (
+    DOMAIN,
+    NAMESPACE,
+    TIME,
+    Frame,
+    KeyedStateFrame,
+    StateColumns,
+    columns_of,
+    is_spark,
+    names_of,
+)
+from stateflow.bootstrap.encoding.keys import KeyColumns
+from stateflow.errors import ConfigError
+from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.handles import StateSchema
+from stateflow.storage import Storage
+from stateflow.types.descriptors import ListStateDescriptor, StateDescriptor
+from stateflow.types.key_groups import KeyGroupRange, range_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the state of a savepoint is divided, and when it is written.
+
+    Attributes:
+        max_parallelism: the number of key groups.
+        parallelism: the number of subtasks of each operator.
+        at: the time of the writer, in milliseconds since 1970.
+    """
+
+    max_parallelism: int
+    parallelism: int
+    at: int
+
+    def groups_of(self, subtask: int) -> KeyGroupRange:
+        """Returns the key groups of a subtask."""
+        return range_of(subtask, self.parallelism, self.max_parallelism)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a savepoint is written: `folder` is the prefix of its keys in `storage`."""
+
+    storage: Storage
+    folder: str
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """The frame of one keyed state, and its columns by their meaning."""
+
+    descriptor: StateDescriptor
+    frame: Frame
+    columns: StateColumns
+
+
+@dataclass(frozen=True)
+class KeyedOperator:
+    """The keyed state of an operator, as frames.
+
+    Attributes:
+        uid: uid of the operator.
+        key: its key columns.
+        states: the frames of its states.
+        timers: the frame of its timers; None without one.
+    """
+
+    uid: str
+    key: KeyColumns
+    states: tuple[StateRows, ...]
+    timers: Frame | None = None
+
+    @property
+    def frames(self) -> list[Frame]:
+        """All frames."""
+        return [rows.frame for rows in self.states] + ([] if self.timers is None else [self.timers])
+
+    def schemas(self, at: int) -> list[StateSchema]:
+        """Returns the schemas of its states as a batch at a time, in milliseconds since 1970, would store them.
+
+        Raises:
+            StateError: the declarations contradict each other.
+            JobDefinitionError: a declaration is not valid.
+        """
+        keyed = new_keyed_state(at)
+        for rows in self.states:
+            declare(keyed, rows.descriptor)
+        given = {rows.descriptor.name for rows in self.states if rows.columns.written_at}
+        return [_counting_from_rows(s) if s.name in given else s for s in keyed.registry.schemas]
+
+    def state_encoder(self, rows: StateRows, at: int) -> StateEncoder:
+        """Returns a new encoder of a state's rows."""
+        return StateEncoder(self.key, rows.columns, rows.descriptor, at)
+
+    def timer_encoder(self) -> TimerEncoder:
+        """Returns a new encoder of the timers."""
+        assert self.timers is not None
+        return TimerEncoder(self.key, tuple(names_of(self.timers)))
+
+    def header(self, groups: KeyGroupRange, layout: Layout) -> CanonicalHeader:
+        """Returns the header of the canonical file of some key groups."""
+        return CanonicalHeader(
+            uid=self.uid,
+            key_types=list(self.key.types),
+            max_parallelism=layout.max_parallelism,
+            first_group=groups.first,
+            last_group=groups.last,
+            states=self.schemas(layout.at),
+        )
+
+
+def _counting_from_rows(schema: StateSchema) -> StateSchema:
+    """Returns the schema of a state whose entries have given times, which may be before that of the writer."""
+    return replace(schema, ttl_since=0) if schema.ttl_time == "processing" else schema
+
+
+def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
+    """Raises ConfigError for a frame that has not the columns of timers."""
+    names = names_of(frame)
+    missing = [name for name in (*key, TIME) if name not in names]
+    unknown = [name for name in names if name not in (*key, TIME, DOMAIN, NAMESPACE, "key_group")]
+    if missing or unknown:
+        raise ConfigError(
+            "a frame of timers has other columns",
+            hint="it needs the key columns and time, and may have domain (event or processing) and namespace",
+            operator=uid,
+            missing=missing,
+            unknown=unknown,
+        )
+
+
+def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
+    """Returns a state's frame with its columns; raises ConfigError if it lacks one."""
+    columns = columns_of(given, key.names)
+    if isinstance(given.descriptor, ListStateDescriptor) and is_spark(given.frame) and not columns.order_by:
+        raise ConfigError(
+            "a DataFrame of a list state has no order",
+            hint="name the columns that order the elements: KeyedStateFrame(…, order_by=…)",
+            state=given.descriptor.name,
+        )
+    return StateRows(given.descriptor, given.frame, columns)

@@ -1,0 +1,68 @@
+"""Finds entries that two rows of a user have given the same key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import eq
+
+from stateflow.errors import CorruptFile, DataError
+from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.kinds.key_context import KEY_OFFSET
+from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.timers import TIMER_IDS
+from stateflow.types.key_encoding import decode_key
+
+_GROUP_BYTES = 2
+
+
+def without_duplicates(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[EntryBlock]:
+    """Yields entries, which are in order of keys, as they are; a timer that is registered twice is one.
+
+    Args:
+        header: the states of the operator.
+        blocks: the entries.
+
+    Raises:
+        DataError: a key of a state occurs twice.
+    """
+    last = b""
+    for block in blocks:
+        keys = block.keys
+        if keys[0] == last or any(map(eq, keys, keys[1:])):
+            block = _of_distinct_keys(header, block, last)
+        last = keys[-1]
+        if block.keys:
+            yield block
+
+
+def _of_distinct_keys(header: CanonicalHeader, block: EntryBlock, last: bytes) -> EntryBlock:
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    timers = set(TIMER_IDS.values())
+    for key, value in zip(block.keys, block.values, strict=True):
+        if key != last:
+            keys.append(key)
+            values.append(value)
+        elif key[_GROUP_BYTES:KEY_OFFSET] not in timers:
+            raise _duplicate(header, key)
+        last = key
+    return EntryBlock(keys, values)
+
+
+def _duplicate(header: CanonicalHeader, stored: bytes) -> DataError:
+    schema = state_names(header.states).get(stored[_GROUP_BYTES:KEY_OFFSET])
+    try:
+        parts = decode_key(stored[KEY_OFFSET:])
+    except CorruptFile:
+        parts = (stored.hex()[:200],)
+    columns = len(header.key_types)
+    facts = {"map_key": repr(parts[columns + 1])[:200]} if len(parts) > columns + 1 else {}
+    return DataError(
+        "two rows have the same key",
+        hint="aggregate the rows of a key, or drop duplicates, before the state is written",
+        operator=header.uid,
+        state=schema.name if schema else "",
+        key=repr(parts[:columns])[:300],
+        **facts,
+    )

@@ -1,0 +1,1 @@
+"""Tests of savepoints that are written without a run."""

@@ -1,0 +1,275 @@
+"""`SavepointWriter`: what it refuses, repeats and leaves, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stateflow import (
+    KeyedProcessFunction,
+    KeyedStateFrame,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    RuntimeContext,
+    SavepointWriter,
+    StateTtlConfig,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+)
+from stateflow.api.functions.process import Context
+from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.clock import ManualClock
+from stateflow.errors import ConfigError, DataError, EntryTooLarge, InternalError, SchemaMismatch, StateError
+from stateflow.query.state import entries_of
+from stateflow.runtime.restore.new_job_root import InitialSavepoint, create_job_root
+from tests.support import root_files
+from tests.support.errors import raises
+from tests.support.local_jobs import Growing, LocalJobs
+
+TOTAL = ValueStateDescriptor("total", int)
+
+
+class Stats(msgspec.Struct):
+    count: int
+    total: float
+    last: str | None = None
+
+
+STATS = ValueStateDescriptor("stats", Stats)
+
+
+class Sale(msgspec.Struct):
+    shop: str
+    amount: int
+
+
+class Sum(KeyedProcessFunction[Sale, Sale]):
+    """Emits the total of a shop with each sale."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.total = ctx.get_state(TOTAL)
+
+    def process_element(self, row: Sale, ctx: Context) -> Any:
+        self.total.update((self.total.value() or 0) + row.amount)
+        yield Sale(row.shop, self.total.value() or 0)
+
+
+def _job(jobs: LocalJobs, rows: list[Sale], more: bool = False) -> Callable[[StreamExecutionEnvironment], None]:
+    def build(env: StreamExecutionEnvironment) -> None:
+        sales = env.from_source(Growing(rows, Sale), uid="sales")
+        if more:
+            sales = sales.union(env.from_source(Growing(rows, Sale), uid="more"))
+        sales.key_by("shop").process(Sum(), output=Sale, uid="sum").sink_to(jobs.sink("out"), uid="out")
+
+    return build
+
+
+def _writer(frame: object, descriptor: Any = TOTAL, **columns: Any) -> SavepointWriter:
+    writer = SavepointWriter.new("job", max_parallelism=16, clock=ManualClock())
+    return writer.with_operator("sum", key="shop", states=[KeyedStateFrame(descriptor, frame, **columns)])
+
+
+def _sums(**columns: Any) -> pa.Table:
+    return pa.table({"shop": ["a", "b"], **columns})
+
+
+def _read(path: Path) -> list[tuple[Any, ...]]:
+    stored = savepoint_at(str(path))
+    stored.verify()
+    found = []
+    for operator in stored.document.manifest.operators:
+        found += [(e.state, *e.key, e.map_key, e.value) for e in entries_of(operator, stored.storage, ManualClock())]
+    return found
+
+
+# -- a job continues --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_continues_from_written_values_and_positions(tmp_path: Path) -> None:
+    rows = [Sale("a", 1), Sale("b", 2), Sale("a", 3)]
+    writer = _writer(_sums(value=[100, 200])).with_source("sales", Growing(rows, Sale), {"row": 1})
+    path = writer.write(str(tmp_path / "written"))
+    jobs = LocalJobs(tmp_path, max_parallelism=16)
+    create_job_root(jobs.new_root(_job(jobs, rows)), InitialSavepoint(path))
+    jobs.run(_job(jobs, rows))
+    assert sorted(jobs.rows()) == [("a", 103), ("b", 202)]
+
+
+def test_a_source_without_a_position_begins_at_its_start_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [Sale("a", 1)]
+    path = _writer(_sums(value=[100, 200])).with_source("sales", Growing(rows, Sale), "latest").write(tmp_path / "w")
+    jobs = LocalJobs(tmp_path, max_parallelism=16)
+    create_job_root(jobs.new_root(_job(jobs, rows, more=True)), InitialSavepoint(path))
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1 and "more" in warned[0].getMessage()
+    jobs.run(_job(jobs, rows, more=True))
+    assert jobs.rows() == [("a", 101)]
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_become_the_fields_of_a_value(tmp_path: Path) -> None:
+    frame = _sums(total=[1.5, 2.0], count=pa.array([1, 2], pa.int32()), last=["x", None])
+    _writer(frame, STATS).write(tmp_path / "w")
+    assert sorted(_read(tmp_path / "w")) == [
+        ("stats", "a", None, {"count": 1, "total": 1.5, "last": "x"}),
+        ("stats", "b", None, {"count": 2, "total": 2.0, "last": None}),
+    ]
+
+
+def test_elements_of_a_list_are_in_the_order_of_a_column_or_of_the_rows(tmp_path: Path) -> None:
+    frame = pa.table({"shop": ["a", "b", "a", "a"], "value": [1, 2, 3, 4], "at": [3, 1, 1, 2]})
+    items = ListStateDescriptor("items", int)
+    _writer(frame.drop_columns("at"), items).write(tmp_path / "rows")
+    _writer(frame, items, order_by="at").write(tmp_path / "column")
+    _writer(frame.to_reader(), items, order_by="at").write(tmp_path / "reader")
+    found = [[e[3] for e in _read(tmp_path / name) if e[1] == "a"] for name in ("rows", "column", "reader")]
+    assert found == [[1, 3, 4], [3, 4, 1], [3, 4, 1]]
+
+
+def test_a_frame_of_many_rows_is_sorted_on_disk(tmp_path: Path) -> None:
+    """More than a bucket has, and from a reader, whose size is not known."""
+    count = 300_000
+    shops = pa.array(range(count, 0, -1))
+    table = pa.table({"shop": shops, "value": shops})
+    _writer(table.to_reader(max_chunksize=10_000)).write(tmp_path / "w")
+    assert sorted(e[3] for e in _read(tmp_path / "w")) == list(range(1, count + 1))
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "options", "error", "facts"),
+    [
+        (TOTAL, {"shop": ["a", None], "value": [1, 2]}, {}, DataError, {"key": "shop=None", "column": "shop"}),
+        (TOTAL, {"shop": ["a", "b"], "value": [1, None]}, {}, DataError, {"key": "shop='b'", "state": "total"}),
+        (TOTAL, {"shop": ["a", "a"], "value": [1, 2]}, {}, DataError, {"key": "('a',)", "state": "total"}),
+        (TOTAL, {"shop": ["a"], "value": ["1"]}, {}, SchemaMismatch, {"key": "shop='a'", "state": "total"}),
+        (TOTAL, {"shop": ["a", "b"], "value": [1.0, 1.5]}, {}, SchemaMismatch, {"column": "value"}),
+        (STATS, {"shop": ["a"], "count": [1]}, {}, SchemaMismatch, {"key": "shop='a'"}),
+        (STATS, {"shop": ["a", "b"], "count": [1, 2], "total": [1.0, None], "last": ["", ""]}, {}, SchemaMismatch,
+         {"key": "shop='b'", "field": "total"}),
+        (ValueStateDescriptor("s", set[int]), {"shop": ["a"], "value": [["x"]]}, {}, SchemaMismatch, {"state": "s"}),
+        (MapStateDescriptor("m", str, int), {"shop": ["a"], "map_key": [1], "value": [1]}, {}, SchemaMismatch, {}),
+        (MapStateDescriptor("m", str, int), {"shop": ["a"] * 2, "map_key": ["x"] * 2, "value": [1, 2]}, {}, DataError,
+         {"key": "('a',)", "map_key": "'x'", "state": "m"}),
+        (ListStateDescriptor("l", int), {"shop": ["a"], "value": [1], "at": [None]}, {"order_by": "at"}, DataError, {}),
+        (TOTAL, {"shop": ["a" * 70_000], "value": [1]}, {}, EntryTooLarge, {"setting": "state.max_key_bytes"}),
+        (ValueStateDescriptor("t", str), {"shop": ["a"], "value": ["x" * (17 << 20)]}, {}, EntryTooLarge,
+         {"state": "t"}),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_stored_is_named(
+    tmp_path: Path,
+    columns: Any,
+    given: dict[str, Any],
+    options: dict[str, Any],
+    error: type[Any],
+    facts: dict[str, Any],
+) -> None:
+    writer = _writer(pa.table(given), columns, **options)
+    with raises(error, **facts):
+        writer.write(tmp_path / "w")
+    with raises(ConfigError):
+        savepoint_at(str(tmp_path / "w"))
+
+
+def test_what_is_wrong_with_frames_and_names_is_refused_before_anything_is_read() -> None:
+    table = _sums(value=[1, 2])
+    with raises(ConfigError, column="shop"):
+        _writer(table.rename_columns(["key", "value"]))
+    with raises(ConfigError, columns=["extra"]):
+        _writer(table.append_column("extra", pa.array([1, 2])))
+    with raises(ConfigError, missing=["at"]):
+        _writer(table, ListStateDescriptor("l", int), order_by="at")
+    with raises(ConfigError, state="total"):
+        _writer(table.drop_columns("value"))
+    with raises(ConfigError, type="list"):
+        _writer([("a", 1)])
+    with raises(StateError, name="total"):
+        SavepointWriter.new("job").with_operator(
+            "sum", key="shop", states=[KeyedStateFrame(TOTAL, table), KeyedStateFrame(STATS_AS_TOTAL, table)]
+        )
+    with raises(ConfigError, uid="sum"):
+        _writer(table).with_operator("sum", key={"shop": "string"})
+    with raises(ConfigError, uid="other"):
+        _writer(table).with_broadcast_state("other", MapStateDescriptor("m", str, int), table)
+    with raises(ConfigError, type="array<int>"):
+        SavepointWriter.new("job").with_operator("sum", key={"shop": "array<int>"})
+
+
+STATS_AS_TOTAL = ValueStateDescriptor("total", str)
+
+
+# -- time to live -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", ["processing", "event"])
+def test_the_time_to_live_counts_from_a_column(tmp_path: Path, domain: str) -> None:
+    config = StateTtlConfig.new_builder(timedelta(hours=1))
+    config = config.use_event_time() if domain == "event" else config
+    written = datetime(2020, 1, 1, tzinfo=UTC)
+    frame = _sums(value=[1, 2], written_at=[written, written + timedelta(hours=1)])
+    _writer(frame, ValueStateDescriptor("brief", int, ttl=config.build())).write(tmp_path / "w")
+    (operator,) = savepoint_at(str(tmp_path / "w")).document.manifest.operators
+    (schema,) = operator.states
+    # Earlier entries would count from `ttl_since`.
+    assert (schema.ttl_time, schema.ttl_index) == (domain, True)
+    assert schema.ttl_always if domain == "event" else schema.ttl_since == 0
+
+
+# -- completion -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_call_repeated_finds_its_savepoint_and_another_one_is_refused(tmp_path: Path) -> None:
+    at, path = datetime(2026, 1, 1, tzinfo=UTC), tmp_path / "w"
+    _writer(_sums(value=[1, 2])).write(path, at=at)
+    before = root_files.digests(path)
+    _writer(_sums(value=[1, 2])).write(path, at=at)
+    assert root_files.digests(path) == before
+    with raises(ConfigError):
+        _writer(_sums(value=[1, 3])).write(path, at=at)
+    assert {e[3] for e in _read(path)} == {1, 2}
+
+
+def test_a_writer_that_fails_leaves_no_savepoint_and_the_next_call_removes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w"
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "savepoint.copied:1:error")
+    with raises(InternalError):
+        _writer(_sums(value=[3, 4])).write(path)
+    monkeypatch.delenv("STATEFLOW_FAILPOINT")
+    with raises(ConfigError):
+        savepoint_at(str(path))
+    _writer(_sums(value=[1, 2])).write(path)
+    assert {e[3] for e in _read(path)} == {1, 2}
+    document, _ = root_files.unsealed((path / "_savepoint").read_bytes())
+    used = {f["handle"]["key"] for o in document["manifest"]["operators"] for s in o["subtasks"] for f in s["files"]}
+    assert {f"files/{file.name}" for file in (path / "files").iterdir()} == used
+
+
+def test_operator_state_is_split_over_subtasks_and_broadcast_state_is_stored_once(tmp_path: Path) -> None:
+    writer = SavepointWriter.new("job", max_parallelism=16, parallelism=3).with_operator("sum", key={"shop": "string"})
+    writer.with_operator_state("sum", ListStateDescriptor("own", int), pa.table({"value": range(7)}))
+    writer.with_operator_state("sum", ListStateDescriptor("all", int), pa.table({"value": [1, 2]}), union=True)
+    rules = pa.table({"map_key": ["x", "y"], "count": [1, 2], "total": [0.5, 1.0], "last": [None, "z"]})
+    writer.with_broadcast_state("sum", MapStateDescriptor("rules", str, Stats), rules)
+    writer.write(tmp_path / "w")
+    (operator,) = savepoint_at(str(tmp_path / "w")).document.manifest.operators
+    parts = [msgspec.msgpack.decode(part.content) for part in operator.parts]
+    own = [[msgspec.msgpack.decode(e[1:]) for e in part["lists"]["own"]] for part in parts]
+    assert sorted(map(len, own)) == [2, 2, 3] and [e for part in own for e in part] == list(range(7))
+    assert [[msgspec.msgpack.decode(e[1:]) for e in p["unions"].get("all", [])] for p in parts] == [[1, 2], [], []]
+    assert [len(part["broadcasts"]) for part in parts] == [1, 0, 0]
+    assert [(s.name, s.kind) for s in operator.operator_states] == [
+        ("all", "union-list"), ("own", "split-list"), ("rules", "broadcast")
+    ]  # fmt: skip
+    assert (operator.key_types, operator.key_names) == (["string"], ["shop"])
