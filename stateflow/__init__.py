@@ -67,8 +67,10 @@ if TYPE_CHECKING:
     from stateflow.connectors.partitioned.split_rows import BadRow
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
+    from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 
 _LAZY = {
+    "AsyncQueryableStateClient": "stateflow.serving.client",
     "AvroFormat": "stateflow.connectors.kafka.avro",
     "BadRow": "stateflow.connectors.partitioned.split_rows",
     "ColumnPolicy": "stateflow.connectors.column_policy",
@@ -86,6 +88,7 @@ _LAZY = {
     "KeyedStateFrame": "stateflow.bootstrap.encoding.frames",
     "PartitionedSource": "stateflow.connectors.partitioned.source",
     "PostgresSink": "stateflow.connectors.postgres.sink",
+    "QueryableStateClient": "stateflow.serving.client",
     "Raw": "stateflow.connectors.kafka.formats",
     "SavepointWriter": "stateflow.bootstrap.writer",
     "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
@@ -97,6 +100,7 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "AsyncQueryableStateClient",
     "AvroFormat",
     "BadRow",
     "BroadcastState",
@@ -137,6 +141,7 @@ __all__ = [
     "OutputTag",
     "PartitionedSource",
     "PostgresSink",
+    "QueryableStateClient",
     "Raw",
     "ReduceFunction",
     "ReducingState",
@@ -171,6 +176,10 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as e:
+        if e.name == "httpx":
+            raise EnvironmentUnsupported(
+                "httpx is not installed", hint="pip install 'stateflow[serve]'", package="httpx", needed_by=name
+            ) from e
         if e.name != "pyspark":
             raise
         raise EnvironmentUnsupported(

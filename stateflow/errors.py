@@ -29,6 +29,15 @@
     ├── StorageError                   the storage failed or did not respond: a retry may succeed
     ├── BatchFailed                    a micro-batch is incomplete: a new run starts from the newest checkpoint
     │   └── SparkGone                  Spark's process has ended; this process cannot start another one
+    ├── QueryError                     a query of a job's state failed
+    │   ├── UnknownJob                 the job root has no job
+    │   ├── UnknownState               no state has the queryable name
+    │   ├── UnknownKey                 the state has no value for the key
+    │   ├── WrongKeyType               a key does not have the recorded types of the state's key
+    │   ├── NotYetAvailable            no server, or no checkpoint as new as requested: a retry may succeed
+    │   ├── CheckpointNotServed        the requested checkpoint is older than those that servers keep open
+    │   ├── Unauthorized               the token is missing or wrong
+    │   └── QueryTooLarge              a request or an answer exceeds the limits of the server
     ├── RequestTimeout                 a run did not answer in time: retry, or check whether a run is active
     ├── Interrupted                    the user or the system ended the run; its last checkpoint is intact
     └── InternalError                  a bug: report it
@@ -272,6 +281,63 @@ class RequestTimeout(StateflowError):
     code = "request-timeout"
     exit_code = 5
     retryable = True
+
+
+class QueryError(StateflowError):
+    """A query of a job's state failed."""
+
+    code = "query"
+    exit_code = 4
+
+
+class UnknownJob(QueryError):
+    """The job root of a query has no job."""
+
+    code = "unknown-job"
+
+
+class UnknownState(QueryError):
+    """No state of the job has the queryable name, or several operators use it."""
+
+    code = "unknown-state"
+
+
+class UnknownKey(QueryError, LookupError):
+    """The state has no value for the key: it was never written, was removed, or has expired."""
+
+    code = "unknown-key"
+
+
+class WrongKeyType(QueryError, TypeError):
+    """A key, or the key of a map, does not have the types that the checkpoint has recorded."""
+
+    code = "wrong-key-type"
+
+
+class NotYetAvailable(QueryError):
+    """No server serves the key, or none has a checkpoint that is as new as requested."""
+
+    code = "not-yet-available"
+    exit_code = 5
+    retryable = True
+
+
+class CheckpointNotServed(QueryError):
+    """The requested checkpoint is older than the checkpoints that the servers keep open."""
+
+    code = "checkpoint-not-served"
+
+
+class Unauthorized(QueryError):
+    """The token is missing or wrong."""
+
+    code = "unauthorized"
+
+
+class QueryTooLarge(QueryError):
+    """A request or an answer exceeds the limits of the server."""
+
+    code = "query-too-large"
 
 
 class Interrupted(StateflowError):

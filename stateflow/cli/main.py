@@ -11,6 +11,7 @@ from stateflow.cli.checkpoints import checkpoints
 from stateflow.cli.common import StateflowGroup
 from stateflow.cli.files import can_delete, gc, pins
 from stateflow.cli.health import doctor, verify
+from stateflow.cli.queries.serve import serve
 from stateflow.cli.restore import fork, restore
 from stateflow.cli.run import run, submit
 from stateflow.cli.savepoints import savepoint, stop
@@ -50,6 +51,7 @@ for command in (
     can_delete,
     pins,
     tables,
+    serve,
     doctor,
 ):
     main.add_command(command)

@@ -156,6 +156,8 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """The name for queries from outside the job; empty if the state is not queryable."""
     ttl_time: str = ""
     """The time domain of its TTL, ``processing`` or ``event``; empty without a TTL."""
+    ttl_milliseconds: Int64 = 0
+    """Its TTL; 0 without one, and in schemas of versions that did not record it."""
     ttl_since: Int64 | None = None
     """The time since which the state has had a TTL in this time domain, in milliseconds since 1970; the TTL of older
     entries counts from here. None before the first watermark."""

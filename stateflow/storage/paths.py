@@ -17,12 +17,14 @@ HISTORY = "history/"
 SAVEPOINTS = "savepoints/"
 HISTORY_INDEX = "history-index/"
 REQUESTS = "requests/"
+SERVERS = "servers/"
 
 _SEQ = 20
 _ENTRY = re.compile(r"log/([0-9]{20})")
 _DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-9._-]{1,200})")
 _OWNED = re.compile(r"(spark|probe|history-index)/([0-9]{20})/.+")
 _HISTORY = re.compile(r"history/([0-9]{20})-(?:checkpoints-([0-9]{1,18})-[0-9a-f]{8}\.json)?.*", re.DOTALL)
+_SERVER = re.compile(r"servers/([0-9a-f]{32})-([0-9]{10})")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
 
 
@@ -164,3 +166,14 @@ def request_seen(request_id: str) -> str:
 def request_done(request_id: str) -> str:
     """Returns the key of the result of a request."""
     return f"{REQUESTS}{request_id}.done"
+
+
+def server_key(server_id: str, number: int) -> str:
+    """Returns the key of the lease `number` of a state server."""
+    return f"{SERVERS}{server_id}-{number:010d}"
+
+
+def parse_server(key: str) -> tuple[str, int] | None:
+    """Returns the id of a state server and the number of its lease; None for any other key."""
+    match = _SERVER.fullmatch(key)
+    return (match[1], int(match[2])) if match else None

@@ -7,12 +7,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 from stateflow.errors import JobDefinitionError
-from stateflow.types.ttl_config import StateTtlConfig
+from stateflow.types.ttl_config import StateTtlConfig, ttl_hint
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -123,22 +122,16 @@ class StateDescriptor:
     serializer: Serializer[Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        self._check_queryable(self.queryable)
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _NAME_LIMIT:
             raise JobDefinitionError(
                 "a state's name must be a str of 1 to 100 characters",
                 hint='name it, for example "total"',
                 name=self.name,
             )
-        if not isinstance(self.queryable, str) or len(self.queryable) > _NAME_LIMIT:
-            raise JobDefinitionError(
-                "a state's queryable name must be a str of at most 100 characters",
-                hint="use a shorter name, or omit it",
-                name=self.name,
-                queryable=self.queryable,
-            )
         if self.ttl is not None and not isinstance(self.ttl, StateTtlConfig):
             raise JobDefinitionError(
-                "a state's ttl must be a StateTtlConfig", hint=_ttl_hint(self.ttl), name=self.name, ttl=repr(self.ttl)
+                "a state's ttl must be a StateTtlConfig", hint=ttl_hint(self.ttl), name=self.name, ttl=repr(self.ttl)
             )
         if self.serializer is not None and not isinstance(self.serializer, Serializer):
             raise JobDefinitionError(
@@ -146,6 +139,33 @@ class StateDescriptor:
                 hint="pass an instance of a subclass of stateflow.Serializer",
                 name=self.name,
                 serializer=repr(self.serializer),
+            )
+
+    def set_queryable(self, name: str) -> Self:
+        """Names the state for queries from outside the job; call it before the state is declared. Returns the object.
+
+        Raises:
+            JobDefinitionError: the state has another queryable name already, is a list, or the name is not valid.
+        """
+        self._check_queryable(name)
+        if not name or self.queryable not in ("", name):
+            raise JobDefinitionError(
+                "a state has one queryable name, which is set once",
+                hint="pass a name of 1 to 100 characters",
+                name=self.name,
+                queryable=self.queryable,
+                given=name,
+            )
+        object.__setattr__(self, "queryable", name)
+        return self
+
+    def _check_queryable(self, queryable: str) -> None:
+        if not isinstance(queryable, str) or len(queryable) > _NAME_LIMIT:
+            raise JobDefinitionError(
+                "a state's queryable name must be a str of at most 100 characters",
+                hint="use a shorter name, or omit it",
+                name=self.name,
+                queryable=queryable,
             )
 
     def _check_function(self, argument: str, function: object, base: type | None = None) -> None:
@@ -158,21 +178,6 @@ class StateDescriptor:
                 name=self.name,
                 given=repr(function),
             )
-
-
-def _ttl_hint(given: object) -> str:
-    """Returns the code for a TTL configuration, with the given duration if it is one."""
-    if not isinstance(given, timedelta) or given <= timedelta(0):
-        return "StateTtlConfig.new_builder(Time.days(7)).build()"
-    units = {
-        "days": timedelta(days=1),
-        "hours": timedelta(hours=1),
-        "minutes": timedelta(minutes=1),
-        "seconds": timedelta(seconds=1),
-        "milliseconds": timedelta(milliseconds=1),
-    }
-    unit = next((name for name, length in units.items() if not given % length), "milliseconds")
-    return f"StateTtlConfig.new_builder(Time.{unit}({given // units[unit]})).build()"
 
 
 class _Options(TypedDict, total=False):
@@ -224,6 +229,15 @@ class ListStateDescriptor(StateDescriptor, Generic[T]):
     """
 
     element_type: type[T] | object
+
+    def _check_queryable(self, queryable: str) -> None:
+        if queryable:
+            raise JobDefinitionError(
+                "a list state cannot be queried, because a list may be larger than any answer",
+                hint="keep the elements in a map state, which is queried page by page",
+                name=self.name,
+                queryable=queryable,
+            )
 
     if TYPE_CHECKING:
 

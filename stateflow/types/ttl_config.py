@@ -164,3 +164,18 @@ class StateTtlConfigBuilder:
     def build(self) -> StateTtlConfig:
         """Returns the configuration."""
         return self._config
+
+
+def ttl_hint(given: object) -> str:
+    """Returns the code for a TTL configuration, with the given duration if it is one."""
+    if not isinstance(given, timedelta) or given <= timedelta(0):
+        return "StateTtlConfig.new_builder(Time.days(7)).build()"
+    units = {
+        "days": timedelta(days=1),
+        "hours": timedelta(hours=1),
+        "minutes": timedelta(minutes=1),
+        "seconds": timedelta(seconds=1),
+        "milliseconds": timedelta(milliseconds=1),
+    }
+    unit = next((name for name, length in units.items() if not given % length), "milliseconds")
+    return f"StateTtlConfig.new_builder(Time.{unit}({given // units[unit]})).build()"

@@ -21,6 +21,7 @@ from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
 from stateflow.observability.metrics import METRICS
 from stateflow.runtime.spark import versions
+from stateflow.serving.registry import ServerLease
 from stateflow.state import handles
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer
@@ -79,7 +80,7 @@ def test_the_format_has_each_stored_document_with_its_fields_in_order() -> None:
     found = [v for module in (documents, handles) for v in vars(module).values() if isinstance(v, type)]
     classes = {
         c
-        for c in {*found, ActionRecord, CheckpointRecord, Spread, HistoryIndex, LostIndex}
+        for c in {*found, ActionRecord, CheckpointRecord, Spread, HistoryIndex, LostIndex, ServerLease}
         if issubclass(c, handles.Document)
     }
     assert described == {c.__name__: list(c.__struct_fields__) for c in classes - {handles.Document}}

@@ -42,6 +42,7 @@ from tests.fuzz.avro_target import avro_value
 from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.operator_target import operator_state
+from tests.fuzz.query_targets import query_request, server_answer, server_lease
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
 from tests.servers.hostile import answer, hostile_server
@@ -339,6 +340,9 @@ TARGETS = {
     "request": request,
     "webhdfs-answer": webhdfs_answer,
     "target": target,
+    "query-request": query_request,
+    "server-lease": server_lease,
+    "server-answer": server_answer,
     "setting": setting,
     "settings-file": settings_file,
 }

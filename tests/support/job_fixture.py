@@ -35,6 +35,7 @@ ON_REQUEST = {
         "iceberg",
         "compaction",
         "transaction",
+        "serve",
     )
 }
 """Failpoints that a run passes only when a user or a command requests something, or with other sinks."""

@@ -18,6 +18,7 @@ from stateflow.api.functions.adapters import (
     StreamAggregateFunction,
 )
 from stateflow.api.functions.process import KeyedFunction, KeyedProcessFunction
+from stateflow.api.functions.queryable import KeepQueryableRow
 from stateflow.api.functions.rich import RichFilterFunction, RichFlatMapFunction, RichMapFunction, RowStep, StepKind
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.graph.event_time import event_time_of, ordered_by_event_time
@@ -31,6 +32,7 @@ from stateflow.api.streams.connected_streams import (
     checked_pair,
 )
 from stateflow.errors import JobDefinitionError
+from stateflow.types.descriptors import StateDescriptor
 
 Stream = TypeVar("Stream")
 In = TypeVar("In")
@@ -125,7 +127,7 @@ class KeyedStream(Generic[Stream]):
         on_error: str | DeadLetters = FAIL,
     ) -> Stream:
         """Emits one row per row. As `DataStream.map`; a `RichMapFunction` may use keyed state."""
-        return self._row_step(RowStep(StepKind.MAP, function, self._output(output)), uid, on_error)
+        return self._row_step(RowStep(StepKind.MAP, function, _output_of(self._node, output)), uid, on_error)
 
     def flat_map(
         self,
@@ -136,7 +138,7 @@ class KeyedStream(Generic[Stream]):
         on_error: str | DeadLetters = FAIL,
     ) -> Stream:
         """Emits zero or more rows per row. As `DataStream.flat_map`; a `RichFlatMapFunction` may use keyed state."""
-        return self._row_step(RowStep(StepKind.FLAT_MAP, function, self._output(output)), uid, on_error)
+        return self._row_step(RowStep(StepKind.FLAT_MAP, function, _output_of(self._node, output)), uid, on_error)
 
     def filter(
         self,
@@ -146,7 +148,7 @@ class KeyedStream(Generic[Stream]):
         on_error: str | DeadLetters = FAIL,
     ) -> Stream:
         """Keeps rows for which the function is true. As `DataStream.filter`; a `RichFilterFunction` may use state."""
-        return self._row_step(RowStep(StepKind.FILTER, function, self._output(None)), uid, on_error)
+        return self._row_step(RowStep(StepKind.FILTER, function, _output_of(self._node, None)), uid, on_error)
 
     def reduce(self, function: Callable[[In, In], In], *, uid: str = "", on_error: str | DeadLetters = FAIL) -> Stream:
         """Combines the rows of each key. Emits the current result for each row.
@@ -226,6 +228,17 @@ class KeyedStream(Generic[Stream]):
         edge = Edge(PartialNode(self._node, partial), replace(self._keying, order_by=()))
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name))
 
+    def as_queryable_state(self, name: str, descriptor: StateDescriptor | None = None, *, uid: str) -> None:
+        """Keeps the newest row of each key as a state that can be queried; the stream ends here, as in Flink.
+
+        Args:
+            name: the queryable name.
+            descriptor: a `ValueStateDescriptor` of the row class, or a `ReducingStateDescriptor` that reduces the rows.
+                Any other one is a JobDefinitionError: a list may grow without a limit.
+        """
+        function = KeepQueryableRow(name, self._node.schema.row_class, descriptor)
+        self._operator(function, self._node.schema, uid, f"queryable {name}", FAIL)
+
     def map_with_state(
         self,
         function: Callable[[In, State], tuple[Out, State | None]],
@@ -270,9 +283,6 @@ class KeyedStream(Generic[Stream]):
         name = _checked_name("filter_with_state", function, uid)
         return self._operator(FilterRowsWithState(function, state), self._node.schema, uid, name, on_error)
 
-    def _output(self, row_class: type[object] | None) -> RowSchema:
-        return RowSchema.of(row_class) if row_class else self._node.schema
-
     def _row_step(self, step: RowStep, uid: str, on_error: str | DeadLetters) -> Stream:
         return self._operator(RowStepFunction(step), step.schema, uid, f"{step.kind.value} {step.name}", on_error)
 
@@ -281,6 +291,10 @@ class KeyedStream(Generic[Stream]):
     ) -> Stream:
         edge = ordered_by_event_time(self._edge, function)
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, checked_policy(on_error)))
+
+
+def _output_of(node: Node, row_class: type[object] | None) -> RowSchema:
+    return RowSchema.of(row_class) if row_class else node.schema
 
 
 def _checked_name(method: str, function: object, uid: str) -> str:

@@ -24,6 +24,7 @@ from stateflow.storage.paths import (
     PROBE,
     REQUESTS,
     SAVEPOINTS,
+    SERVERS,
     SPARK,
     DataKey,
     entry_seq,
@@ -57,6 +58,7 @@ class Fate(enum.Enum):
     SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes it"
     UNFINISHED = "it belongs to an unfinished or partly deleted savepoint; a collection deletes it"
     REQUEST = "it is a request to a run, or its answer; a run deletes old ones"
+    SERVER = "it is the lease of a state server; servers delete those that have ended"
     OUTSIDE = "it is outside of what a collection searches"
     GARBAGE = "nothing needs it, and no later commit can"
     UNKNOWN = "it does not have a name that stateflow uses"
@@ -67,7 +69,7 @@ class Fate(enum.Enum):
         return self is Fate.GARBAGE
 
 
-_OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.REQUEST}
+_OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.REQUEST, SERVERS: Fate.SERVER}
 """Key prefixes with separate retention rules, which `find_garbage` does not search."""
 
 

@@ -242,9 +242,11 @@ class HostCache:
         """Removes all other files from the cache; a process that has linked one keeps it.
 
         Args:
+            files: the files to keep; the cache still remembers which of them have a valid structure.
             checked: the fingerprint of the only store to remember as checked.
         """
-        wanted = {file.sha256 for file in files} | {_checked(checked)}
+        hashes = {file.sha256 for file in files}
+        wanted = hashes | {_checked(known) for known in (*hashes, checked)}
         for name in os.listdir(self.folder):
             if name not in wanted and not _is_being_fetched(name):
                 (self.folder / name).unlink(missing_ok=True)

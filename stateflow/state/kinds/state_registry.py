@@ -96,6 +96,7 @@ class StateRegistry:
         return replace(
             schema,
             ttl_time=ttl.characteristic,
+            ttl_milliseconds=ttl.config.milliseconds,
             ttl_since=ttl.since,
             ttl_always=ttl.always,
             ttl_index=True,

@@ -91,12 +91,22 @@ def test_schemas_list_what_is_declared_in_order_of_names(state: KeyedState) -> N
 
 
 def test_a_queryable_name_is_recorded_and_belongs_to_one_state(state: KeyedState) -> None:
-    state.list_state(ListStateDescriptor("words", str, queryable="all-words"))
+    state.map_state(MapStateDescriptor("words", str, int, queryable="all-words"))
     assert state.registry.schemas[0].queryable == "all-words"
     with raises(StateError, queryable="all-words", first="words", second="other"):
         state.value_state(ValueStateDescriptor("other", int, queryable="all-words"))
+    with raises(JobDefinitionError, name="list", queryable="all-words"):
+        ListStateDescriptor("list", str, queryable="all-words")
+    with raises(JobDefinitionError, name="list", queryable="all-words"):
+        ListStateDescriptor("list", str).set_queryable("all-words")
     with raises(JobDefinitionError, name="other", queryable="x" * 101):
         ValueStateDescriptor("other", int, queryable="x" * 101)
+    named = ValueStateDescriptor("named", int)
+    assert named.set_queryable("counts").set_queryable("counts") is named
+    assert named == ValueStateDescriptor("named", int, queryable="counts")
+    for given in ("", "others"):
+        with raises(JobDefinitionError, name="named", queryable="counts", given=given):
+            named.set_queryable(given)
 
 
 USES: dict[str, dict[str, Callable[[Any], object]]] = {

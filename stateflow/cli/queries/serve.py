@@ -1,0 +1,126 @@
+"""The command that runs a state server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from stateflow.cli.common import ROOT, SECONDS
+from stateflow.cli.formatting import print_text
+from stateflow.config.state_settings import RocksDBSettings
+from stateflow.errors import ConfigError, EnvironmentUnsupported
+from stateflow.process_limits import isolate
+
+_MIB = 1 << 20
+_LARGEST_TOKEN_FILE = 10_000
+
+
+@click.command()
+@ROOT
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 for a free one.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the token that clients must send; required unless the address is a loopback address.",
+)
+@click.option(
+    "--advertise", default="", metavar="URL", help="URL at which clients reach this server, such as that of a proxy."
+)
+@click.option(
+    "--keep", type=click.IntRange(1, 100), default=3, show_default=True, help="Checkpoints that are kept open."
+)
+@click.option(
+    "--poll", type=SECONDS, metavar="SECONDS", help="Time between two looks at the log; 0.05, or 1 in object storage."
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(1, 3600),
+    default=10,
+    show_default=True,
+    metavar="SECONDS",
+    help="Other servers take over the key groups of this one if it does not renew its lease for so long.",
+)
+@click.option(
+    "--cache-mib", type=click.IntRange(8), default=256, show_default=True, help="Block cache for all open stores."
+)
+@click.option(
+    "--memory-mib",
+    type=click.IntRange(256),
+    default=4096,
+    show_default=True,
+    help="Memory that the process may use; it ends when it needs more.",
+)
+def serve(
+    job_root: str,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    advertise: str,
+    keep: int,
+    poll: float | None,
+    lease: float,
+    cache_mib: int,
+    memory_mib: int,
+) -> None:
+    """Serve the committed state of a job to queries over HTTP, until SIGINT or SIGTERM arrives.
+
+    It serves the states that the job has named with set_queryable or as_queryable_state, and follows the job from
+    checkpoint to checkpoint. Several servers of one job divide its key groups. They register in the job root, where
+    clients find them. The job may run, wait or not exist yet; a server changes nothing of it.
+    """
+    try:
+        from stateflow.serving.app import AppSettings
+        from stateflow.serving.follower import FollowSettings
+        from stateflow.serving.server import ServerSettings, StateServer
+    except ModuleNotFoundError as e:
+        raise EnvironmentUnsupported(
+            "a package for state servers is not installed", hint="pip install 'stateflow[serve]'", package=e.name
+        ) from e
+    # A forged file of a store may crash the process that opens it: that is this one, which harms no run.
+    isolate(memory_mib * _MIB)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        advertise=advertise,
+        poll=None if poll is None else timedelta(seconds=poll),
+        lease=timedelta(seconds=lease),
+        app=AppSettings(token=_token(token_file)),
+        follow=FollowSettings(keep, RocksDBSettings(block_cache_bytes=cache_mib * _MIB)),
+    )
+    with StateServer(job_root, settings) as server, _ends_at_sigterm():
+        print_text(f"serving {job_root} at {server.url}")
+        server.run()
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        with file.open() as opened:
+            token = opened.read(_LARGEST_TOKEN_FILE).strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError("the file with the token cannot be read", file=str(file), reason=str(e)) from e
+    if not token:
+        raise ConfigError("the file with the token is empty", hint="write a long random text into it", file=str(file))
+    return token
+
+
+@contextmanager
+def _ends_at_sigterm() -> Iterator[None]:
+    """Lets the process end normally after SIGTERM, which the HTTP server sends to itself again when it has stopped."""
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """The server has stopped already, or has not begun to serve."""
+
+    before = signal.signal(signal.SIGTERM, ignore)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

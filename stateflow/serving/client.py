@@ -1,0 +1,328 @@
+"""The client of state servers: `QueryableStateClient`, and `AsyncQueryableStateClient` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import TracebackType
+from typing import Self, TypedDict, TypeVar, Unpack
+
+import httpx
+
+from stateflow.clock import Clock, SystemClock
+from stateflow.errors import UnknownJob, UnknownKey
+from stateflow.serving.answers import Format
+from stateflow.serving.lookups import LARGEST_ANSWER
+from stateflow.serving.protocol import Protocol
+from stateflow.serving.registry import Registry, ServerLease
+from stateflow.serving.requests import PAGE, ScanRequest, StateDescription
+from stateflow.serving.steps import (
+    HttpCall,
+    HttpReply,
+    ListingPosition,
+    Pause,
+    QueryEntry,
+    QueryOptions,
+    QueryResult,
+    ReadLeases,
+    Result,
+    Step,
+)
+from stateflow.storage import open_storage
+from stateflow.storage.paths import FORMAT
+
+R = TypeVar("R")
+
+_CONCURRENT = 8
+"""Requests of one query that are sent at the same time."""
+_LARGEST = 2 * LARGEST_ANSWER
+
+
+class _Leases:
+    """Reads the servers of a job root, in the client's thread or another one."""
+
+    def __init__(self, job_root: str, clock: Clock) -> None:
+        self._storage = open_storage(job_root)
+        self._registry = Registry(self._storage, clock)
+
+    def read(self) -> list[ServerLease]:
+        """Returns the leases of the servers; raises UnknownJob if there is no job."""
+        leases = self._registry.read()
+        if not leases and self._storage.size(FORMAT) is None:
+            raise UnknownJob("the job root has no job", hint="check the path", job_root=self._storage.uri)
+        return leases
+
+
+class QueryableStateClient:
+    """Queries the committed state of a job. Threads may share a client; `close` it, or use it in a `with` block.
+
+    Args:
+        job_root: path or URI of the job root, which has the addresses of the job's state servers.
+        token: the token of the servers; empty for none.
+        timeout: how long a query may take, with its repetitions: servers may be restarting, and a checkpoint that is
+            requested with `at_least` may not be committed yet.
+    """
+
+    def __init__(self, job_root: str, *, token: str = "", timeout: timedelta = timedelta(seconds=30)) -> None:
+        self._clock = SystemClock()
+        self._leases = _Leases(job_root, self._clock)
+        self._protocol = Protocol(self._clock, timeout)
+        self._http = httpx.Client(**_http_options(token))
+        self._threads = ThreadPoolExecutor(_CONCURRENT, "stateflow-query")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._threads.shutdown()
+        self._http.close()
+
+    def states(self) -> list[StateDescription]:
+        """Returns the states that can be queried. Raises UnknownJob or NotYetAvailable."""
+        return self._run(self._protocol.states()).states
+
+    def get(self, name: str, key: object, map_key: object = None, **options: Unpack[QueryOptions]) -> QueryResult:
+        """Returns the value of a key.
+
+        Args:
+            name: the queryable name of the state.
+            key: a tuple with a value for each key column, or the value if there is one column.
+            map_key: for a map state, the key in the map.
+            options: see `QueryOptions`.
+
+        Raises:
+            UnknownJob: the job root has no job.
+            UnknownState: no state has the name.
+            UnknownKey: the key has no value at the checkpoint.
+            WrongKeyType: the key is not of the recorded types.
+            NotYetAvailable: no server answered in time, or none has a checkpoint that is as new as requested.
+            CheckpointNotServed: servers no longer have the checkpoint `exactly` open.
+            Unauthorized: the token is missing or wrong.
+        """
+        (result,) = self.get_many(name, [key], None if map_key is None else [map_key], **options)
+        return _found(result, name, key, map_key)
+
+    def get_many(
+        self,
+        name: str,
+        keys: Sequence[object],
+        map_keys: Sequence[object] | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> list[QueryResult]:
+        """Returns the values of many keys, in order; `found` is False for a key without a value.
+
+        Servers open a new checkpoint at different times: each result names its own. With `exactly`, all are
+        of one checkpoint.
+
+        Args:
+            name: the queryable name of the state.
+            keys: the keys, as for `get`.
+            map_keys: for a map state, the key in the map for each of `keys`.
+            options: see `QueryOptions`.
+
+        Raises as `get` does, but not UnknownKey.
+        """
+        return self._run(self._protocol.get_many(name, keys, map_keys, options))
+
+    def scan(
+        self, name: str, key: object, prefix: str | None = None, **options: Unpack[QueryOptions]
+    ) -> Iterator[QueryEntry]:
+        """Yields the entries of one key's map, in order of the map's keys, page by page.
+
+        Without `exactly`, later pages may be of a later checkpoint: each entry names its own.
+
+        Args:
+            name: the queryable name of a map state.
+            key: the key, as for `get`.
+            prefix: only entries whose map key begins with this text; for maps with str keys.
+            options: see `QueryOptions`.
+
+        Raises as `get_many` does.
+        """
+        after = ""
+        while True:
+            page = ScanRequest(state=name, key=[], prefix=prefix, after=after, limit=PAGE)
+            entries, after = self._run(self._protocol.scan_page(name, key, page, options))
+            yield from entries
+            if not after:
+                return
+
+    def keys(self, name: str, **options: Unpack[QueryOptions]) -> Iterator[QueryEntry]:
+        """Yields the keys that have a value, in order of key groups, page by page; see `scan`."""
+        at: ListingPosition | None = ListingPosition()
+        while at is not None:
+            entries, at = self._run(self._protocol.keys_page(name, at, PAGE, options))
+            yield from entries
+
+    def _run(self, steps: Generator[Step, Result, R]) -> R:
+        result: Result = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as done:
+                value: R = done.value
+                return value
+            if isinstance(step, ReadLeases):
+                result = self._leases.read()
+            elif isinstance(step, Pause):
+                self._clock.sleep(timedelta(seconds=step.seconds))
+                result = None
+            else:
+                result = [self._call(step[0])] if len(step) == 1 else list(self._threads.map(self._call, step))
+
+    def _call(self, call: HttpCall) -> HttpReply:
+        try:
+            with self._http.stream(_method(call), call.url, content=call.body) as answer:
+                pieces, size = [], 0
+                for piece in answer.iter_raw():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > _LARGEST:
+                        return HttpReply(failure=f"the answer has more than {_LARGEST} bytes")
+                return HttpReply(answer.status_code, b"".join(pieces))
+        except (httpx.HTTPError, httpx.InvalidURL) as e:
+            return HttpReply(failure=f"{type(e).__name__}: {e}"[:200])
+
+
+class AsyncQueryableStateClient:
+    """`QueryableStateClient` for asyncio: its methods are coroutines and asynchronous iterators.
+
+    Args:
+        job_root: as for `QueryableStateClient`.
+        token: the token of the servers; empty for none.
+        timeout: how long a query may take, with its repetitions.
+    """
+
+    def __init__(self, job_root: str, *, token: str = "", timeout: timedelta = timedelta(seconds=30)) -> None:
+        clock = SystemClock()
+        self._leases = _Leases(job_root, clock)
+        self._protocol = Protocol(clock, timeout)
+        self._http = httpx.AsyncClient(**_http_options(token))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def states(self) -> list[StateDescription]:
+        """Returns the states that can be queried. Raises UnknownJob or NotYetAvailable."""
+        return (await self._run(self._protocol.states())).states
+
+    async def get(self, name: str, key: object, map_key: object = None, **options: Unpack[QueryOptions]) -> QueryResult:
+        """Returns the value of a key; arguments and errors as for `QueryableStateClient.get`."""
+        (result,) = await self.get_many(name, [key], None if map_key is None else [map_key], **options)
+        return _found(result, name, key, map_key)
+
+    async def get_many(
+        self,
+        name: str,
+        keys: Sequence[object],
+        map_keys: Sequence[object] | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> list[QueryResult]:
+        """Returns the values of many keys; arguments and errors as for `QueryableStateClient.get_many`."""
+        return await self._run(self._protocol.get_many(name, keys, map_keys, options))
+
+    async def scan(
+        self, name: str, key: object, prefix: str | None = None, **options: Unpack[QueryOptions]
+    ) -> AsyncIterator[QueryEntry]:
+        """Yields the entries of one key's map; arguments and errors as for `QueryableStateClient.scan`."""
+        after = ""
+        while True:
+            page = ScanRequest(state=name, key=[], prefix=prefix, after=after, limit=PAGE)
+            entries, after = await self._run(self._protocol.scan_page(name, key, page, options))
+            for entry in entries:
+                yield entry
+            if not after:
+                return
+
+    async def keys(self, name: str, **options: Unpack[QueryOptions]) -> AsyncIterator[QueryEntry]:
+        """Yields the keys that have a value; see `QueryableStateClient.keys`."""
+        at: ListingPosition | None = ListingPosition()
+        while at is not None:
+            entries, at = await self._run(self._protocol.keys_page(name, at, PAGE, options))
+            for entry in entries:
+                yield entry
+
+    async def _run(self, steps: Generator[Step, Result, R]) -> R:
+        result: Result = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as done:
+                value: R = done.value
+                return value
+            if isinstance(step, ReadLeases):
+                # The storage may be slow, and its client blocks.
+                result = await asyncio.to_thread(self._leases.read)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                result = None
+            else:
+                result = list(await asyncio.gather(*map(self._call, step)))
+
+    async def _call(self, call: HttpCall) -> HttpReply:
+        try:
+            async with self._http.stream(_method(call), call.url, content=call.body) as answer:
+                pieces, size = [], 0
+                async for piece in answer.aiter_raw():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > _LARGEST:
+                        return HttpReply(failure=f"the answer has more than {_LARGEST} bytes")
+                return HttpReply(answer.status_code, b"".join(pieces))
+        except (httpx.HTTPError, httpx.InvalidURL) as e:
+            return HttpReply(failure=f"{type(e).__name__}: {e}"[:200])
+
+
+class _HttpOptions(TypedDict):
+    headers: dict[str, str]
+    timeout: httpx.Timeout
+    limits: httpx.Limits
+    trust_env: bool
+
+
+def _http_options(token: str) -> _HttpOptions:
+    headers = {"accept": Format.MSGPACK.value, "content-type": "application/json", "accept-encoding": "identity"}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    # Redirects are not followed, and variables of the environment do not select a proxy: the token goes to the servers
+    # of the job root only.
+    return {
+        "headers": headers,
+        "timeout": httpx.Timeout(10.0, connect=3.0),
+        "limits": httpx.Limits(max_connections=64, max_keepalive_connections=32, keepalive_expiry=30.0),
+        "trust_env": False,
+    }
+
+
+def _method(call: HttpCall) -> str:
+    return "GET" if call.body is None else "POST"
+
+
+def _found(result: QueryResult, name: str, key: object, map_key: object) -> QueryResult:
+    if result.found:
+        return result
+    facts = {} if map_key is None else {"map_key": repr(map_key)[:200]}
+    raise UnknownKey(
+        "the state has no value for the key",
+        name=name,
+        key=repr(key)[:200],
+        **facts,
+        checkpoint_id=result.checkpoint_id,
+    )

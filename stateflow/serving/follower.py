@@ -1,0 +1,282 @@
+"""Follows the log of a job and keeps its newest checkpoints open for queries.
+
+Only committed state is served: a checkpoint is opened when a verified log entry has it. A server reads the log and the
+files of a checkpoint, and changes neither, so it never blocks a run. It needs no pin: every file of a checkpoint is a
+local file before the checkpoint is served, and an open store keeps its files. If the garbage collector of the job
+deletes a file before the server has it, the log has a newer checkpoint, which is opened instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from stateflow import failpoints
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import Clock, epoch_milliseconds, is_timestamp
+from stateflow.config.state_settings import RocksDBSettings, StateSettings
+from stateflow.errors import (
+    CheckpointNotServed,
+    DamagedCopy,
+    MissingFile,
+    NotYetAvailable,
+    StateflowError,
+    StorageError,
+)
+from stateflow.observability.logging import log_event
+from stateflow.serving.served_checkpoint import (
+    OpenSubtask,
+    ServedCheckpoint,
+    SharedStore,
+    queryable_schemas,
+    queryable_states,
+)
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
+from stateflow.state.backends.memory import DictBackend
+from stateflow.state.files.host_cache import HostCache
+from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.storage import Storage
+from stateflow.storage.paths import FORMAT, LOG, log_entry
+from stateflow.types.key_groups import KeyGroupRange
+
+log = logging.getLogger(__name__)
+
+ALL_GROUPS = (KeyGroupRange(0, (1 << 15) - 1),)
+_HASH_MAPS = ("memory", "filesystem")
+_TRIES = 5
+"""How many newer checkpoints are tried in one poll when files were deleted meanwhile."""
+
+
+@dataclass(frozen=True)
+class FollowSettings:
+    """What a follower keeps.
+
+    Attributes:
+        keep: number of checkpoints to keep open, with the newest one.
+        rocksdb: memory of open stores.
+    """
+
+    keep: int = 3
+    rocksdb: RocksDBSettings = RocksDBSettings()
+
+
+class Follower:
+    """Opens each new checkpoint of a job, and releases old ones. `poll` is called by one thread.
+
+    Args:
+        storage: the job root, which may be empty still.
+        folder: a folder of this process for files and stores.
+        clock: the clock for names of files.
+        settings: what to keep.
+
+    Attributes:
+        problem: why the newest poll failed; None after a success.
+    """
+
+    def __init__(self, storage: Storage, folder: Path, clock: Clock, settings: FollowSettings) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._clock = clock
+        self._settings = settings
+        self._cache = HostCache.direct(folder / "files", storage, clock)
+        self._root: JobRoot | None = None
+        self._seq = 0
+        self._groups: Sequence[KeyGroupRange] = ALL_GROUPS
+        self._opened_groups: Sequence[KeyGroupRange] = ()
+        self._current: EntryRef | None = None
+        self._open: deque[ServedCheckpoint] = deque()
+        self._files: dict[str, list[StateFile]] = {}
+        self._is_damaged = False
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self.problem: StateflowError | None = None
+
+    @property
+    def newest(self) -> ServedCheckpoint | None:
+        """The checkpoint that was opened last; None before the first."""
+        with self._lock:
+            return self._open[-1] if self._open else None
+
+    @property
+    def groups(self) -> Sequence[KeyGroupRange]:
+        """The key groups whose state is open in the newest checkpoint."""
+        return self._opened_groups
+
+    def assign(self, groups: Sequence[KeyGroupRange]) -> None:
+        """Sets the key groups to serve, from the next poll on; without any, `poll` opens nothing."""
+        self._groups = tuple(groups)
+
+    def report_damage(self) -> None:
+        """Lets the next poll open all stores again, after a local copy of a file was found to be damaged."""
+        self._is_damaged = True
+
+    def poll(self) -> bool:
+        """Opens the newest checkpoint if there is a newer one, or if the key groups changed; returns whether it did.
+
+        An error of the storage or of the checkpoint is kept in `problem`, and the checkpoints that are open stay so.
+        """
+        try:
+            is_new = self._follow()
+        except (StateflowError, OSError) as e:
+            found = e if isinstance(e, StateflowError) else StorageError("a local file cannot be used", reason=str(e))
+            if self.problem is None or found.sentence != self.problem.sentence:
+                log_event(log, logging.WARNING, "checkpoint-not-opened", code=found.code, reason=found.sentence)
+            self.problem = found
+            return False
+        self.problem = None
+        return is_new
+
+    @contextmanager
+    def checkpoint(self, at_least: int | None = None, exactly: int | None = None) -> Iterator[ServedCheckpoint]:
+        """Yields an open checkpoint, which stays open until the end of the block.
+
+        Args:
+            at_least: lowest id of the newest checkpoint.
+            exactly: the id of the checkpoint.
+
+        Raises:
+            NotYetAvailable: there is no checkpoint yet, or none as new.
+            CheckpointNotServed: the checkpoint with the id `exactly` is no longer open.
+        """
+        with self._select(at_least, exactly).released_at_end() as selected:
+            yield selected
+
+    def _select(self, at_least: int | None, exactly: int | None) -> ServedCheckpoint:
+        with self._lock:
+            found = self._open[-1] if self._open else None
+            newest = found.checkpoint_id if found else 0
+            if exactly is not None:
+                found = next((c for c in reversed(self._open) if c.checkpoint_id == exactly), None)
+            if found is not None and found.checkpoint_id >= (at_least or 0):
+                # The follower is a user of it as long as the lock is held.
+                found.acquire()
+                return found
+            opened = [c.checkpoint_id for c in self._open]
+        if exactly is not None and newest > exactly:
+            raise CheckpointNotServed(
+                "the server does not have the requested checkpoint open",
+                hint="ask for a newer one, or read it with stateflow.read_state",
+                wanted=exactly,
+                open=opened,
+            )
+        raise NotYetAvailable(
+            "the server has no checkpoint that is as new as requested",
+            hint="retry; the job commits its next checkpoint at the end of a batch",
+            wanted=at_least if exactly is None else exactly,
+            newest=newest,
+        )
+
+    def close(self) -> None:
+        """Releases all checkpoints; those that a query uses are closed at its end."""
+        with self._lock:
+            released = list(self._open)
+            self._open.clear()
+        for checkpoint in released:
+            checkpoint.release()
+
+    def _follow(self) -> bool:
+        root = self.open_job()
+        if root is None or not self._groups:
+            return False
+        must_open = self._is_damaged or tuple(self._groups) != tuple(self._opened_groups)
+        if not must_open and not self._storage.list(LOG, log_entry(self._seq)):
+            return False
+        for attempt in range(_TRIES):
+            head = root.log.read_head()
+            if head is None:
+                return False
+            try:
+                return self._open_newest(root, head, must_open)
+            except MissingFile:
+                # The collector of a run may have deleted the file after the next COMMIT; without one, it is damage.
+                if attempt == _TRIES - 1 or not self._storage.list(LOG, log_entry(head.entry.seq)):
+                    raise
+        return False
+
+    def open_job(self) -> JobRoot | None:
+        """Returns the job root; None as long as the job does not exist. Raises StorageError or WrongJobRoot."""
+        if self._root is None and self._storage.size(FORMAT) is not None:
+            self._root = JobRoot.open(self._storage, self._clock, "serve")
+        return self._root
+
+    def _open_newest(self, root: JobRoot, head: Head, must_open: bool) -> bool:
+        ref, groups, was_damaged = head.checkpoint, tuple(self._groups), self._is_damaged
+        if ref is None or (ref == self._current and not must_open):
+            self._seq = head.entry.seq
+            return False
+        manifest = root.checkpoints.manifest_of(ref)
+        opened = self._open_checkpoint(root, ref, manifest, groups, was_damaged)
+        failpoints.hit("serve.opened")
+        self._seq, self._current, self._opened_groups = head.entry.seq, ref, groups
+        if was_damaged:
+            self._is_damaged = False
+        self._add(opened, replaces_all=was_damaged)
+        log_event(log, logging.INFO, "checkpoint-opened", checkpoint=ref.id, subtasks=len(list(opened.open_subtasks())))
+        return True
+
+    def _open_checkpoint(
+        self, root: JobRoot, ref: EntryRef, manifest: Manifest, groups: Sequence[KeyGroupRange], anew: bool
+    ) -> ServedCheckpoint:
+        committed = epoch_milliseconds(datetime.fromisoformat(ref.at)) if is_timestamp(ref.at) else None
+        subtasks: dict[str, list[OpenSubtask]] = {}
+        try:
+            for operator in manifest.operators:
+                if queryable_schemas(operator):
+                    self._open_operator(operator, groups, subtasks.setdefault(operator.uid, []), anew)
+        except BaseException:
+            for opened in subtasks.values():
+                for subtask in opened:
+                    subtask.store.release()
+            raise
+        states = queryable_states(manifest, committed)
+        return ServedCheckpoint(ref.id, root.job.max_parallelism, states, subtasks, groups)
+
+    def _open_operator(
+        self, operator: OperatorState, groups: Sequence[KeyGroupRange], opened: list[OpenSubtask], anew: bool
+    ) -> None:
+        newest = self.newest
+        known = {s.snapshot: s for s in newest.open_subtasks()} if newest and not anew else {}
+        for state in operator.subtasks:
+            if any(state.groups.overlap(wanted) for wanted in groups):
+                reused = known.get(state.snapshot)
+                store = reused.store.acquire() if reused else SharedStore(self._open_store(state))
+                opened.append(OpenSubtask(state.snapshot, state.groups, store))
+
+    def _open_store(self, state: SubtaskState) -> KeyedStateBackend:
+        self._files[state.snapshot] = list(state.files)
+        failpoints.hit("serve.fetching")
+        try:
+            return self._open_backend(state)
+        except DamagedCopy:
+            # It was dropped: the second time, the file is fetched again.
+            return self._open_backend(state)
+
+    def _open_backend(self, state: SubtaskState) -> KeyedStateBackend:
+        rocksdb = self._settings.rocksdb
+        location = StoreLocation(self._folder / "stores" / str(next(self._numbers)), self._cache, rocksdb)
+        if state.backend in _HASH_MAPS:
+            return DictBackend(dict(read_entries(location, Base.of(state))))
+        return open_backend(location, Base.of(state), StateSettings(backend="rocksdb"))
+
+    def _add(self, opened: ServedCheckpoint, replaces_all: bool) -> None:
+        with self._lock:
+            same = [c for c in self._open if replaces_all or c.checkpoint_id == opened.checkpoint_id]
+            kept = [c for c in self._open if c not in same]
+            surplus = kept[: max(0, len(kept) + 1 - self._settings.keep)]
+            self._open = deque([*kept[len(surplus) :], opened])
+            remaining = {s.snapshot for c in self._open for s in c.open_subtasks()}
+        failpoints.hit("serve.swapped")
+        for checkpoint in [*same, *surplus]:
+            checkpoint.release()
+        self._files = {name: files for name, files in self._files.items() if name in remaining}
+        self._cache.keep_only(file for files in self._files.values() for file in files)

@@ -1,0 +1,362 @@
+"""What a client does for a query, without I/O: generators that yield steps, and receive their results.
+
+The synchronous and the asynchronous client carry out the same steps. A query goes to the servers that have the key
+groups of its keys. It is repeated, with the newest leases, while a server cannot be reached, does not have a key group,
+or has no checkpoint that is as new as requested, until the time of the query is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from datetime import timedelta
+from typing import TypedDict, TypeVar
+
+import msgspec
+
+from stateflow import errors
+from stateflow.clock import Clock
+from stateflow.errors import NotYetAvailable, QueryError, StateflowError, UnknownState, WrongKeyType
+from stateflow.serving.answers import MsgpackPage, MsgpackValues
+from stateflow.serving.keys import group_of, plain_key, typed_key, typed_map_key
+from stateflow.serving.lookups import listing_group
+from stateflow.serving.registry import ServerLease
+from stateflow.serving.requests import (
+    ErrorAnswer,
+    GetRequest,
+    KeysRequest,
+    Request,
+    Scalar,
+    ScanRequest,
+    StateDescription,
+    StatesAnswer,
+)
+from stateflow.serving.steps import (
+    HttpCall,
+    HttpReply,
+    Knowledge,
+    ListingPosition,
+    Pause,
+    QueryEntry,
+    QueryOptions,
+    QueryResult,
+    ReadLeases,
+    Result,
+    Step,
+)
+from stateflow.types.serializers import decode_untyped, value_serializer
+
+CHUNK = 1_000
+"""Keys of one HTTP request; a query for more makes several."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class _Attempts:
+    """The time of one query, and the servers that failed since the leases were read."""
+
+    def __init__(self, clock: Clock, timeout: timedelta) -> None:
+        self._clock = clock
+        self._until = clock.monotonic() + timeout.total_seconds()
+        self._pause = _FIRST_PAUSE
+        self.failed: set[str] = set()
+        self.error: StateflowError | None = None
+
+    def next_pause(self) -> float:
+        """Returns how long to wait before the next attempt; raises the last error when the time is over."""
+        left = self._until - self._clock.monotonic()
+        if left <= 0:
+            raise self.error or NotYetAvailable("no state server answered in time", hint="start one: stateflow serve")
+        pause = min(self._pause, left)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return pause
+
+
+class Protocol:
+    """Makes the steps of queries.
+
+    Args:
+        clock: measures the time of a query.
+        timeout: how long a query is repeated.
+    """
+
+    def __init__(self, clock: Clock, timeout: timedelta) -> None:
+        self._clock = clock
+        self._timeout = timeout
+        self._known = Knowledge()
+
+    def states(self) -> Generator[Step, Result, StatesAnswer]:
+        """Returns the states that can be queried."""
+        return (yield from self._describe(_Attempts(self._clock, self._timeout)))
+
+    def get_many(
+        self, name: str, keys: Sequence[object], map_keys: Sequence[object] | None, options: QueryOptions
+    ) -> Generator[Step, Result, list[QueryResult]]:
+        """Returns the value of each key, in order.
+
+        Args:
+            name: the queryable name.
+            keys: tuples with a value for each key column, or values if there is one column.
+            map_keys: for a map, the key in the map for each of `keys`.
+            options: options of the query.
+        """
+        attempts = _Attempts(self._clock, self._timeout)
+        state = yield from self._state(name, attempts)
+        request = GetRequest(
+            keys=[_plain(key, state) for key in keys],
+            map_keys=_plain_map_keys(map_keys, state),
+            **_common(name, options),
+        )
+        groups = [self._group(key, state) for key in request.keys]
+        results: list[QueryResult | None] = [None] * len(groups)
+        limit = CHUNK
+        while pending := [i for i, result in enumerate(results) if result is None]:
+            chunks = yield from self._chunks(pending, groups, limit, attempts)
+            calls = [_call(url, "get", _part(request, chunk)) for url, chunk in chunks]
+            replies = yield calls
+            for (url, chunk), reply in zip(chunks, _replies(replies), strict=True):
+                if reply.status == 200:
+                    _fill(results, chunk, reply.body, options)
+                elif _error(reply).code == errors.QueryTooLarge.code and len(chunk) > 1:
+                    limit = max(1, len(chunk) // 2)
+                else:
+                    yield from self._failed(url, reply, attempts)
+        return [result for result in results if result is not None]
+
+    def scan_page(
+        self, name: str, key: object, page: ScanRequest, options: QueryOptions
+    ) -> Generator[Step, Result, tuple[list[QueryEntry], str]]:
+        """Returns entries of one key's map, and where the next page begins.
+
+        Args:
+            name: the queryable name.
+            key: the key, as for `get_many`.
+            page: prefix, start and limit of the page.
+            options: options of the query.
+        """
+        attempts = _Attempts(self._clock, self._timeout)
+        state = yield from self._state(name, attempts)
+        plain = _plain(key, state)
+        common = _common(name, options)
+        request = ScanRequest(key=plain, prefix=page.prefix, after=page.after, limit=page.limit, **common)
+        body = yield from self._ask("scan", request, self._group(plain, state), attempts)
+        answer = _decoded(body, MsgpackPage)
+        decode = _decoder(options)
+        entries = [
+            QueryEntry(answer.checkpoint_id, typed_map_key(key, state.map_key_type), decode(value))
+            for key, value in zip(answer.keys, answer.values, strict=True)
+        ]
+        return entries, answer.next
+
+    def keys_page(
+        self, name: str, at: ListingPosition, limit: int, options: QueryOptions
+    ) -> Generator[Step, Result, tuple[list[QueryEntry], ListingPosition | None]]:
+        """Returns keys of one server, and where the next page begins; None at the end.
+
+        Args:
+            name: the queryable name.
+            at: where the page begins.
+            limit: the largest number of keys.
+            options: options of the query.
+        """
+        attempts = _Attempts(self._clock, self._timeout)
+        state = yield from self._state(name, attempts)
+        while True:
+            lease = yield from self._server_of(at.group, attempts)
+            last = next(r.last for r in lease.ranges if at.group in r)
+            request = KeysRequest(
+                first_group=at.group, last_group=last, after=at.after, limit=limit, **_common(name, options)
+            )
+            (reply,) = _replies((yield [_call(lease.url, "keys", request)]))
+            if reply.status == 200:
+                break
+            yield from self._failed(lease.url, reply, attempts)
+        answer = _decoded(reply.body, MsgpackPage)
+        keys = [typed_key(key, state.key_types) for key in answer.keys if isinstance(key, list)]
+        entries = [QueryEntry(answer.checkpoint_id, key) for key in keys]
+        if answer.next:
+            return entries, ListingPosition(listing_group(answer.next), answer.next)
+        return entries, ListingPosition(last + 1) if last + 1 < self._known.max_parallelism else None
+
+    def _ask(self, path: str, request: Request, group: int, attempts: _Attempts) -> Generator[Step, Result, bytes]:
+        while True:
+            lease = yield from self._server_of(group, attempts)
+            (reply,) = _replies((yield [_call(lease.url, path, request)]))
+            if reply.status == 200:
+                return reply.body
+            yield from self._failed(lease.url, reply, attempts)
+
+    def _state(self, name: str, attempts: _Attempts) -> Generator[Step, Result, StateDescription]:
+        if name not in self._known.states:
+            yield from self._describe(attempts)
+        found = self._known.states.get(name)
+        if found is None:
+            raise UnknownState(
+                "no state of the job has this queryable name",
+                hint="name the state with set_queryable; it appears with the next checkpoint",
+                name=name[:100],
+                found=sorted(self._known.states)[:20],
+            )
+        return found
+
+    def _describe(self, attempts: _Attempts) -> Generator[Step, Result, StatesAnswer]:
+        while True:
+            leases = yield from self._leases(attempts)
+            urls = [lease.url for lease in leases if lease.url not in attempts.failed]
+            if not urls:
+                yield from self._read_again(attempts)
+                continue
+            (reply,) = _replies((yield [HttpCall(f"{urls[-1]}/v1/states")]))
+            if reply.status == 200:
+                answer = _decoded(reply.body, StatesAnswer, is_json=True)
+                self._known.states = {state.name: state for state in answer.states}
+                self._known.max_parallelism = answer.max_parallelism
+                return answer
+            yield from self._failed(urls[-1], reply, attempts)
+
+    def _leases(self, attempts: _Attempts) -> Generator[Step, Result, list[ServerLease]]:
+        if self._known.leases is None:
+            found = yield ReadLeases()
+            self._known.leases = [lease for lease in found or [] if isinstance(lease, ServerLease)]
+            attempts.failed.clear()
+        return self._known.leases
+
+    def _read_again(self, attempts: _Attempts) -> Generator[Step, Result, None]:
+        yield Pause(attempts.next_pause())
+        self._known.leases = None
+
+    def _server_of(self, group: int, attempts: _Attempts) -> Generator[Step, Result, ServerLease]:
+        while True:
+            leases = yield from self._leases(attempts)
+            # The newest server first: an older one may be about to drop the key group.
+            for lease in reversed(leases):
+                if lease.url not in attempts.failed and any(group in r for r in lease.ranges):
+                    return lease
+            yield from self._read_again(attempts)
+
+    def _chunks(
+        self, pending: Iterable[int], groups: Sequence[int], limit: int, attempts: _Attempts
+    ) -> Generator[Step, Result, list[tuple[str, list[int]]]]:
+        """Returns the positions that each server is asked for, in chunks."""
+        by_group: dict[int, str] = {}
+        by_url: dict[str, list[int]] = {}
+        for position in pending:
+            group = groups[position]
+            if group not in by_group:
+                by_group[group] = (yield from self._server_of(group, attempts)).url
+            by_url.setdefault(by_group[group], []).append(position)
+        return [
+            (url, positions[start : start + limit])
+            for url, positions in by_url.items()
+            for start in range(0, len(positions), limit)
+        ]
+
+    def _failed(self, url: str, reply: HttpReply, attempts: _Attempts) -> Generator[Step, Result, None]:
+        """Raises the error of a reply, or waits if another attempt may succeed."""
+        error = _error(reply)
+        if not (reply.failure or error.retryable):
+            # The next query asks again which states there are: the types of a key may have changed.
+            self._known.states = {}
+            raise error
+        attempts.error = error
+        attempts.failed.add(url)
+        yield from self._read_again(attempts)
+
+    def _group(self, plain: Sequence[object], state: StateDescription) -> int:
+        return group_of(typed_key(plain, state.key_types), state.key_types, self._known.max_parallelism)
+
+
+class _Common(TypedDict):
+    state: str
+    namespace: Scalar
+    at_least: int | None
+    exactly: int | None
+
+
+def _common(name: str, options: QueryOptions) -> _Common:
+    return {
+        "state": name,
+        "namespace": options.get("namespace"),
+        "at_least": options.get("at_least"),
+        "exactly": options.get("exactly"),
+    }
+
+
+def _plain(key: object, state: StateDescription) -> list[Scalar]:
+    values = key if isinstance(key, tuple | list) else (key,)
+    return plain_key(typed_key(values, state.key_types))
+
+
+def _plain_map_keys(map_keys: Sequence[object] | None, state: StateDescription) -> list[Scalar] | None:
+    if (map_keys is None) == (state.kind == "map"):
+        raise WrongKeyType(
+            "a map needs a key of the map for each key, and no other state has one",
+            hint="pass map_key for a map state only",
+            state=state.name,
+            kind=state.kind,
+        )
+    if map_keys is None:
+        return None
+    return plain_key([typed_map_key(key, state.map_key_type) for key in map_keys])
+
+
+def _part(request: GetRequest, chunk: Sequence[int]) -> GetRequest:
+    return msgspec.structs.replace(
+        request,
+        keys=[request.keys[i] for i in chunk],
+        map_keys=None if request.map_keys is None else [request.map_keys[i] for i in chunk],
+    )
+
+
+def _call(url: str, path: str, request: Request) -> HttpCall:
+    return HttpCall(f"{url}/v1/{path}", msgspec.json.encode(request))
+
+
+def _replies(result: Result) -> list[HttpReply]:
+    return [reply for reply in result or [] if isinstance(reply, HttpReply)]
+
+
+def _error(reply: HttpReply) -> StateflowError:
+    """Returns the error that a reply reports; one that can be retried if the reply is not from a state server."""
+    if not reply.failure:
+        try:
+            answer = msgspec.json.decode(reply.body, type=ErrorAnswer)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return NotYetAvailable("a state server could not answer", status=reply.status)
+        kind = _KINDS.get(answer.code, QueryError)
+        return kind(answer.message, hint=answer.hint, **answer.facts)
+    return NotYetAvailable("a state server cannot be reached", reason=reply.failure)
+
+
+def _kinds(base: type[StateflowError]) -> dict[str, type[StateflowError]]:
+    found = {base.code: base}
+    for kind in base.__subclasses__():
+        found |= _kinds(kind)
+    return found
+
+
+_KINDS = _kinds(StateflowError)
+"""The classes of errors by code."""
+
+D = TypeVar("D")
+
+
+def _decoded(body: bytes, kind: type[D], is_json: bool = False) -> D:
+    try:
+        return msgspec.json.decode(body, type=kind) if is_json else msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise QueryError("the answer of a state server is not of the documented form", reason=str(e)[:200]) from e
+
+
+def _decoder(options: QueryOptions) -> Callable[[bytes], object]:
+    if "value_type" not in options and "serializer" not in options:
+        return decode_untyped
+    return value_serializer(options.get("value_type", object), options.get("serializer")).decode
+
+
+def _fill(results: list[QueryResult | None], chunk: Sequence[int], body: bytes, options: QueryOptions) -> None:
+    answer = _decoded(body, MsgpackValues)
+    if len(answer.values) != len(chunk):
+        raise QueryError("a state server answered for another number of keys", wanted=len(chunk))
+    decode = _decoder(options)
+    for position, data in zip(chunk, answer.values, strict=True):
+        value = None if data is None else decode(data)
+        results[position] = QueryResult(answer.checkpoint_id, value, data is not None)

@@ -1,0 +1,207 @@
+"""A state server: an HTTP server, and a thread that follows the job's log and renews the server's lease."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+
+from stateflow.clock import Clock, SystemClock
+from stateflow.errors import ConfigError, StateflowError
+from stateflow.observability.logging import log_event
+from stateflow.scratch_folder import ScratchFolder
+from stateflow.serving.app import AppSettings, StateApp
+from stateflow.serving.connections import BoundedProtocol
+from stateflow.serving.follower import Follower, FollowSettings
+from stateflow.serving.registry import Membership
+from stateflow.storage import Storage, open_storage
+
+log = logging.getLogger(__name__)
+
+_LONGEST_TOKEN = 4096
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of a state server.
+
+    Attributes:
+        host: address to listen at.
+        port: port to listen at; 0 for any free one.
+        advertise: URL at which clients reach the server; by default made of host and port.
+        poll: time between two looks at the job's log; None for 50 ms in a local file system, and 1 s elsewhere.
+        lease: duration of the server's lease; other servers take over its key groups after this time.
+        connections: maximum number of connections; further ones are answered with status 503.
+        app: limits of requests, and the token.
+        follow: checkpoints that are kept open, and memory.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    poll: timedelta | None = None
+    lease: timedelta = timedelta(seconds=10)
+    connections: int = 200
+    app: AppSettings = field(default_factory=AppSettings)
+    follow: FollowSettings = field(default_factory=FollowSettings)
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that would let any host query the state, or that cannot be used."""
+        token = self.app.token
+        if not token.isascii() or not token.isprintable() or len(token) > _LONGEST_TOKEN or " " in token:
+            raise ConfigError("the token of a state server must be ASCII text without spaces", hint="make a new one")
+        if not token and not _is_loopback(self.host):
+            raise ConfigError(
+                "a state server without a token can only listen at a loopback address",
+                hint="pass a file with a token, or listen at 127.0.0.1",
+                host=self.host,
+            )
+        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+            raise ConfigError("the URL of a state server begins with http:// or https://", advertise=self.advertise)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class StateServer:
+    """Serves the committed state of one job until `stop` is called. Use it in a `with` block, which ends its lease.
+
+    Args:
+        job_root: the job root; the job may not exist yet.
+        settings: address, limits and memory.
+        clock: the clock for leases.
+
+    Raises:
+        ConfigError: the settings are refused, or the address cannot be used.
+    """
+
+    def __init__(
+        self, job_root: str | Storage, settings: ServerSettings = ServerSettings(), clock: Clock | None = None
+    ) -> None:
+        settings.check()
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._storage = open_storage(job_root) if isinstance(job_root, str) else job_root
+        self._socket = _bound(settings)
+        self._scratch = ScratchFolder()
+        self.follower = Follower(self._storage, self._scratch.path, self._clock, settings.follow)
+        self._membership = Membership(self._storage, self.follower, self._clock, self.url, settings.lease)
+        self._http = uvicorn.Server(_uvicorn_config(self.follower, settings))
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL at which clients reach the server."""
+        if self._settings.advertise:
+            return self._settings.advertise.rstrip("/")
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self) -> None:
+        """Serves requests until `stop` is called, or SIGINT or SIGTERM arrives.
+
+        Raises what made the thread that follows the log fail.
+        """
+        follower = threading.Thread(target=self._follow, name="stateflow-follower", daemon=True)
+        follower.start()
+        try:
+            self._http.run(sockets=[self._socket])
+        finally:
+            self._stopping.set()
+            follower.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Lets `run` return after the requests in progress; may be called by any thread."""
+        self._http.should_exit = True
+
+    def close(self) -> None:
+        """Ends the lease, closes the stores and removes local files."""
+        self._socket.close()
+        self.follower.close()
+        with _logged("lease-not-ended"):
+            self._membership.registration.end()
+        self._scratch.remove()
+
+    def step(self) -> None:
+        """Looks at the log and at the leases once, as the thread of `run` does periodically."""
+        with _logged("lease-not-renewed"):
+            self._membership.step()
+        self.follower.poll()
+
+    def _follow(self) -> None:
+        poll = self._settings.poll or timedelta(seconds=0.05 if self._storage.host_local else 1)
+        try:
+            while not self._stopping.is_set():
+                self.step()
+                self._stopping.wait(poll.total_seconds())
+        except BaseException as e:
+            self._failure = e
+            self.stop()
+
+
+@contextlib.contextmanager
+def _logged(event: str) -> Iterator[None]:
+    try:
+        yield
+    except StateflowError as e:
+        log_event(log, logging.WARNING, event, code=e.code, reason=e.sentence)
+
+
+def _bound(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, settings.port))
+        # Clients may connect as soon as the lease names the address.
+        listening.listen(128)
+    except (OSError, OverflowError) as e:
+        listening.close()
+        raise ConfigError(
+            "the address of a state server cannot be used",
+            hint="choose another port",
+            host=settings.host,
+            port=settings.port,
+            reason=str(e),
+        ) from e
+    return listening
+
+
+def _uvicorn_config(follower: Follower, settings: ServerSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        StateApp(follower, settings.app).asgi(),
+        http=BoundedProtocol,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        limit_concurrency=settings.connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=10,
+    )

@@ -1,0 +1,124 @@
+"""A job with queryable states, and what queries must return at each of its checkpoints: plain dictionaries."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stateflow import (
+    Context,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    RuntimeContext,
+    ValueStateDescriptor,
+)
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.environment import StreamExecutionEnvironment
+from tests.support.local_jobs import LocalJobs
+
+SHOPS = ("north", "south", "eas\0t", "west")
+ITEMS = ("tea", "teapot", "cup", "tray", "")
+
+
+class Sale(msgspec.Struct, frozen=True):
+    """A row of the job."""
+
+    shop: str
+    day: int
+    item: str
+    amount: int
+
+
+class Total(msgspec.Struct):
+    """What the job keeps for each shop and day."""
+
+    count: int
+    amount: int
+
+
+class Totals(KeyedProcessFunction[Sale, Sale]):
+    """Keeps a total, the items and the largest amount of each key; an item that is sold back is removed."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.total = ctx.get_state(ValueStateDescriptor("total", Total, queryable="totals"))
+        self.items = ctx.get_map_state(MapStateDescriptor("items", str, int, queryable="sold-items"))
+        largest = ReducingStateDescriptor("largest", max, int, queryable="largest")
+        self.largest = ctx.get_reducing_state(largest)
+        self.secret = ctx.get_state(ValueStateDescriptor("secret", int))
+
+    def process_element(self, row: Sale, ctx: Context) -> None:
+        before = self.total.value() or Total(0, 0)
+        self.total.update(Total(before.count + 1, before.amount + row.amount))
+        self.largest.add(row.amount)
+        self.secret.update(row.amount)
+        if row.amount > 0:
+            self.items[row.item] = row.amount
+        else:
+            del self.items[row.item]
+
+
+@dataclass
+class Expected:
+    """What queries return at one checkpoint, by key."""
+
+    totals: dict[tuple[str, int], Total] = field(default_factory=dict)
+    items: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
+    largest: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+def sales(number: int, seed: int = 7) -> list[Sale]:
+    rng = random.Random(seed)
+    return [
+        Sale(rng.choice(SHOPS), rng.randrange(-2, 3), rng.choice(ITEMS), rng.randrange(-2, 9)) for _ in range(number)
+    ]
+
+
+def expected(rows: list[Sale]) -> Expected:
+    """The oracle: the rows one after another."""
+    found = Expected()
+    for row in rows:
+        key = (row.shop, row.day)
+        before = found.totals.get(key, Total(0, 0))
+        found.totals[key] = Total(before.count + 1, before.amount + row.amount)
+        found.largest[key] = max(found.largest.get(key, row.amount), row.amount)
+        if row.amount > 0:
+            found.items.setdefault(key, {})[row.item] = row.amount
+        else:
+            found.items.get(key, {}).pop(row.item, None)
+    return found
+
+
+class ShopsJob(LocalJobs):
+    """The job, run for some more rows at a time.
+
+    Attributes:
+        expected: what queries return, by checkpoint.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **{"parallelism": 2, "max_parallelism": 16, "state__backend": "memory", **settings})
+        self.sold: list[Sale] = []
+        self.expected: dict[int, Expected] = {}
+
+    @property
+    def root(self) -> str:
+        return str(self.folder / "root")
+
+    def sell(self, number: int = 4, **settings: Any) -> int:
+        """Processes more rows in one batch; returns the id of the checkpoint."""
+        rows = sales(len(self.sold) + number)
+
+        def build(env: StreamExecutionEnvironment) -> None:
+            sold = env.from_collection(rows, Sale, uid="sales").key_by("shop", "day")
+            sold.process(Totals(), output=Sale, uid="totals").sink_to(self.sink("out"), uid="out")
+
+        self.run(build, source__max_rows_per_batch=max(number, 1), **settings)
+        self.sold = rows
+        found = JobRoot.open(self.storage, self.clock).head().checkpoint_id
+        self.expected[found] = expected(rows)
+        return found

@@ -1,0 +1,141 @@
+"""What a follower serves, and when: compared with plain dictionaries for each checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.clock import SystemClock
+from stateflow.errors import CheckpointNotServed, NotYetAvailable, UnknownState, WrongKeyType
+from stateflow.serving.follower import Follower, FollowSettings
+from stateflow.serving.lookups import Lookups
+from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest
+from stateflow.serving.served_checkpoint import ServedCheckpoint
+from stateflow.types.serializers import decode_untyped
+from tests.serving.shops_job import ITEMS, SHOPS, Expected, ShopsJob
+from tests.support.errors import raises
+
+KEYS = [(shop, day) for shop in SHOPS for day in range(-3, 4)]
+
+
+@pytest.fixture(params=["memory", "filesystem", "rocksdb"])
+def jobs(tmp_path: Path, request: pytest.FixtureRequest) -> ShopsJob:
+    return ShopsJob(tmp_path, state__backend=request.param)
+
+
+@pytest.fixture
+def follower(jobs: ShopsJob) -> Iterator[Follower]:
+    found = Follower(jobs.storage, jobs.folder / "server", SystemClock(), FollowSettings(keep=2))
+    yield found
+    found.close()
+
+
+def served(checkpoint: ServedCheckpoint, limit: int = 3) -> Expected:
+    """Everything that queries return, page by page."""
+    found = Expected()
+    by_name: dict[str, dict[Any, Any]] = {"totals": found.totals, "largest": found.largest}
+    for name, values in by_name.items():
+        request = GetRequest(state=name, keys=[list(key) for key in KEYS])
+        for key, data in zip(KEYS, Lookups(checkpoint, request).get(request), strict=True):
+            if data is not None:
+                values[key] = decode_untyped(data)
+    for key in _keys(checkpoint, limit):
+        found.items[key] = dict(_entries(checkpoint, key, None, limit))
+    return found
+
+
+def _keys(checkpoint: ServedCheckpoint, limit: int) -> Iterator[Any]:
+    after = "first"
+    while after:
+        request = KeysRequest(state="totals", after="" if after == "first" else after, limit=limit)
+        page = Lookups(checkpoint, request).keys(request)
+        yield from (tuple(key) for key in page.keys if isinstance(key, list))
+        after = page.next
+
+
+def _entries(
+    checkpoint: ServedCheckpoint, key: tuple[str, int], prefix: str | None, limit: int
+) -> Iterator[tuple[Any, Any]]:
+    after = "first"
+    while after:
+        request = ScanRequest(
+            state="sold-items", key=list(key), prefix=prefix, after="" if after == "first" else after, limit=limit
+        )
+        page = Lookups(checkpoint, request).scan(request)
+        yield from zip(page.keys, map(decode_untyped, page.values), strict=True)
+        after = page.next
+
+
+def plain(values: Expected) -> Expected:
+    """What a reader without the types sees; a key without items is one with none."""
+    totals = {key: {"count": t.count, "amount": t.amount} for key, t in values.totals.items()}
+    return Expected(totals, {key: values.items.get(key, {}) for key in totals}, values.largest)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower) -> None:
+    assert not follower.poll()
+    with raises(NotYetAvailable, newest=0), follower.checkpoint():
+        pass
+    ids = []
+    for number in (5, 1, 30, 4):
+        ids.append(jobs.sell(number))
+        assert follower.poll() and not follower.poll()
+        with follower.checkpoint() as newest:
+            assert newest.checkpoint_id == ids[-1]
+            assert served(newest) == plain(jobs.expected[ids[-1]])
+    with follower.checkpoint(exactly=ids[-2]) as before, follower.checkpoint(at_least=ids[-2]) as newest:
+        assert served(before) == plain(jobs.expected[ids[-2]])
+        assert newest.checkpoint_id == ids[-1]
+    with raises(CheckpointNotServed, wanted=ids[0], open=ids[-2:]), follower.checkpoint(exactly=ids[0]):
+        pass
+    for options in ({"at_least": ids[-1] + 1}, {"exactly": ids[-1] + 1}):
+        with raises(NotYetAvailable, newest=ids[-1]), follower.checkpoint(**options):
+            pass
+    assert follower.problem is None
+
+
+def test_a_checkpoint_in_use_stays_open_and_is_closed_after_its_last_user(jobs: ShopsJob, follower: Follower) -> None:
+    first = jobs.sell()
+    follower.poll()
+    with follower.checkpoint() as held:
+        for _ in range(3):
+            jobs.sell(9)
+            follower.poll()
+        shutil.rmtree(jobs.folder / "root" / "data", ignore_errors=True)
+        assert served(held) == plain(jobs.expected[first])
+    assert not held.acquire()
+
+
+@pytest.mark.parametrize("prefix", ["", "te", "tea", "teapot", "x", "t\0"])
+def test_a_prefix_selects_the_entries_of_a_map(tmp_path: Path, prefix: str) -> None:
+    jobs = ShopsJob(tmp_path)
+    newest = jobs.expected[jobs.sell(60)]
+    follower = Follower(jobs.storage, jobs.folder / "server", SystemClock(), FollowSettings())
+    follower.poll()
+    with follower.checkpoint() as checkpoint:
+        for key, items in newest.items.items():
+            wanted = sorted((item, amount) for item, amount in items.items() if item.startswith(prefix))
+            assert list(_entries(checkpoint, key, prefix, 2)) == wanted
+        asked = [(key, item) for key in newest.items for item in ITEMS]
+        request = GetRequest(state="sold-items", keys=[list(k) for k, _ in asked], map_keys=[i for _, i in asked])
+        found = [None if d is None else decode_untyped(d) for d in Lookups(checkpoint, request).get(request)]
+        assert found == [newest.items[key].get(item) for key, item in asked]
+        wrong_keys: list[list[Any]] = [
+            [1, 2],
+            ["north"],
+            ["north", "1"],
+            ["north", 1 << 63],
+            ["north", True],
+            ["north", None],
+        ]
+        for wrong in wrong_keys:
+            request = GetRequest(state="totals", keys=[wrong])
+            with raises(WrongKeyType):
+                Lookups(checkpoint, request).get(request)
+        with raises(UnknownState, name="secret", found=["largest", "sold-items", "totals"]):
+            Lookups(checkpoint, GetRequest(state="secret", keys=[]))
+    follower.close()

@@ -1,0 +1,212 @@
+"""A state server and its clients over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from stateflow.errors import (
+    CheckpointNotServed,
+    ConfigError,
+    NotYetAvailable,
+    Unauthorized,
+    UnknownJob,
+    UnknownKey,
+    UnknownState,
+    WrongKeyType,
+)
+from stateflow.serving import connections
+from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
+from stateflow.serving.server import ServerSettings, StateServer
+from tests.serving.running_server import TOKEN, serving
+from tests.serving.shops_job import ShopsJob, Total
+from tests.support.errors import raises
+
+AT_ONCE = timedelta(0)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> ShopsJob:
+    jobs = ShopsJob(tmp_path_factory.mktemp("job"))
+    jobs.sell(60)
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def server(jobs: ShopsJob) -> Iterator[StateServer]:
+    with serving(jobs.root) as server:
+        with QueryableStateClient(jobs.root, token=TOKEN) as client:
+            client.states()
+        yield server
+
+
+@pytest.fixture
+def client(jobs: ShopsJob, server: StateServer) -> Iterator[QueryableStateClient]:
+    with QueryableStateClient(jobs.root, token=TOKEN) as client:
+        yield client
+
+
+def test_a_client_gets_values_of_the_stated_checkpoint(jobs: ShopsJob, client: QueryableStateClient) -> None:
+    ((newest, wanted),) = jobs.expected.items()
+    for key, total in wanted.totals.items():
+        found = client.get("totals", key, value_type=Total)
+        assert (found.checkpoint_id, found.value) == (newest, total)
+        assert {e.key: e.value for e in client.scan("sold-items", key)} == wanted.items.get(key, {})
+    keys = [*wanted.totals, ("nowhere", 1)]
+    many = client.get_many("largest", keys, exactly=newest)
+    assert [r.value for r in many] == [wanted.largest.get(key) for key in keys]
+    assert [r.found for r in many] == [True] * len(wanted.totals) + [False]
+    assert {e.key for e in client.keys("totals")} == set(wanted.totals)
+    assert [(s.name, s.kind, s.key_types) for s in client.states()] == [
+        ("largest", "reducing", ["string", "bigint"]),
+        ("sold-items", "map", ["string", "bigint"]),
+        ("totals", "value", ["string", "bigint"]),
+    ]
+
+
+def test_the_asynchronous_client_gets_the_same(jobs: ShopsJob, server: StateServer) -> None:
+    ((newest, wanted),) = jobs.expected.items()
+
+    async def query() -> None:
+        async with AsyncQueryableStateClient(jobs.root, token=TOKEN) as client:
+            key, total = next(iter(wanted.totals.items()))
+            found = await asyncio.gather(*(client.get("totals", key, value_type=Total) for _ in range(20)))
+            assert all((f.checkpoint_id, f.value) == (newest, total) for f in found)
+            assert {e.key async for e in client.keys("totals")} == set(wanted.totals)
+            items = {e.key: e.value async for e in client.scan("sold-items", key, "te")}
+            assert items == {i: a for i, a in wanted.items.get(key, {}).items() if i.startswith("te")}
+            assert len(await client.states()) == 3
+
+    asyncio.run(query())
+
+
+def test_each_failure_is_an_error_of_its_own(jobs: ShopsJob, server: StateServer, tmp_path: Path) -> None:
+    ((newest, wanted),) = jobs.expected.items()
+    key = next(iter(wanted.totals))
+    with QueryableStateClient(jobs.root, token=TOKEN, timeout=AT_ONCE) as client:
+        with raises(UnknownKey, name="totals", checkpoint_id=newest):
+            client.get("totals", ("nowhere", 1))
+        with raises(UnknownKey, map_key="'nothing'"):
+            client.get("sold-items", key, "nothing")
+        with raises(UnknownState, name="secret", found=["largest", "sold-items", "totals"]):
+            client.get("secret", key)
+        for wrong in ("north", ("north", "1"), ("north", 1.0), (1, 1), ("north", 1, 1)):
+            with raises(WrongKeyType):
+                client.get("totals", wrong)
+        for name, map_key in (("totals", "tea"), ("sold-items", None), ("sold-items", 1)):
+            with raises(WrongKeyType):
+                client.get(name, key, map_key)
+        with raises(WrongKeyType):
+            list(client.scan("totals", key))
+        with raises(NotYetAvailable):
+            client.get("totals", key, at_least=newest + 1)
+        with raises(NotYetAvailable):
+            client.get("totals", key, exactly=newest + 1)
+        with raises(CheckpointNotServed, wanted=str(newest - 1)):
+            client.get("totals", key, exactly=newest - 1)
+    for token in ("", "wrong", f"{TOKEN}x"):
+        with QueryableStateClient(jobs.root, token=token, timeout=AT_ONCE) as client, raises(Unauthorized):
+            client.get("totals", key)
+    with QueryableStateClient(str(tmp_path / "none"), timeout=AT_ONCE) as client, raises(UnknownJob):
+        client.get("totals", key)
+
+
+def test_queries_in_json_need_no_client(jobs: ShopsJob, server: StateServer) -> None:
+    ((newest, wanted),) = jobs.expected.items()
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        keys = [[shop, day] for shop, day in wanted.totals]
+        answer = http.post("/v1/get", json={"state": "totals", "keys": [*keys, ["nowhere", 1]]}).json()
+        values = [{"found": True, "value": {"count": t.count, "amount": t.amount}} for t in wanted.totals.values()]
+        assert answer == {"checkpoint_id": newest, "values": [*values, {"found": False}]}
+        key = max(wanted.items, key=lambda k: len(wanted.items[k]))
+        scanned = http.post("/v1/scan", json={"state": "sold-items", "key": list(key), "limit": 100}).json()
+        assert {e["key"]: e["value"] for e in scanned["entries"]} == wanted.items[key]
+        listed = http.post("/v1/keys", json={"state": "totals"}).json()
+        assert sorted(map(tuple, listed["keys"])) == sorted(wanted.totals) and not listed["next"]
+        metrics = http.get("/metrics").text
+        assert f"stateflow_server_checkpoint_id {newest}" in metrics.splitlines()
+    assert httpx.get(f"{server.url}/v1/health").json() == {"status": "ok", "checkpoint_id": newest}
+
+
+def test_hostile_requests_are_refused(jobs: ShopsJob, server: StateServer) -> None:
+    good = {"state": "totals", "keys": [["north", 1]]}
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        bodies = [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"state":"totals","keys":[[[]]]}', b"null"]
+        bodies += [b'{"state":"totals","keys":' + b"[" * 5_000 + b"]" * 5_000 + b"}"]
+        assert {http.post("/v1/get", content=body).status_code for body in bodies} == {422}
+        changes: list[dict[str, object]] = [{"state": ""}, {"state": "x" * 101}, {"keys": [[]]}, {"other": 1}]
+        changes += [{"at_least": 0}, {"exactly": -1}, {"exactly": 1 << 64}, {"map_keys": ["tea"]}]
+        changes += [
+            {"keys": [["north", 1]] * 10_001},
+            {"keys": [["\ud800".encode("utf-8", "surrogatepass").hex(), None]]},
+        ]
+        assert {http.post("/v1/get", json=good | change).status_code for change in changes} == {422}
+        assert http.post("/v1/get", content=b'{"state":"totals","keys":[["\\ud800",1]]}').status_code == 422
+        assert http.post("/v1/get", json=good | {"keys": [["x" * (1 << 20), 1]]}).status_code == 413
+        for after in ("!", "é", "AA", "_" * 1000):
+            assert http.post("/v1/keys", json={"state": "totals", "after": after}).status_code in (200, 422)
+        paths = ("/", "/v1/get/../../etc/passwd", "/v1/get%2f..", "//v1/get", "/v1/states/../health/x")
+        assert {http.get(path).status_code for path in paths} <= {404, 405}
+        assert http.get("/v1/get").status_code == 405
+    for header in ("", "Bearer", f"bearer {TOKEN}", f"Basic {TOKEN}", "Bearer e"):
+        for path in ("/v1/states", "/metrics"):
+            assert httpx.get(f"{server.url}{path}", headers={"authorization": header}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /v1/get HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: 9\r\n\r\n{", b"400"),
+        (b"POST /v1/get HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n", b""),
+        (b"GET /v1/states HTTP/1.1\r\nx-%b: " + b"x" * connections.LARGEST_HEAD, b""),
+        (b"\0%b", b"400"),
+    ],
+)
+def test_a_slow_or_endless_request_ends(
+    jobs: ShopsJob, monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    with serving(jobs.root, app={"read_seconds": 0.05}) as server:
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
+            raw.sendall(sent % TOKEN.encode())
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := raw.recv(1 << 16):
+                    received += piece
+    assert received.split(b" ")[1:2] == ([status] if status else [])
+
+
+def test_a_server_without_a_token_listens_at_loopback_only(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.com"):
+        with raises(ConfigError, host=host):
+            StateServer(str(tmp_path), ServerSettings(host=host))
+    for token in ("a b", "a\n", "é", "x" * 5000):
+        with raises(ConfigError):
+            with serving(str(tmp_path), token):
+                pass
+
+
+def test_a_server_may_start_before_the_job_and_leaves_no_lease(tmp_path: Path) -> None:
+    jobs = ShopsJob(tmp_path)
+    with serving(jobs.root, "") as server:
+        with QueryableStateClient(jobs.root, timeout=AT_ONCE) as client, raises(UnknownJob):
+            client.states()
+        assert httpx.get(f"{server.url}/v1/health").status_code == 503
+        first = jobs.sell()
+        key = next(iter(jobs.expected[first].totals))
+        with QueryableStateClient(jobs.root) as client:
+            assert client.get("totals", key, at_least=first).checkpoint_id == first
+            second = jobs.sell()
+            assert client.get("totals", key, at_least=second).checkpoint_id == second
+            assert client.get("totals", key, exactly=first).checkpoint_id == first
+        assert jobs.storage.list("servers/")
+    assert not jobs.storage.list("servers/")
