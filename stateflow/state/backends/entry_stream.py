@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import lt
 from typing import BinaryIO
@@ -13,7 +13,11 @@ from stateflow.types.key_groups import KeyGroupRange
 
 Entry = tuple[bytes, bytes]
 """A key, which begins with its key group, and its value."""
+KeyRange = tuple[bytes, bytes]
+"""The smallest key of a range, and the smallest key after it."""
 GROUP_BYTES = 2
+ALL_KEYS: KeyRange = (b"", b"\xff" * (GROUP_BYTES + 1))
+"""All keys: no key group is above 2^15."""
 _BLOCK_BYTES = 256 << 10
 
 
@@ -71,6 +75,19 @@ def blocks_of(entries: Iterable[Entry]) -> Iterator[EntryBlock]:
 def select_key_groups(blocks: Iterable[EntryBlock], groups: KeyGroupRange) -> Iterator[EntryBlock]:
     """Yields the entries of some key groups, in blocks."""
     return (selected for block in blocks if (selected := block.select(groups)))
+
+
+def select_ranges(blocks: Iterable[EntryBlock], ranges: Sequence[KeyRange]) -> Iterator[EntryBlock]:
+    """Yields the entries within ranges of keys, in blocks; `ranges` are ascending and do not overlap."""
+    uppers = [upper for _, upper in ranges]
+    for block in blocks:
+        for at in range(bisect_right(uppers, block.keys[0]), len(ranges)):
+            lower, upper = ranges[at]
+            if lower > block.keys[-1]:
+                break
+            first, end = bisect_left(block.keys, lower), bisect_left(block.keys, upper)
+            if first < end:
+                yield EntryBlock(block.keys[first:end], block.values[first:end])
 
 
 def first_key(group: int) -> bytes:

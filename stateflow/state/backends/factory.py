@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,12 +15,23 @@ from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends import canonical_file, hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
-from stateflow.state.backends.entry_stream import Entry, EntryBlock, blocks_of, entries_of, select_key_groups
+from stateflow.state.backends.entry_stream import (
+    ALL_KEYS,
+    GROUP_BYTES,
+    Entry,
+    EntryBlock,
+    KeyRange,
+    blocks_of,
+    entries_of,
+    select_key_groups,
+    select_ranges,
+)
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
+from stateflow.types.key_groups import KeyGroupRange
 
 
 @dataclass(frozen=True)
@@ -76,12 +87,46 @@ def read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, No
     yield from blocks_of(_native_entries(location, base))
 
 
-def _native_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, None]:
+def read_ranges(location: StoreLocation, base: Base, ranges: Sequence[KeyRange]) -> Generator[EntryBlock, None, None]:
+    """Yields the entries of `base` within ranges of keys, in blocks.
+
+    What is between the ranges is not read, except in the files of hash maps.
+
+    Args:
+        ranges: ascending, without overlaps, at least one.
+
+    Raises as `open_backend` does.
+    """
+    check_backends_known(base.parts)
+    for part in (part for run in _foreign_runs(base) for part in run.parts):
+        # A canonical file is divided by key groups, that of a hash map is read as a whole.
+        for groups in _groups_of(ranges, base.owned) if part.backend == CANONICAL else [base.owned]:
+            yield from select_ranges(_read_blocks(location, replace(base, owned=groups, parts=(part,))), ranges)
+    yield from blocks_of(_native_entries(location, base, ranges))
+
+
+def _groups_of(ranges: Sequence[KeyRange], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:
+    """Yields the key groups that ranges of keys are in, adjacent ones together."""
+    found: KeyGroupRange | None = None
+    for lower, upper in ranges:
+        first, last = (int.from_bytes(bound[:GROUP_BYTES]) for bound in (lower, upper))
+        if found is not None and first > found.last + 1:
+            yield found
+            found = None
+        found = KeyGroupRange(first if found is None else found.first, min(last, owned.last))
+    if found is not None:
+        yield found
+
+
+def _native_entries(
+    location: StoreLocation, base: Base, ranges: Sequence[KeyRange] = (ALL_KEYS,)
+) -> Generator[Entry, None, None]:
     native = _native_parts(base)
     if native.parts:
         store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb)
         try:
-            yield from store.read_all()
+            for lower, upper in ranges:
+                yield from store.read_range(lower, upper)
         finally:
             store.close()
 

@@ -130,15 +130,22 @@ class RocksDBBackend(KeyedStateBackend):
 
     def read_all(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields all entries in order of keys, in less time than `scan`; nothing may be written meanwhile."""
-        key = b""
+        return self.read_range(b"", None)
+
+    def read_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the entries with lower <= key < upper as `read_all` does; no end if `upper` is None."""
+        options = ReadOptions()
+        if upper is not None:
+            options.set_iterate_upper_bound(upper)
         try:
             while True:
                 # One call for each entry, not four; but these iterators end at a damaged block as after the last entry.
-                entries = cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=key))
+                entries = cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=lower, read_opt=options))
                 for key, value in entries:
                     yield key, value
-                check = self._db.iter(ReadOptions())
-                check.seek(key := key + b"\0")
+                    lower = key
+                check = self._db.iter(options)
+                check.seek(lower := lower + b"\0")
                 if not check.valid():
                     check.status()
                     return
