@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class ColumnSerializer:
             StateError: Arrow cannot represent a value.
         """
         present = [data for data in stored if data is not None]
-        values = self._decode(present)
+        values = decode_column(self._shape, present, self._decode_each)
         if len(present) == len(stored):
             return values
         is_present = np.fromiter((data is not None for data in stored), bool, len(stored))
@@ -67,22 +67,6 @@ class ColumnSerializer:
             return encoded
         objects = to_objects(self._shape, values)
         return [None if value is None else self._serializer.encode(value) for value in objects]
-
-    def _decode(self, stored: list[bytes]) -> pa.Array:
-        shape = self._shape
-        if not (shape.by_columns and isinstance(shape, Leaf | Record)):
-            return self._decode_each(stored)
-        ends = np.cumsum(np.fromiter(map(len, stored), np.int64, len(stored)))
-        starts = ends - np.diff(ends, prepend=0)
-        data = b"".join(stored)
-        payloads = _payload_starts(data, starts, stored)
-        values, understood = read_columns(shape, data, payloads, ends)
-        if understood.all():
-            return values
-        odd = np.flatnonzero(~understood)
-        each = self._decode_each([stored[i] for i in odd.tolist()])
-        order = np.argsort(np.concatenate([np.flatnonzero(understood), odd]))
-        return pa.concat_arrays([values.filter(pa.array(understood)), each]).take(pa.array(order))
 
     def _decode_each(self, stored: Sequence[bytes]) -> pa.Array:
         values = [self._serializer.decode(data) for data in stored]
@@ -119,6 +103,29 @@ class ColumnSerializer:
                 field=path.lstrip("."),
             )
         return fitting
+
+
+def decode_column(shape: Shape, stored: list[bytes], decode_each: Callable[[Sequence[bytes]], pa.Array]) -> pa.Array:
+    """Returns a column of stored values; those with the expected layout are decoded without Python objects.
+
+    Args:
+        shape: shape of the values.
+        stored: the stored values.
+        decode_each: decodes values one by one; its errors are raised.
+    """
+    if not (shape.by_columns and isinstance(shape, Leaf | Record)):
+        return decode_each(stored)
+    ends = np.cumsum(np.fromiter(map(len, stored), np.int64, len(stored)))
+    starts = ends - np.diff(ends, prepend=0)
+    data = b"".join(stored)
+    payloads = _payload_starts(data, starts, stored)
+    values, understood = read_columns(shape, data, payloads, ends)
+    if understood.all():
+        return values
+    odd = np.flatnonzero(~understood)
+    each = decode_each([stored[i] for i in odd.tolist()])
+    order = np.argsort(np.concatenate([np.flatnonzero(understood), odd]))
+    return pa.concat_arrays([values.filter(pa.array(understood)), each]).take(pa.array(order))
 
 
 def _shape_of(value_type: object) -> Shape:
