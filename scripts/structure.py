@@ -28,6 +28,10 @@ PUBLIC_CONSTRUCTORS = {
     "stateflow/connectors/postgres/sink.py": "PostgresSink: the same",
 }
 """Modules whose `__init__` may have more parameters than others, each with the reason."""
+PUBLIC_FUNCTIONS = {
+    "stateflow/query/columns/reader.py": {"read_state": "callers name what to select, as for pandas.read_parquet"}
+}
+"""Functions that may have more parameters than others, by module, each with the reason."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
@@ -179,7 +183,8 @@ def _parameters(functions: Iterable[tuple[str, Function]], operators: set[ast.AS
         if any("command" in ast.unparse(d) or "option" in ast.unparse(d) for d in node.decorator_list):
             continue
         arguments = node.args
-        if node.name == "__init__" and place.partition(":")[0] in PUBLIC_CONSTRUCTORS:
+        path = place.partition(":")[0]
+        if (node.name == "__init__" and path in PUBLIC_CONSTRUCTORS) or node.name in PUBLIC_FUNCTIONS.get(path, {}):
             continue
         keywords = [] if node in operators else arguments.kwonlyargs
         names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *keywords)]

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.partitioned.split_rows import BadRow
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
+    from stateflow.query.columns.reader import read_state
     from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 
 _LAZY = {
@@ -94,6 +95,7 @@ _LAZY = {
     "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
+    "read_state": "stateflow.query.columns.reader",
 }
 
 __all__ = [
@@ -167,6 +169,7 @@ __all__ = [
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
     "precision",
+    "read_state",
 ]
 
 

@@ -87,6 +87,7 @@ PUBLIC_NAMES = [
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
     "precision",
+    "read_state",
 ]
 
 

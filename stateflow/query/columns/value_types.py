@@ -1,0 +1,292 @@
+"""Arrow types of recorded values: a type to decode and its column, built from the schema alone. Pure.
+
+The classes of a job are not imported: a stored class is decoded as a class that is made from its recorded fields. Parts
+that have no column become JSON text, and only these parts:
+
+========================================  =========================================================
+recorded type                             column
+========================================  =========================================================
+bool, int, float, str, bytes, date, time  the same; NumPy's numbers likewise
+datetime                                  ``timestamp[us]``: in UTC if its zone is declared as required; otherwise
+                                          without a zone, and values with a zone are converted to UTC
+timedelta                                 ``duration[us]``
+Decimal, UUID                             text
+Enum, Literal                             text or int64 if all values are of one of these types
+list, set, frozenset, tuple[T, ...]       list
+tuple[A, B]                               struct with fields ``_1``, ``_2``
+dict                                      map, if its keys are scalars
+class                                     struct, by the stored names of its fields
+T | None                                  the column of T, with nulls
+anything else, a recursive class          text: the value as JSON
+========================================  =========================================================
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import GenericAlias
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stateflow.state.handles import ClassSchema, FieldSchema, TypeNode, TypeSchema
+from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
+from stateflow.types.decoders import value_decoder
+
+_MOST_NODES = 10_000
+_DEEPEST = 64
+_LARGEST_DEFAULT = 4 << 10
+"""Bytes of JSON: each value without the field gets a copy of its default."""
+
+
+class JsonText(str):
+    """A part of a value as JSON."""
+
+    __slots__ = ()
+
+
+class DecimalText(str):
+    """A Decimal as text: the digits after its point are not recorded."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """A type that values are decoded as, and its column.
+
+    Attributes:
+        python: the type for msgspec's decoder, whose hook is `from_plain`.
+        shape: shape of the decoded objects, whose fields have names of their own.
+        arrow: the type of the column: that of the shape, with the recorded names; all parts are nullable, since they
+            are null within a null.
+    """
+
+    python: Any
+    shape: Shape
+    arrow: pa.DataType
+
+    @property
+    def nullable(self) -> ValueType:
+        """The type with None."""
+        by_columns = self.shape.by_columns and isinstance(self.shape, Leaf)
+        return replace(self, python=self.python | None, shape=replace(self.shape, nullable=True, by_columns=by_columns))
+
+
+def value_type(schema: TypeSchema | None) -> ValueType:
+    """Returns the type of the column for values of a recorded type; JSON text if it has no other column.
+
+    Args:
+        schema: the type of the newest values, written by msgpack; None if it was not recorded.
+    """
+    if schema is None:
+        return _json_type()
+    try:
+        found = _Builder(schema.classes).build(schema.root, ())
+        value_decoder(found.python, from_plain)
+    except (ValueError, TypeError, IndexError, RecursionError):
+        # The recorded type is none that this version writes, or has a name that msgspec refuses.
+        return _json_type()
+    return found
+
+
+def from_plain(kind: type, stored: object) -> object:
+    """Decodes a part without a column of its own type: a hook of msgspec's decoder."""
+    if kind is JsonText:
+        return JsonText(json_text(stored))
+    if kind is DecimalText:
+        return DecimalText(msgspec.convert(stored, decimal.Decimal))
+    raise TypeError(f"values of type {kind!r} are not decoded")
+
+
+def json_text(value: object) -> str:
+    """Returns a value of plain dicts, lists and scalars as JSON; a dict whose keys are no texts or numbers as pairs."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_to_json).decode()
+    except (TypeError, ValueError):
+        return msgspec.json.encode(_with_pairs(value), enc_hook=_to_json).decode()
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, msgspec.msgpack.Ext):
+        return {"extension": value.code, "data": bytes(value.data)}
+    raise TypeError(f"a value of {type(value).__name__} has no JSON")
+
+
+def _with_pairs(value: object) -> object:
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _with_pairs(item) for key, item in value.items()}
+        return [[_with_pairs(key), _with_pairs(item)] for key, item in value.items()]
+    return [_with_pairs(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _TooComplex(ValueError):
+    """A recorded type has more parts than any declared one."""
+
+
+def _leaf(kind: type, arrow: pa.DataType, by_columns: bool = False, python: object = None) -> ValueType:
+    return ValueType(kind if python is None else python, Leaf(kind, arrow, "", by_columns=by_columns), arrow)
+
+
+def _json_type() -> ValueType:
+    return _leaf(str, pa.string(), python=JsonText)
+
+
+_INT, _TEXT = _leaf(int, pa.int64(), True), _leaf(str, pa.string())
+_SCALARS = {
+    "bool": _leaf(bool, pa.bool_(), True),
+    "int": _INT,
+    "float": _leaf(float, pa.float64(), True),
+    "str": _TEXT,
+    "uuid": _TEXT,
+    "decimal": _leaf(str, pa.string(), python=DecimalText),
+    **dict.fromkeys(("bytes", "bytearray", "memoryview"), _leaf(bytes, pa.binary())),
+    "date": _leaf(datetime.date, pa.date32()),
+    "time": _leaf(datetime.time, pa.time64("us")),
+    "timedelta": _leaf(datetime.timedelta, pa.duration("us")),
+    "numpy.uint64": _leaf(int, pa.uint64()),
+}
+_UTC, _NO_ZONE = (_leaf(datetime.datetime, pa.timestamp("us", tz)) for tz in ("UTC", None))
+
+
+class _Builder:
+    """Builds types from recorded nodes.
+
+    Args:
+        classes: the recorded classes.
+    """
+
+    def __init__(self, classes: Sequence[ClassSchema]) -> None:
+        self._classes = classes
+        self._nodes = 0
+
+    def build(self, node: TypeNode, enclosing: tuple[int, ...], depth: int = 0) -> ValueType:
+        """Returns the type of a node.
+
+        Raises:
+            _TooComplex: there are more nodes than any job declares.
+            IndexError: the node refers to no class.
+        """
+        self._nodes += 1
+        if self._nodes > _MOST_NODES or depth > _DEEPEST:
+            raise _TooComplex
+        if node.kind == "union":
+            return self._optional(node, enclosing, depth)
+        if node.kind == "class":
+            return self._class(node.class_index, enclosing, depth)
+        if node.kind in ("enum", "literal"):
+            return _choice(node.choices)
+        parts = [self.build(part, enclosing, depth + 1) for part in node.parts]
+        return _container(node.kind, parts) if parts else _scalar(node)
+
+    def _optional(self, node: TypeNode, enclosing: tuple[int, ...], depth: int) -> ValueType:
+        others = [part for part in node.parts if part.kind != "none"]
+        found = self.build(others[0], enclosing, depth + 1) if len(others) == 1 else _json_type()
+        return found.nullable if len(node.parts) > len(others) else found
+
+    def _class(self, index: int, enclosing: tuple[int, ...], depth: int) -> ValueType:
+        if index in enclosing:
+            return _json_type()
+        if index < 0:
+            raise IndexError(index)
+        schema = self._classes[index]
+        types = [self.build(field.type, (*enclosing, index), depth + 1) for field in schema.fields]
+        if not types or len({field.name for field in schema.fields}) < len(types):
+            return _json_type()
+        return _record(schema, types)
+
+
+def _scalar(node: TypeNode) -> ValueType:
+    if node.kind == "datetime":
+        return _UTC if node.limits.get("tz") is True else _NO_ZONE
+    found = _SCALARS.get(node.kind)
+    if found is None and node.kind.startswith("numpy."):
+        kind = node.kind.removeprefix("numpy.").rstrip("0123456789")
+        found = _SCALARS.get(kind.removeprefix("u"))
+    return found or _json_type()
+
+
+def _choice(choices: Sequence[str]) -> ValueType:
+    values = [msgspec.json.decode(choice) for choice in choices]
+    kinds = {type(value) for value in values}
+    nullable = type(None) in kinds
+    kinds.discard(type(None))
+    if kinds not in ({str}, {int}):
+        return _json_type()
+    found = _TEXT if kinds == {str} else _INT
+    return found.nullable if nullable else found
+
+
+def _container(kind: str, parts: Sequence[ValueType]) -> ValueType:
+    if kind in ("list", "set", "frozenset", "vartuple"):
+        (item,) = parts[:1]
+        arrow = pa.list_(pa.field("item", item.arrow))
+        return ValueType(GenericAlias(list, (item.python,)), Items(item.shape), arrow)
+    if kind == "dict" and len(parts) == 2:
+        key, value = parts
+        if isinstance(key.shape, Leaf) and not key.shape.nullable and key.python is not JsonText:
+            arrow = pa.map_(key.arrow, pa.field("value", value.arrow))
+            return ValueType(GenericAlias(dict, (key.python, value.python)), Entries(key.shape, value.shape), arrow)
+    if kind == "tuple":
+        node = TypeNode(kind="any")
+        fields = [FieldSchema(name=f"_{number}", type=node) for number in range(1, len(parts) + 1)]
+        return _record(ClassSchema(name="tuple", fields=fields, positional=True), parts)
+    return _json_type()
+
+
+def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
+    """Returns the type of a class: a struct whose attributes are numbered, since stored names may be any text."""
+    named = zip(schema.fields, types, strict=True)
+    types = [found if field.required or _has_default(field, found) else found.nullable for field, found in named]
+    attributes = [f"f{number}" for number in range(len(types))]
+    fields = [
+        (attribute, found.python, _default(field, found))
+        for attribute, field, found in zip(attributes, schema.fields, types, strict=True)
+    ]
+    names = [field.name for field in schema.fields]
+    # The tag of a class by position is its first element; among named fields it is one that is not declared.
+    is_tagged = schema.positional and bool(schema.tag)
+    cls = msgspec.defstruct(
+        "Stored",
+        [("tag", Any, msgspec.field())] * is_tagged + fields,
+        rename=dict(zip(attributes, names, strict=True)),
+        array_like=schema.positional,
+        kw_only=True,
+    )
+    by_columns = not is_tagged and all(found.shape.by_columns for found in types)
+    keys = () if schema.positional else tuple(names)
+    shape = Record(cls, tuple(attributes), tuple(found.shape for found in types), keys, by_columns=by_columns)
+    columns = zip(names, types, strict=True)
+    arrow = pa.struct([pa.field(name, found.arrow) for name, found in columns])
+    return ValueType(cls, shape, arrow)
+
+
+def _has_default(field: FieldSchema, found: ValueType) -> bool:
+    """Returns whether the recorded default is a value: that of a job's own factory is not recorded."""
+    try:
+        _decode_default(field, found)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return True
+
+
+def _decode_default(field: FieldSchema, found: ValueType) -> object:
+    if len(field.default) > _LARGEST_DEFAULT:
+        raise ValueError("the default is too large")
+    return msgspec.json.decode(field.default, type=found.python, dec_hook=from_plain)
+
+
+def _default(field: FieldSchema, found: ValueType) -> object:
+    if field.required:
+        return msgspec.field()
+    if not _has_default(field, found):
+        return None
+    value = _decode_default(field, found)
+    if isinstance(value, list | dict | msgspec.Struct):
+        return msgspec.field(default_factory=lambda: _decode_default(field, found))
+    return value

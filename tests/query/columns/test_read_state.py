@@ -1,0 +1,106 @@
+"""`stateflow.read_state` on the checkpoints and savepoints of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import stateflow
+from stateflow import RocksDBStateBackend
+from stateflow.clock import SystemClock
+from stateflow.errors import ConfigError, CorruptFile, MissingFile
+from stateflow.query.columns.reader import state_table
+from stateflow.state.kinds.key_context import state_id
+from stateflow.testing.harness.job import OPERATOR
+from stateflow.types.key_encoding import encode_key
+from stateflow.types.key_groups import key_group, subtask_of
+from tests.query.columns.every_kind import KEY_GROUPS, Row, harness, read_table, snapshot_of, snapshot_with_entries
+from tests.query.summed_job import SummedJob, totals
+
+
+def _totals(reader: pa.RecordBatchReader) -> dict[str, int]:
+    table = reader.read_all()
+    return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("snapshot", [None, "canonical", "native"])
+def test_the_state_of_a_checkpoint_and_of_savepoints(ran: SummedJob, snapshot: str | None) -> None:
+    assert _totals(stateflow.read_state(ran.uri, "sum", "total", snapshot)) == totals(12)
+    some = stateflow.read_state(ran.uri, "sum", "total", snapshot, keys=["a", "c", "none"])
+    assert _totals(some) == {key: total for key, total in totals(12).items() if key in ("a", "c")}
+    values = stateflow.read_state(ran.uri, "sum", "total", snapshot, columns=["value", "key_group"])
+    assert values.schema.names == ["value", "key_group"]
+    assert sorted(values.read_all()["value"].to_pylist()) == sorted(totals(12).values())
+    group = key_group(["a"], ["string"], 16)
+    reader = stateflow.read_state(ran.uri, "sum", "total", snapshot, key_groups=(group, group))
+    assert {row["key_group"] for row in reader.read_all().to_pylist()} == {group}
+
+
+def test_an_older_checkpoint_is_read(ran: SummedJob) -> None:
+    assert _totals(stateflow.read_state(ran.uri, "sum", "total", ran.kept[0])) == totals(8)
+
+
+def test_the_pin_ends_with_the_last_batch_and_with_the_reader(ran: SummedJob) -> None:
+    def pins() -> int:
+        return len(ran.root.head().entry.pinned)
+
+    reader = stateflow.read_state(ran.uri, "sum", "total")
+    assert pins() == 1
+    reader.read_all()
+    assert pins() == 0
+    reader = stateflow.read_state(ran.uri, "sum", "total")
+    assert pins() == 1
+    del reader
+    assert pins() == 0
+    with pytest.raises(ConfigError):
+        stateflow.read_state(ran.uri, "sum", "total", columns=["nothing"])
+    assert pins() == 0
+
+
+def test_keys_fetch_the_files_of_their_subtasks_only() -> None:
+    with harness(RocksDBStateBackend()) as job:
+        job.push_both([Row(key, 1, 2) for key in "abcdefgh"], [])
+        snapshot = snapshot_of(job)
+        wanted = subtask_of(key_group(["a"], ["string"], KEY_GROUPS), 3, KEY_GROUPS)
+        for subtask in snapshot.operator(OPERATOR).subtasks:
+            if subtask.subtask != wanted:
+                snapshot.storage.delete([file.handle.key for file in subtask.files])
+        assert read_table(snapshot, "last", keys=("a",)).num_rows == 1
+        with pytest.raises(MissingFile):
+            read_table(snapshot, "last")
+
+
+def test_a_damaged_value_is_named_and_only_decoded_if_the_column_is_read() -> None:
+    key = encode_key(("a", None))
+    group = key_group(["a"], ["string"], KEY_GROUPS).to_bytes(2)
+    snapshot = snapshot_with_entries({group + state_id("last") + key: b"\x01\xa1x"})
+    assert read_table(snapshot, "last", ["key"]).to_pylist() == [{"key": "a"}]
+    with pytest.raises(CorruptFile) as raised:
+        read_table(snapshot, "last")
+    wanted: dict[str, Any] = {"operator": OPERATOR, "state": "last", "key": ("a",)}
+    assert wanted.items() <= raised.value.facts.items()
+
+
+def test_a_damaged_key_is_named() -> None:
+    snapshot = snapshot_with_entries({b"\0\1" + state_id("last") + b"\x02a": b"\x01\1"})
+    with pytest.raises(CorruptFile) as raised:
+        read_table(snapshot, "last")
+    assert {"operator": OPERATOR, "state": "last"}.items() <= raised.value.facts.items()
+
+
+def test_batches_are_bounded() -> None:
+    value = b"\x01\xda\xff\xff" + b"x" * 0xFFFF
+    entries = {b"\0\1" + state_id("last") + encode_key((f"{number:04}", None)): value for number in range(400)}
+    snapshot = snapshot_with_entries(entries, value_type=str)
+    table = state_table(snapshot, OPERATOR, "last")
+    sizes = [batch.nbytes for batch in table.batches(snapshot.storage, SystemClock(), ["key", "value"])]
+    assert sum(sizes) > 25 << 20 and max(sizes) < 10 << 20
+
+
+@pytest.mark.parametrize("names", [["value"], [], ["a", "b"]])
+def test_names_of_key_columns_are_unique(names: list[str]) -> None:
+    snapshot = snapshot_with_entries({b"\0\1" + state_id("last") + encode_key(("a", None)): b"\x01\7"}, key_names=names)
+    (row,) = read_table(snapshot, "last").to_pylist()
+    assert (row["key_value" if names == ["value"] else "key"], row["value"]) == ("a", 7)

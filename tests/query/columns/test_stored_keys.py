@@ -1,0 +1,107 @@
+"""Stored keys as columns."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow.errors import CorruptFile
+from stateflow.query.columns.key_reader import KeyLayout, key_column_type
+from stateflow.types.key_encoding import encode_key
+
+PREFIX = b"\0\7name"
+NOON = datetime.datetime(2024, 2, 29, 12)  # noqa: DTZ001 - without a zone
+_DATETIMES = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))  # noqa: DTZ001
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text("a\0é\U0001f600", max_size=4),
+    "binary": st.binary(max_size=3),
+    "boolean": st.booleans(),
+    "tinyint": st.integers(-128, 127),
+    "int": st.integers(-(1 << 31), (1 << 31) - 1),
+    "bigint": st.integers(-(1 << 63), (1 << 63) - 1),
+    "float": st.floats(width=32, allow_nan=False).map(lambda number: number + 0.0),
+    "double": st.floats(allow_nan=False).map(lambda number: number + 0.0),
+    "date": st.dates(),
+    "timestamp": _DATETIMES.map(lambda at: at.replace(tzinfo=datetime.UTC)),
+    "timestamp_ntz": _DATETIMES,
+    "time(6)": st.times(),
+    "interval day to second": st.timedeltas(),
+    "decimal(9,2)": st.decimals(-1000, 1000, places=2),
+}
+NAMESPACES = st.none() | st.text(max_size=2)
+
+
+@st.composite
+def tables(draw: Callable[..., Any]) -> tuple[list[str], list[tuple[Any, ...]], list[str | None], list[int]]:
+    """Types of key columns, and for each entry its key, namespace and map key."""
+    types = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3))
+    keys = draw(st.lists(st.tuples(*[VALUES[name] for name in types]), min_size=1, max_size=6))
+    count = len(keys)
+    namespaces = draw(st.lists(NAMESPACES, min_size=count, max_size=count))
+    return types, keys, namespaces, draw(st.lists(VALUES["bigint"], min_size=count, max_size=count))
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables(), st.booleans())
+def test_columns_have_the_keys_that_were_stored(given_rows: Any, is_map: bool) -> None:
+    types, keys, namespaces, map_keys = given_rows
+    kinds = tuple(map(key_column_type, types))
+    stored = [
+        PREFIX + encode_key((*key, namespace)) + (encode_key((map_key,)) if is_map else bytes(12))
+        for key, namespace, map_key in zip(keys, namespaces, map_keys, strict=True)
+    ]
+    layout = KeyLayout(kinds, has_map_key=is_map, map_key=key_column_type("bigint"), tail=0 if is_map else 12)
+    found = layout.read(stored)
+    assert found.key_group.to_pylist() == [7] * len(keys)
+    assert list(zip(*(column.to_pylist() for column in found.keys), strict=True)) == keys
+    assert [column.type for column in found.keys] == list(kinds)
+    assert found.namespace.to_pylist() == namespaces
+    if is_map:
+        assert found.map_key is not None and found.map_key.to_pylist() == map_keys
+
+
+def test_map_keys_of_several_types_are_texts() -> None:
+    parts = ["a", 1, 1.5, True, None, b"a", datetime.date(2024, 1, 2)]
+    stored = [PREFIX + encode_key(("k", None, part)) for part in parts]
+    found = KeyLayout((key_column_type("string"),), has_map_key=True).read(stored)
+    assert found.map_key is not None
+    assert found.map_key.to_pylist() == ["a", "1", "1.5", "true", "null", '"YQ=="', '"2024-01-02"']
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        PREFIX,
+        PREFIX + encode_key(("a",)),
+        PREFIX + encode_key((1, None)),
+        PREFIX + encode_key(("a", None, None)),
+        PREFIX + b"\x02a",
+        PREFIX + b"\x02\xff\0\0",
+        PREFIX + b"\x99\0\0",
+    ],
+)
+def test_a_key_of_another_layout_is_a_corrupt_file(damaged: bytes) -> None:
+    whole = PREFIX + encode_key(("a", None))
+    with pytest.raises(CorruptFile):
+        KeyLayout((key_column_type("string"),)).read([whole, damaged or b"\0", whole])
+
+
+@pytest.mark.parametrize("name", ["map<int,int>", "decimal(99,1)", "decimal(", ""])
+def test_a_type_that_no_key_has_is_a_corrupt_file(name: str) -> None:
+    with pytest.raises(CorruptFile):
+        key_column_type(name)
+
+
+def test_a_decimal_keeps_its_scale() -> None:
+    (column,) = (
+        KeyLayout((key_column_type("decimal(9,2)"),)).read([PREFIX + encode_key((decimal.Decimal("1.50"), None))]).keys
+    )
+    assert str(column[0].as_py()) == "1.50"
