@@ -48,7 +48,7 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "intents": 20,
         "intents to an older checkpoint": 1,
         "tables rewound (restore)": 25,
-        "forks that committed": 20,
+        "forks that committed": 10,
         "forks without state": 5,
     }
     | {fault: 200 for fault in Fault if fault is not Fault.NONE},
