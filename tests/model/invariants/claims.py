@@ -50,6 +50,11 @@ class ClaimChecker:
     def is_claimed(self, folder: str) -> bool:
         return bool(self._owner(folder))
 
+    def is_deleted(self, folder: str) -> bool:
+        """Whether a user has reserved the deletion of the savepoint."""
+        slots = self._slots.get(folder)
+        return bool(slots and slots[-1]["state"] == "deleted")
+
     def deleted(self, folder: str, actor: str) -> None:
         """A process begins to delete a savepoint that is claimed."""
         if actor.startswith("dispose"):
