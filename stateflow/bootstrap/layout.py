@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoding.entries import StateEncoder, TimerEncoder, declare, new_keyed_state
+from stateflow.bootstrap.encoding.entries import EPOCH, StateEncoder, TimerEncoder, declare, new_keyed_state
 from stateflow.bootstrap.encoding.frames import (
     DOMAIN,
     NAMESPACE,
@@ -36,11 +36,13 @@ class Layout:
         max_parallelism: the number of key groups.
         parallelism: the number of subtasks of each operator.
         at: the time of the writer, in milliseconds since 1970.
+        epoch: the epoch of the savepoint, which elements of lists have in their keys.
     """
 
     max_parallelism: int
     parallelism: int
     at: int
+    epoch: int = EPOCH
 
     def groups_of(self, subtask: int) -> KeyGroupRange:
         """Returns the key groups of a subtask."""
@@ -73,12 +75,16 @@ class KeyedOperator:
         key: its key columns.
         states: the frames of its states.
         timers: the frame of its timers; None without one.
+        kept: schemas of states whose entries are kept as they are.
+        stored: schemas of all states before they were transformed.
     """
 
     uid: str
     key: KeyColumns
     states: tuple[StateRows, ...]
     timers: Frame | None = None
+    kept: tuple[StateSchema, ...] = ()
+    stored: tuple[StateSchema, ...] = ()
 
     @property
     def frames(self) -> list[Frame]:
@@ -96,11 +102,15 @@ class KeyedOperator:
         for rows in self.states:
             declare(keyed, rows.descriptor)
         given = {rows.descriptor.name for rows in self.states if rows.columns.written_at}
-        return [_counting_from_rows(s) if s.name in given else s for s in keyed.registry.schemas]
+        before = {schema.name: schema for schema in self.stored}
+        declared = [
+            _counting_from_rows(s, before.get(s.name)) if s.name in given else s for s in keyed.registry.schemas
+        ]
+        return sorted((*self.kept, *declared), key=lambda schema: schema.name)
 
-    def state_encoder(self, rows: StateRows, at: int) -> StateEncoder:
+    def state_encoder(self, rows: StateRows, layout: Layout) -> StateEncoder:
         """Returns a new encoder of a state's rows."""
-        return StateEncoder(self.key, rows.columns, rows.descriptor, at)
+        return StateEncoder(self.key, rows.columns, rows.descriptor, layout.at, layout.epoch)
 
     def timer_encoder(self) -> TimerEncoder:
         """Returns a new encoder of the timers."""
@@ -119,8 +129,10 @@ class KeyedOperator:
         )
 
 
-def _counting_from_rows(schema: StateSchema) -> StateSchema:
+def _counting_from_rows(schema: StateSchema, before: StateSchema | None) -> StateSchema:
     """Returns the schema of a state whose entries have given times, which may be before that of the writer."""
+    if before is not None and before.ttl_time == schema.ttl_time:
+        return replace(schema, ttl_since=before.ttl_since, ttl_always=before.ttl_always)
     return replace(schema, ttl_since=0) if schema.ttl_time == "processing" else schema
 
 

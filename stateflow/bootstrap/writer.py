@@ -51,8 +51,9 @@ class _Operator:
 class SavepointWriter:
     """Writes a savepoint from DataFrames, from which a new job root starts: ``run --from-savepoint``.
 
-    Frames are Arrow tables, record batches and readers. Nothing is read or written before `write`. The savepoint has
-    the canonical format; a job continues from it with any state backend and parallelism.
+    Frames are DataFrames of Spark, or Arrow tables, record batches and readers. Nothing is read or written before
+    `write`. Rows of DataFrames do not pass this process: tasks of Spark write the files. The savepoint has the
+    canonical format; a job continues from it with any state backend and parallelism.
 
     Create it with `new`.
     """

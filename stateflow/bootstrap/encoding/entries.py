@@ -101,6 +101,7 @@ class StateEncoder:
         columns: the columns of the frame.
         descriptor: the state.
         at: the time of the writer, in milliseconds since 1970.
+        epoch: the epoch of the savepoint.
         added: number of elements of a list that were encoded.
     """
 
@@ -108,6 +109,7 @@ class StateEncoder:
     columns: StateColumns
     descriptor: StateDescriptor
     at: int
+    epoch: int = EPOCH
     added: int = 0
 
     @cached_property
@@ -179,7 +181,7 @@ class StateEncoder:
             numbers = np.arange(self.added, self.added + batch.num_rows)
         if len(numbers) and int(numbers.max()) > _LARGEST_INDEX:
             raise DataError("a list state has more elements than positions", largest=_LARGEST_INDEX)
-        epoch = struct.pack(">Q", EPOCH)
+        epoch = struct.pack(">Q", self.epoch)
         return [epoch + index for index in _fixed(numbers.astype(">u4"))]
 
 

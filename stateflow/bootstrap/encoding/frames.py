@@ -34,12 +34,12 @@ class KeyedStateFrame:
     Attributes:
         descriptor: the state, as the job declares it. Rows of a reducing state have the reduced values, those of an
             aggregating state the accumulators.
-        frame: an Arrow table, record batch or reader, which is read once.
+        frame: a DataFrame of Spark, or an Arrow table, record batch or reader, which is read once.
         value: column of the values. By default ``value``; in a frame without that column, all columns without another
             meaning are the fields of the values.
         map_key: column of the keys of a map.
         order_by: columns by which the elements of a list are ordered; those with equal values are in any order. By
-            default ``position``; without it, the order of the rows.
+            default ``position``; without it, the order of the rows of an Arrow frame. A DataFrame has no order.
         written_at: column of the times from which on the time to live counts, as timestamps or in milliseconds since
             1970. By default ``written_at``, next to the column ``value``; without it, the time of the writer.
         namespace: column of the namespaces. By default ``namespace``, next to ``value``; without it, the void one.
@@ -84,10 +84,11 @@ def is_spark(frame: Frame) -> TypeGuard[DataFrame]:
 
 def check_frame(frame: Frame, what: str) -> None:
     """Raises ConfigError for an object that is no frame; `what` names its state."""
-    if is_spark(frame) or not isinstance(frame, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+    if not is_spark(frame) and not isinstance(frame, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         raise ConfigError(
             "state cannot be read from an object of this type",
-            hint="pass an Arrow table, record batch or reader: DataFrame.toArrow of Spark, pa.Table.from_pandas",
+            hint="pass a DataFrame of Spark, or an Arrow table, record batch or reader; pa.Table.from_pandas converts "
+            "a DataFrame of pandas",
             of=what,
             type=type(frame).__name__,
         )

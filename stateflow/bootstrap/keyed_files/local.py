@@ -31,7 +31,7 @@ def write_local(operator: KeyedOperator, layout: Layout, target: Target) -> list
     with ScratchFolder() as scratch:
         sorter = EntrySorter(operator, layout, range(layout.parallelism), _buckets(operator), scratch.path)
         for rows in operator.states:
-            states = operator.state_encoder(rows, layout.at)
+            states = operator.state_encoder(rows, layout)
             sorter.add(states.encode(batch) for batch in batches_of(_ordered(rows)))
         earliest = _add_timers(operator, sorter)
         return [with_timers(state, earliest) for state in sorter.write_with_workers(target)]

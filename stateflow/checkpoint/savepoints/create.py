@@ -197,7 +197,8 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
     write_bytes(storage, f"{folder}{STARTED}", pin.encode())
     failpoints.hit("savepoint.started")
     checkpoint = root.checkpoints.resolve(spec.checkpoint)
-    copy = _Copy(root, root.checkpoints.manifest_of(checkpoint), storage, folder)
+    source = ManifestFiles(root.storage, root.checkpoints.manifest_of(checkpoint), root.job.max_parallelism)
+    copy = ManifestCopy(source, storage, folder)
     manifest = copy.canonical(spec.settings, workers) if spec.is_canonical else copy.native(spec.settings.native_files)
     if spec.into:
         # An external savepoint may be the only remaining copy one day.
@@ -238,37 +239,48 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A manifest whose files are copied into the folder of a savepoint."""
+class ManifestFiles:
+    """A manifest, the storage with its files, and the number of key groups."""
 
-    root: JobRoot
+    storage: Storage
     manifest: Manifest
+    max_parallelism: int
+
+
+@dataclass(frozen=True)
+class ManifestCopy:
+    """A manifest whose files are copied into a folder of the target, the folder of a savepoint."""
+
+    source: ManifestFiles
     target: Storage
     folder: str
 
     def native(self, files: int) -> Manifest:
         """Copies all files as they are, keyed state into `files` files unless that is 0; returns the new manifest."""
+        source = self.source
         if not files:
-            return self._copied(self.manifest)
-        return self._with_subtasks(merge_files(self.root.storage, self.manifest, self.target, self.folder, files))
+            return self._copied(source.manifest)
+        return self._with_subtasks(merge_files(source.storage, source.manifest, self.target, self.folder, files))
 
     def canonical(self, settings: SavepointSettings, workers: SavepointWorkers) -> Manifest:
         """Writes keyed state in the canonical format, and copies all other files; returns the new manifest."""
-        shards = shards_of(self.manifest, self.root.job.max_parallelism, settings)
+        source = self.source
+        shards = shards_of(source.manifest, source.max_parallelism, settings)
         to = Destination(folder=self.folder, files=settings.files_per_worker)
-        files = workers.write(shards, self.root.storage, self.target, to)
-        return self._with_subtasks(with_canonical_files(self.manifest, shards, files))
+        files = workers.write(shards, source.storage, self.target, to)
+        return self._with_subtasks(with_canonical_files(source.manifest, shards, files))
 
     def _with_subtasks(self, states: list[list[SubtaskState]]) -> Manifest:
         """Copies all files but those of keyed state; returns the manifest with the given states of subtasks."""
-        others = replace(self.manifest, operators=[replace(o, subtasks=[]) for o in self.manifest.operators])
+        manifest = self.source.manifest
+        others = replace(manifest, operators=[replace(o, subtasks=[]) for o in manifest.operators])
         copied = self._copied(others)
         operators = [replace(o, subtasks=s) for o, s in zip(copied.operators, states, strict=True)]
         return replace(copied, operators=operators)
 
     def _copied(self, manifest: Manifest) -> Manifest:
         names = _names(files_of(manifest))
-        copy_objects(self.root.storage, [(key, f"{self.folder}{name}") for key, name in names.items()], self.target)
+        copy_objects(self.source.storage, [(key, f"{self.folder}{name}") for key, name in names.items()], self.target)
         return replace_keys(manifest, names)
 
 

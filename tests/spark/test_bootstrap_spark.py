@@ -1,0 +1,92 @@
+"""`SavepointWriter` with DataFrames of Spark: the same state as with Arrow tables, and errors of rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from stateflow import KeyedStateFrame, SavepointWriter, ValueStateDescriptor
+from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.clock import ManualClock
+from stateflow.errors import ConfigError, DataError, SchemaMismatch
+from tests.bootstrap.given_state import ITEMS, add_operators
+from tests.support import root_files, stored_state
+from tests.support.errors import raises
+from tests.support.moved_state import Expected, Row
+
+pytestmark = pytest.mark.spark
+
+ACTIONS = ["update", "add", "put", "tag", "rate", "timer", "event timer"]
+NAMES = ["", "x", "x\0", "é"]
+
+
+def _expected(count: int) -> Expected:
+    dice, found = random.Random(1), Expected()
+    for number in range(count):
+        place = (dice.choice(NAMES), dice.randint(-3, 30))
+        row = Row(number, *place, dice.choice(ACTIONS), dice.choice(NAMES), dice.randint(-3, 300))
+        found.apply([row], timedelta(minutes=number))
+    return found
+
+
+def _entries(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """The stored entries of each operator; elements of lists without their numbers, which are of no meaning."""
+    document, _ = root_files.unsealed((path / "_savepoint").read_bytes())
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for operator in document["manifest"]["operators"]:
+        kinds = {stored_state.state_id(s["name"]): s["kind"] for s in operator["states"]}
+        kinds |= {stored_state.state_id(f"{s['name']}\0expiry"): s["kind"] for s in operator["states"]}
+        entries = [e for subtask in operator["subtasks"] for e in stored_state.stored_entries(path, subtask)]
+        assert entries == sorted(entries)
+        found[operator["uid"]] = [(k[:-12] if kinds.get(k[2:6]) == "list" else k, v) for k, v in entries]
+        found[operator["uid"]].append((operator["states"], operator["operator_states"], operator["parts"]))
+        timers = [subtask[f"{domain}_timer"] for subtask in operator["subtasks"] for domain in ("event", "processing")]
+        found[operator["uid"]].append((min((t for t in timers if t is not None), default=None),))
+    return found
+
+
+def _write(expected: Expected, shape: Callable[[pa.Table], Any], path: Path) -> dict[str, Any]:
+    writer = SavepointWriter.new("job", max_parallelism=64, parallelism=3, clock=ManualClock())
+    add_operators(writer, expected, datetime(2026, 1, 1, tzinfo=UTC), shape)
+    writer.write(path)
+    savepoint_at(str(path)).verify()
+    return _entries(path)
+
+
+def test_dataframes_give_the_same_state_as_tables(spark_session: SparkSession, tmp_path: Path) -> None:
+    expected = _expected(400)
+    tables = _write(expected, lambda table: table, tmp_path / "tables")
+    frames = _write(expected, spark_session.createDataFrame, tmp_path / "frames")
+    assert frames == tables
+
+
+def test_errors_of_rows_and_frames_are_those_without_spark(spark_session: SparkSession, tmp_path: Path) -> None:
+    total = ValueStateDescriptor("total", int)
+
+    def write(rows: list[tuple[Any, ...]], schema: str, key: Any = "shop") -> None:
+        frame = spark_session.createDataFrame(rows, schema)
+        writer = SavepointWriter.new("job", parallelism=1)
+        writer.with_operator("sum", key=key, states=[KeyedStateFrame(total, frame)]).write(tmp_path / "w")
+
+    with raises(DataError, key="shop='b'", state="total"):
+        write([("a", 1), ("b", None)], "shop string, value bigint")
+    with raises(DataError, key="('a',)", state="total"):
+        write([("a", 1), ("a", 2)], "shop string, value bigint")
+    with raises(DataError, column="shop"):
+        write([("a", 1), (None, 2)], "shop string, value bigint")
+    with raises(SchemaMismatch, state="total"):
+        write([("a", "1")], "shop string, value string")
+    with raises(SchemaMismatch, column="shop", wanted="string"):
+        write([(1, 1)], "shop bigint, value bigint", {"shop": "string"})
+    items = spark_session.createDataFrame([("a", 1)], "shop string, value bigint")
+    with raises(ConfigError, state="items"):
+        SavepointWriter.new("job").with_operator("sum", key="shop", states=[KeyedStateFrame(ITEMS, items)])
+    with raises(ConfigError):
+        savepoint_at(str(tmp_path / "w"))
