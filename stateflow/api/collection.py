@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
@@ -44,6 +44,11 @@ class CollectionSource(LocalSource):
         start = int(json.loads(position)["row"]) if position else 0
         rows = self._rows[start:][: limits.max_rows_per_batch]
         return Slice(rows, json.dumps({"row": start + len(rows)})) if rows else None
+
+    def between(self, position: str | None, end: str) -> Sequence[object] | None:
+        """See `LocalSource.between`: a longer list has other slices. None if the list does not have the rows."""
+        start, stop = (int(json.loads(at)["row"]) if at else 0 for at in (position, end))
+        return self._rows[start:stop] if start <= stop <= len(self._rows) else None
 
     def holds(self, position: str) -> bool | None:
         return True

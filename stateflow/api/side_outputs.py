@@ -54,6 +54,10 @@ class SideOutputs:
         """Returns the current number of rows per output, for `rollback`."""
         return {name: len(rows) for name, rows in self._rows.items()}
 
+    def since(self, mark: dict[str, int]) -> dict[str, list[Any]]:
+        """Returns the rows that were added since `mark`, by tag name."""
+        return {name: rows[mark.get(name, 0) :] for name, rows in self._rows.items()}
+
     def rollback(self, mark: dict[str, int]) -> None:
         """Removes the rows that were added since `mark`."""
         for name, rows in self._rows.items():

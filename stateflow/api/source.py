@@ -282,6 +282,11 @@ class LocalSource(ABC):
         """
         return None
 
+    def slice_between(self, position: str | None, end: str) -> Slice | None:
+        """Returns what `between` returns as a slice, with the rows of each split for a source with splits."""
+        rows = self.between(position, end)
+        return None if rows is None else Slice(rows, end)
+
     def holds(self, position: str) -> bool | None:
         """Returns whether all input after `position` can be read again; None if unknown."""
         return None

@@ -12,6 +12,7 @@ from stateflow.cli.common import StateflowGroup
 from stateflow.cli.files import can_delete, gc, pins
 from stateflow.cli.health import doctor, verify
 from stateflow.cli.queries.serve import serve
+from stateflow.cli.replay.commands import replay
 from stateflow.cli.restore import fork, restore
 from stateflow.cli.run import run, submit
 from stateflow.cli.savepoints import savepoint, stop
@@ -45,6 +46,7 @@ for command in (
     stop,
     restore,
     fork,
+    replay,
     source,
     verify,
     gc,

@@ -22,6 +22,7 @@ from stateflow.state.files.uploads import Outbox
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials, Storage, open_storage
+from stateflow.storage.overlay import OverlayStorage
 from stateflow.storage.paths import data_folder
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -121,18 +122,21 @@ class TaskEnvironment:
         local_folder: scratch folder of each host.
         credentials: the driver's credentials for the job root.
         telemetry: where tasks export spans to.
+        scratch_uri: storage for the files of a batch that must not change the job root; empty for the job root itself.
     """
 
     root_uri: str
     local_folder: Path
     credentials: Credentials = field(default_factory=Credentials)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    scratch_uri: str = ""
 
     @property
     def storage(self) -> Storage:
         """The storage of the job root."""
         self.credentials.adopt()
-        return open_storage(self.root_uri)
+        root = open_storage(self.root_uri)
+        return OverlayStorage(root, open_storage(self.scratch_uri)) if self.scratch_uri else root
 
 
 @dataclass(frozen=True)

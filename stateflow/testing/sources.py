@@ -73,6 +73,12 @@ class ScriptedSource(LocalSource):
             file.write(json.dumps([start, end]) + "\n")
         return Slice(rows, json.dumps({"row": end}))
 
+    def between(self, position: str | None, end: str) -> Sequence[object] | None:
+        """Returns the rows between two positions, without the ledger; None if the script no longer has them."""
+        start, stop = (int(json.loads(at)["row"]) if at else 0 for at in (position, end))
+        rows = [item for item in self._script if not isinstance(item, Crash | Pause)]
+        return rows[start:stop] if start <= stop <= len(rows) else None
+
     def holds(self, position: str) -> bool | None:
         """Returns whether the script still has all rows that were ever read; it may have been shortened since."""
         rows = sum(1 for item in self._script if not isinstance(item, Crash | Pause))

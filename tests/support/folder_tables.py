@@ -36,3 +36,14 @@ def leftovers(table: Path) -> list[str]:
     """Files in a folder sink's table that no version names."""
     named = {n for p in (table / "versions").iterdir() for n in json.loads(p.read_bytes()).get("paths", [])}
     return sorted(set(os.listdir(table / "data")) - named) if (table / "data").is_dir() else []
+
+
+def by_token(table: Path) -> dict[int, list[Document]]:
+    """The rows that were published with each token."""
+    versions = [json.loads(p.read_bytes()) for p in sorted((table / "versions").iterdir())]
+    found: dict[int, list[Document]] = {}
+    for version in versions:
+        for name in version.get("paths", []):
+            lines = (table / "data" / name).read_text().splitlines()
+            found.setdefault(version["token"], []).extend(json.loads(line) for line in lines)
+    return found

@@ -166,6 +166,10 @@ class Context:
         """For the runtime only: returns the number of rows per side output, for `rollback_side_outputs`."""
         return self._side.mark()
 
+    def side_outputs_since(self, mark: dict[str, int]) -> dict[str, list[Any]]:
+        """For the runtime only: returns the rows that were emitted to side outputs since `mark`, by tag name."""
+        return self._side.since(mark)
+
     def rollback_side_outputs(self, mark: dict[str, int]) -> None:
         """For the runtime only: removes the rows that were emitted to side outputs since `mark`."""
         self._side.rollback(mark)

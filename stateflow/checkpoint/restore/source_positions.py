@@ -183,6 +183,16 @@ def offset_lines(offsets: bytes) -> list[str]:
     return offsets.decode().rstrip("\n").split("\n")
 
 
+def spark_time(offsets: bytes) -> int | None:
+    """Returns the time of a batch in an entry of Spark's offset log, in milliseconds since 1970; None without one."""
+    try:
+        found = json.loads(offset_lines(offsets)[1])
+    except (ValueError, IndexError, RecursionError):
+        return None
+    time = found.get("batchTimestampMs") if isinstance(found, dict) else None
+    return time if isinstance(time, int) and abs(time) < 1 << 62 else None
+
+
 def _check_renamed(stored: Set[str], renamed: Mapping[str, str]) -> None:
     """Raises ConfigError for a source that would get the position of another one and has one of its own."""
     taken = sorted(new for old, new in renamed.items() if new != old and new in stored and new not in renamed)

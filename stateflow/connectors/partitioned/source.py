@@ -226,10 +226,12 @@ class PartitionedSource(LocalSource):
         """See `LocalSource.read`: reads all splits of a batch, one after another."""
         start = self.first_position() if position is None else position
         end = self.next_position(start, limits)
-        if end == position:
-            return None
+        return None if end == position else self.slice_between(start, end)
+
+    def slice_between(self, position: str | None, end: str) -> Slice:
+        """See `LocalSource.slice_between`; raises InputLost as `next_position` does."""
         rows: dict[str, list[object]] = {name: [] for name in sorted(self.parsed(end))}
-        for split in self.splits_of(start, end):
+        for split in self.splits_of(position or self.first_position(), end):
             for chunk in self.chunks(split):
                 found = to_objects(self.schema.shape, chunk.columns.to_struct_array())
                 rows[split.partition] += [*found, *chunk.rejected]

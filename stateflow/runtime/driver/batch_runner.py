@@ -6,14 +6,16 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from stateflow import failpoints
 from stateflow.checkpoint.barrier.pending_barrier import PendingBarrier
-from stateflow.checkpoint.log.documents import Manifest, SourceWatermark
+from stateflow.checkpoint.log.documents import BatchRecord, Manifest, OperatorState, SourceWatermark
 from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.restore.source_positions import spark_time
 from stateflow.clock import epoch_milliseconds
 from stateflow.observability.logging import set_log_context
 from stateflow.runtime.driver.barrier import CompletedBarrier, barrier_metrics, operator_states_after, run_to_barrier
-from stateflow.runtime.driver.job_restore import RestoredJob
 from stateflow.runtime.executor import BatchWork, Executor
 from stateflow.runtime.job.job import Job, PositionCapture, Positions
 from stateflow.runtime.planning.state_discovery import source_columns
@@ -53,25 +55,40 @@ class Batch:
     drains: bool = False
 
 
+@dataclass(frozen=True)
+class StartingPoint:
+    """What the first batch starts from.
+
+    Attributes:
+        generation: number of the run's CLAIM.
+        operators: the state of each operator by uid.
+        manifest: the manifest of the restored checkpoint; None without one.
+    """
+
+    generation: int
+    operators: dict[str, OperatorState]
+    manifest: Manifest | None
+
+
 class BatchRunner:
     """Runs the batches of one run, and holds the state that the next batch starts from.
 
     Args:
         job: the job that runs.
         executor: runs the tasks.
-        restored: the restored job that the first batch starts from.
+        start: what the first batch starts from.
 
     Attributes:
         manifest: the manifest of the newest barrier, or else of the restored checkpoint.
         ordinal: number of the newest batch; 0 before the first one.
     """
 
-    def __init__(self, job: Job, executor: Executor, restored: RestoredJob) -> None:
+    def __init__(self, job: Job, executor: Executor, start: StartingPoint) -> None:
         self._job = job
         self._executor = executor
-        self._generation = restored.head.entry.generation
-        self._base = restored.state.operators
-        self.manifest = restored.manifest
+        self._generation = start.generation
+        self._base = start.operators
+        self.manifest = start.manifest
         self.ordinal = 0
 
     def run(self, batch: Batch, checkpoint_id: int) -> CompletedBarrier:
@@ -96,6 +113,7 @@ class BatchRunner:
         rows_in, output = self._rows_in(pending), pending.output()
         drained = self._is_drained(batch, rows_in, checkpoint_id)
         manifest = self._manifest(pending, positions, info, drained)
+        manifest = replace(manifest, batches=[self._record(batch, positions, info)])
         return CompletedBarrier(
             manifest,
             folder,
@@ -245,6 +263,16 @@ class BatchRunner:
             ),
             drained=drained,
             **quarantine_fields(self.manifest, positions.quarantined),
+        )
+
+    def _record(self, batch: Batch, positions: Positions, info: BatchInfo) -> BatchRecord:
+        return BatchRecord(
+            ordinal=info.id.ordinal,
+            processing_time=info.id.processing_time.isoformat(timespec="microseconds"),
+            checkpoint_id=info.id.checkpoint_id,
+            offsets=[position.offset for position in positions.sources],
+            spark_time=spark_time(positions.spark.offsets) if positions.spark else None,
+            watermarks=batch.watermarks if batch.watermarks != self.watermarks() else {},
         )
 
     def _is_drained(self, batch: Batch, rows_in: int, checkpoint_id: int) -> bool:

@@ -19,7 +19,7 @@ from stateflow.observability.logging import set_log_context
 from stateflow.observability.tracing import BATCH, span
 from stateflow.runtime.driver.background import BackgroundWork
 from stateflow.runtime.driver.barrier import CompletedBarrier
-from stateflow.runtime.driver.batch_runner import Batch, BatchRunner
+from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, StartingPoint
 from stateflow.runtime.driver.checkpointing.pipeline import CheckpointPipeline
 from stateflow.runtime.driver.fence_watch import FenceWatch
 from stateflow.runtime.driver.job_restore import RestoredJob, restore_job, sweep_sinks
@@ -135,7 +135,8 @@ class JobRun:
         self._pipeline = CheckpointPipeline(self._context, restored, self._maintenance, self._keep_workers_alive)
         self._requests = RequestServer(root, generation, settings, self, background)
         self._fence_watch = FenceWatch(self.guard, settings.requests.fence_interval, self._executor.cancel)
-        self.batches = BatchRunner(job, self._executor, restored)
+        start = StartingPoint(generation, restored.state.operators, restored.manifest)
+        self.batches = BatchRunner(job, self._executor, start)
         self.restored, self.start_label = restored.state, restored.head.checkpoint_label
         self._is_restored = True
 

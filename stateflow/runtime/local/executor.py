@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, repeat
 from operator import attrgetter
@@ -101,11 +101,15 @@ class LocalExecutor(Executor):
 
     Args:
         arrow_rows: rows per Arrow batch of a task's input; None for one batch with all rows.
+        adapt: called with each task's own copy of its specification; returns the one to run.
     """
 
-    def __init__(self, arrow_rows: int | None = None) -> None:
+    def __init__(
+        self, arrow_rows: int | None = None, adapt: Callable[[LevelSpec], LevelSpec] = lambda spec: spec
+    ) -> None:
         self._attempts = count()
         self._arrow_rows = arrow_rows
+        self._adapt = adapt
 
     def empty_rows(self, plan: JobPlan) -> Mapping[str, Sequence[object]]:
         return {}
@@ -144,7 +148,7 @@ class LocalExecutor(Executor):
             complete = _input_batches(chain.inputs, routed[target], controls[target])
             batches = [part for batch in complete for part in _parts(batch, self._arrow_rows)]
             # A function lives for one batch: a task on a cluster has a copy of its own, too.
-            own = replace(spec, chains=copy.deepcopy(spec.chains))
+            own = self._adapt(replace(spec, chains=copy.deepcopy(spec.chains)))
             result += run_level(own, target, f"l{next(self._attempts)}", batches)
         return result
 

@@ -17,6 +17,7 @@ from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.request_server import STOPPED
 from stateflow.runtime.driver.termination import RunBounds, run_ticks
 from stateflow.runtime.job.job import BatchResult, Positions
+from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.row_conversion import latest_time
 from stateflow.runtime.user_code import innermost
@@ -97,13 +98,22 @@ def _fixed(positions: Positions, _folder: str) -> Positions:
 
 
 def _run_slices(run: JobRun, slices: Mapping[str, Slice], positions: list[SourcePosition]) -> BatchResult:
-    times = {
-        node.uid: _latest_by_split(node.source.schema.column(column), slices[node.uid])
-        for node in run.job.plan.sources
-        if node.uid in slices and (column := run.job.plan.times_of_splits.get(node.uid))
-    }
     rows = {uid: found.rows for uid, found in slices.items()}
+    times = split_times(run.job.plan, slices)
     return run.run_batch(rows, partial(_fixed, Positions(positions, split_times=times)))
+
+
+def split_times(plan: JobPlan, slices: Mapping[str, Slice]) -> dict[str, dict[str, int | None]]:
+    """Returns the latest event times of a batch, as `Positions.split_times`.
+
+    Args:
+        slices: the rows of the batch, by uid of the source.
+    """
+    return {
+        node.uid: _latest_by_split(node.source.schema.column(column), slices[node.uid])
+        for node in plan.sources
+        if node.uid in slices and (column := plan.times_of_splits.get(node.uid))
+    }
 
 
 def _latest_by_split(column: Column, found: Slice) -> dict[str, int | None]:

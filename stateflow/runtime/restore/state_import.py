@@ -67,9 +67,9 @@ def import_state(
         operators = sorted((*manifest.operators, *rewritten), key=lambda operator: operator.uid)
         manifest = replace(manifest, operators=operators, full_bytes=state_bytes(operators))
     manifest = replace(manifest, spark=manifest.spark and _with_stored_logs(root, into, manifest.spark))
-    manifest = replace(
-        manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal, record=None, history=[]
-    )
+    manifest = replace(manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal)
+    # Its records are those of another job or line of checkpoints.
+    manifest = replace(manifest, record=None, history=[], parent=None, batches=[])
     return write_manifest(root.storage, into, manifest)
 
 

@@ -24,6 +24,7 @@ from stateflow.checkpoint.log.documents.log_entry import (
 )
 from stateflow.checkpoint.log.documents.manifest import (
     NOT_BEGUN,
+    BatchRecord,
     Manifest,
     OperatorState,
     QuarantinedFile,
@@ -41,6 +42,7 @@ __all__ = [
     "NOT_BEGUN",
     "Ancestry",
     "Answer",
+    "BatchRecord",
     "ClaimState",
     "ClaimedSavepoint",
     "EntryKind",

@@ -103,6 +103,24 @@ class QuarantinedFile(Document, frozen=True, kw_only=True):
     """Generation of the run that skipped the file."""
 
 
+class BatchRecord(Document, frozen=True, kw_only=True):
+    """One batch of a checkpoint: what determines its result, apart from the state before it and the rows."""
+
+    ordinal: Int64
+    processing_time: str
+    """In UTC, with microseconds."""
+    checkpoint_id: Int64
+    """The newest checkpoint when the batch started, of which functions were notified; 0 without one."""
+    offsets: list[str] = []
+    """The position of each source at its end, in the order of `Manifest.sources`; empty for the last batch of a
+    checkpoint, whose positions are those of the manifest."""
+    spark_time: Int64 | None = None
+    """Spark's time of the batch, in milliseconds since 1970; None without Spark, and for the last batch, whose offset
+    log is in the manifest."""
+    watermarks: dict[str, Int64 | None] = {}
+    """The watermark of each operator in this batch, by uid; empty if they follow from the batch before."""
+
+
 class Manifest(Document, frozen=True, kw_only=True):
     """Everything that one checkpoint consists of, except for what its log entry contains."""
 
@@ -136,6 +154,11 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Number of input files skipped up to this checkpoint, including those that `quarantined` no longer lists."""
     drained: bool = False
     """Whether every event-time timer was fired, whatever the watermark, and no row was processed since."""
+    parent: Int64 | None = None
+    """Id of the checkpoint from whose state its first batch started, 0 for none; None where it was not recorded, and
+    in manifests that a restore imported."""
+    batches: list[BatchRecord] = []
+    """The batches since `parent`, oldest first; empty where they were not recorded, or were too many."""
 
     def pending_records(self, checkpoint_id: int) -> list[CheckpointRecord]:
         """Returns the checkpoint records that only this manifest contains, oldest first, including its own.

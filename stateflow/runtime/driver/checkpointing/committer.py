@@ -146,7 +146,8 @@ class CheckpointCommitter:
         )
 
     def _write_manifest(self, pending: PendingCheckpoint, record: CheckpointRecord) -> FileHandle:
-        document = replace(pending.document, record=record, history=self._maintenance.pending_records)
+        history, parent = self._maintenance.pending_records, self.head.checkpoint_id
+        document = replace(pending.document, record=record, history=history, parent=parent)
         # An earlier attempt may have stored a manifest with a different record, so use a new name.
         name = f"manifest-{pending.tries + 1}.json" if pending.tries else "manifest.json"
         handle = write_manifest(self._run.job.root.storage, pending.folder, document, name)

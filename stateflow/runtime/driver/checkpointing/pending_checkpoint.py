@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.log.documents import Manifest, PendingOutput
+from stateflow.checkpoint.log.documents import BatchRecord, Manifest, PendingOutput
 from stateflow.runtime.driver.barrier import BarrierMetrics, CompletedBarrier
 from stateflow.state.handles import Committable
+
+_MAX_BATCHES = 1000
+"""Batches that a manifest records."""
+_MAX_OFFSETS = 1 << 20
+"""Characters of all positions that a manifest records of its batches."""
 
 
 @dataclass
@@ -24,6 +29,7 @@ class PendingCheckpoint:
         committables: files to publish, by uid of the sink.
         metrics: the metrics of the newest barrier.
         triggered_at: when its checkpoint was triggered, in seconds of the monotonic clock.
+        batches: the records of the batches.
     """
 
     manifest: Manifest | None = None
@@ -37,6 +43,7 @@ class PendingCheckpoint:
     metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
     triggered_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
+    batches: list[BatchRecord] = field(default_factory=list)
 
     def add(self, barrier: CompletedBarrier, output: dict[str, list[Committable]], seconds: float) -> None:
         """Adds the next barrier.
@@ -51,6 +58,7 @@ class PendingCheckpoint:
         self.compaction_bytes += manifest.compaction_bytes
         self.rows_in += barrier.rows_in
         self.seconds += seconds
+        self.batches += manifest.batches
         _add_rows(self.rows_out, barrier.rows_out)
         _add_files(self.committables, output)
 
@@ -69,6 +77,7 @@ class PendingCheckpoint:
             seconds=older.seconds + self.seconds,
             metrics=newest.metrics,
             triggered_at=self.triggered_at,
+            batches=[*older.batches, *self.batches],
         )
         for each in (older, self):
             _add_rows(merged.rows_out, each.rows_out)
@@ -82,14 +91,28 @@ class PendingCheckpoint:
 
     @property
     def document(self) -> Manifest:
-        """The manifest of the checkpoint; its byte counts cover all its barriers."""
+        """The manifest of the checkpoint; its byte counts and batches cover all its barriers."""
         assert self.manifest is not None
-        return replace(self.manifest, increment_bytes=self.increment_bytes, compaction_bytes=self.compaction_bytes)
+        return replace(
+            self.manifest,
+            increment_bytes=self.increment_bytes,
+            compaction_bytes=self.compaction_bytes,
+            batches=_recorded(self.batches),
+        )
 
     @property
     def output(self) -> list[PendingOutput]:
         """Files to publish."""
         return [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.committables.items()]
+
+
+def _recorded(batches: list[BatchRecord]) -> list[BatchRecord]:
+    """Returns the records as the manifest has them: none if they are too large."""
+    *earlier, last = batches
+    size = sum(len(offset) for batch in earlier for offset in batch.offsets)
+    if len(batches) > _MAX_BATCHES or size > _MAX_OFFSETS:
+        return []
+    return [*earlier, replace(last, offsets=[], spark_time=None)]
 
 
 def _add_rows(counts: dict[str, int], more: dict[str, int]) -> None:

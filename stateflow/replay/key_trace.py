@@ -1,0 +1,168 @@
+"""Records the calls of keyed functions for one key, and stops in a debugger before the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+
+import pyarrow as pa
+
+from stateflow.api.functions.connected import KeyedCoProcessFunction
+from stateflow.api.functions.process import Context, KeyedFunction, OnTimerContext
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.schema import RowSchema
+from stateflow.errors import JobDefinitionError
+from stateflow.replay.debugger import KeyDebugger, rows_of
+from stateflow.replay.keys import WantedKey
+from stateflow.runtime.task_spec import ChainSpec, LevelSpec
+
+Fields = dict[str, object]
+"""The columns of a row."""
+Method = Callable[..., Iterable[object] | None]
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call of an operator's function for the key.
+
+    Attributes:
+        operator: uid of the operator.
+        method: name of the method that was called.
+        given: the row; for a timer, its domain and its time in milliseconds since 1970; empty at the end of the batch.
+            A call with the rows of several keys has those of the key in ``rows``.
+        emitted: the rows that it emitted to the main output.
+        side_outputs: the rows that it emitted to side outputs, by tag.
+        error: the exception that it raised; empty without one.
+    """
+
+    operator: str
+    method: str
+    given: Fields
+    emitted: tuple[Fields, ...] = ()
+    side_outputs: Mapping[str, tuple[Fields, ...]] | None = None
+    error: str = ""
+
+
+class KeyTracer:
+    """Replaces the methods of functions by ones that record their calls for a key.
+
+    Args:
+        keys: the key of each operator, by uid.
+        debugger: runs the calls, if given.
+
+    Attributes:
+        calls: the calls, in order.
+    """
+
+    def __init__(self, keys: Mapping[str, WantedKey], debugger: KeyDebugger | None = None) -> None:
+        self._keys = keys
+        self._debugger = debugger
+        self.calls: list[TracedCall] = []
+
+    def traced(self, spec: LevelSpec) -> LevelSpec:
+        """Returns the specification of a task after replacing methods of its functions, which are the task's own."""
+        for chain in spec.chains:
+            if chain.function is not None and chain.uid in self._keys:
+                self._trace(chain, chain.function)
+        return spec
+
+    def _trace(self, chain: ChainSpec, function: KeyedFunction[object]) -> None:
+        uid = chain.uid
+        if isinstance(function, VectorizedKeyedFunction):
+            columns = chain.keying.columns if chain.keying else ()
+            _replace(function, "process_batch", self._of_batch(uid, columns, function.process_batch))
+            return
+        rows = ("process_element1", "process_element2") if isinstance(function, KeyedCoProcessFunction) else None
+        for name in rows or ("process_element",):
+            _replace(function, name, self._of_row(uid, getattr(function, name)))
+        _replace(function, "on_timer", self._of_timer(uid, function.on_timer))
+        _replace(function, "on_batch_end", self._of_batch_end(uid, function.on_batch_end))
+
+    def _of_row(self, uid: str, method: Method) -> Method:
+        @wraps(method)
+        def process(row: object, ctx: Context) -> Iterable[object] | None:
+            if not self._keys[uid].is_key(ctx.key_values):
+                return method(row, ctx)
+            return self._called(TracedCall(uid, method.__name__, fields_of(row)), ctx, method, row)
+
+        return process
+
+    def _of_timer(self, uid: str, method: Method) -> Method:
+        @wraps(method)
+        def on_timer(timestamp: int, ctx: OnTimerContext) -> Iterable[object] | None:
+            if not self._keys[uid].is_key(ctx.key_values):
+                return method(timestamp, ctx)
+            given: Fields = {"domain": ctx.time_domain().value, "time": timestamp}
+            return self._called(TracedCall(uid, method.__name__, given), ctx, method, timestamp)
+
+        return on_timer
+
+    def _of_batch_end(self, uid: str, method: Method) -> Method:
+        @wraps(method)
+        def on_batch_end(ctx: Context) -> Iterable[object] | None:
+            if not self._keys[uid].is_key(ctx.key_values):
+                return method(ctx)
+            return self._called(TracedCall(uid, method.__name__, {}), ctx, method)
+
+        return on_batch_end
+
+    def _of_batch(
+        self, uid: str, columns: Sequence[str], method: Callable[..., pa.RecordBatch | pa.Table | None]
+    ) -> Callable[..., pa.RecordBatch | pa.Table | None]:
+        @wraps(method)
+        def process_batch(batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | pa.Table | None:
+            keys = [tuple(row.values()) for row in state.keys.to_pylist()]
+            if self._keys[uid].values not in keys:
+                return method(batch, state)
+            number = keys.index(self._keys[uid].values)
+            own = batch.slice(int(state.starts[number]), int(state.counts[number])).to_pylist()
+            call = TracedCall(uid, method.__name__, {"rows": own})
+            try:
+                found = self._run(lambda: [method(batch, state)])[0]
+            except Exception as e:
+                self.calls.append(replace(call, error=_text(e)))
+                raise
+            assert found is None or isinstance(found, pa.RecordBatch | pa.Table)
+            emitted = [] if found is None else found.to_pylist()
+            self.calls.append(replace(call, emitted=tuple(self._own(uid, columns, emitted))))
+            return found
+
+        return process_batch
+
+    def _own(self, uid: str, columns: Sequence[str], rows: Sequence[Fields]) -> Iterable[Fields]:
+        """Yields the rows of the key, of which only those with the key's columns are known."""
+        wanted = self._keys[uid].values
+        return (row for row in rows if tuple(row.get(column) for column in columns) == wanted)
+
+    def _called(self, call: TracedCall, ctx: Context, method: Method, *arguments: object) -> list[object]:
+        mark = ctx.mark_side_outputs()
+        try:
+            emitted = self._run(method, *arguments, ctx)
+        except Exception as e:
+            self.calls.append(replace(call, error=_text(e)))
+            raise
+        side = {tag: tuple(map(fields_of, rows)) for tag, rows in ctx.side_outputs_since(mark).items() if rows}
+        self.calls.append(replace(call, emitted=tuple(map(fields_of, emitted)), side_outputs=side))
+        return emitted
+
+    def _run(self, method: Method, *arguments: object) -> list[object]:
+        call = rows_of if self._debugger is None else self._debugger.call
+        return call(method, *arguments)
+
+
+def _replace(function: KeyedFunction[object], name: str, method: Callable[..., object]) -> None:
+    # A frozen dataclass refuses assignments.
+    object.__setattr__(function, name, method)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]
+
+
+def fields_of(row: object) -> Fields:
+    """Returns the columns of a row; its text for an object that is no row."""
+    try:
+        return {name: getattr(row, name) for name in RowSchema.of(type(row)).names}
+    except (JobDefinitionError, AttributeError):
+        return {"value": repr(row)[:1000]}
