@@ -23,15 +23,15 @@ from stateflow.errors import (
     NotYetAvailable,
     QueryError,
     QueryTooLarge,
+    StateError,
     StateflowError,
     Unauthorized,
     UnknownKey,
     UnknownState,
     WrongKeyType,
 )
-from stateflow.serving.answers import Format, encode_error, encode_page, encode_values
+from stateflow.serving.answers import Format, encode_entries, encode_error, encode_keys, encode_values
 from stateflow.serving.follower import Follower
-from stateflow.serving.keys import plain_key
 from stateflow.serving.lookups import Lookups
 from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest, StateDescription, StatesAnswer
 from stateflow.serving.served_checkpoint import ServedCheckpoint
@@ -45,6 +45,7 @@ _STATUS: Mapping[type[StateflowError], int] = {
     UnknownKey: 404,
     WrongKeyType: 422,
     ConfigError: 422,
+    StateError: 422,
     QueryTooLarge: 413,
     CheckpointNotServed: 410,
     NotYetAvailable: 503,
@@ -137,7 +138,8 @@ class StateApp:
         self._keys += len(request.keys)
 
         def answer(checkpoint: ServedCheckpoint) -> bytes:
-            return encode_values(checkpoint.checkpoint_id, Lookups(checkpoint, request).get(request), wanted)
+            lookups = Lookups(checkpoint, request)
+            return encode_values(checkpoint.checkpoint_id, lookups.get(request), lookups.state.reader, wanted)
 
         return await self._answer(request, answer, wanted, len(request.keys) <= _INLINE_KEYS)
 
@@ -145,8 +147,8 @@ class StateApp:
         request, wanted = await self._read(http, ScanRequest), _format(http)
 
         def answer(checkpoint: ServedCheckpoint) -> bytes:
-            page = Lookups(checkpoint, request).scan(request)
-            return encode_page(checkpoint.checkpoint_id, page, plain_key(page.keys), wanted)
+            lookups = Lookups(checkpoint, request)
+            return encode_entries(checkpoint.checkpoint_id, lookups.scan(request), lookups.state.reader, wanted)
 
         return await self._answer(request, answer, wanted, False)
 
@@ -154,9 +156,8 @@ class StateApp:
         request, wanted = await self._read(http, KeysRequest), _format(http)
 
         def answer(checkpoint: ServedCheckpoint) -> bytes:
-            page = Lookups(checkpoint, request).keys(request)
-            keys: list[object] = [plain_key(key) for key in page.keys if isinstance(key, list)]
-            return encode_page(checkpoint.checkpoint_id, page, keys, wanted)
+            lookups = Lookups(checkpoint, request)
+            return encode_keys(checkpoint.checkpoint_id, lookups.keys(request), lookups.state.key_names, wanted)
 
         return await self._answer(request, answer, wanted, False)
 
@@ -237,6 +238,7 @@ def describe(checkpoint: ServedCheckpoint) -> StatesAnswer:
             state=state.schema.name,
             kind=state.schema.kind,
             value_type=state.schema.value_type,
+            key_names=list(state.key_names),
             key_types=list(state.key_types),
             map_key_type=state.schema.key_type,
         )

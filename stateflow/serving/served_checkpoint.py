@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.errors import NotYetAvailable, UnknownState
+from stateflow.query.columns.value_reader import ValueReader
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
 from stateflow.types.key_groups import KeyGroupRange
@@ -68,6 +70,7 @@ class QueryableState:
     Attributes:
         operator: uid of the operator.
         schema: the recorded schema.
+        key_names: names of the key columns.
         key_types: Spark's simple type name of each key column.
         now: the time that its TTL is compared with, in milliseconds since 1970: for event time the watermark of the
             operator, for processing time the time of the commit; None without one.
@@ -75,8 +78,14 @@ class QueryableState:
 
     operator: str
     schema: StateSchema
+    key_names: tuple[str, ...]
     key_types: tuple[str, ...]
     now: int | None
+
+    @cached_property
+    def reader(self) -> ValueReader:
+        """Decodes values with the recorded type, for JSON and Arrow."""
+        return ValueReader(self.schema)
 
     def is_expired(self, data: bytes) -> bool:
         """Returns whether an entry had expired at the time of the checkpoint."""
@@ -188,9 +197,14 @@ def queryable_states(manifest: Manifest, committed_ms: int | None) -> dict[str, 
     for operator in manifest.operators:
         for schema in queryable_schemas(operator):
             now = operator.watermark if schema.ttl_time == "event" else committed_ms
-            state = QueryableState(operator.uid, schema, tuple(operator.key_types), now)
+            names = tuple(operator.key_names) or _key_names(len(operator.key_types))
+            state = QueryableState(operator.uid, schema, names, tuple(operator.key_types), now)
             found[schema.queryable] = None if schema.queryable in found else state
     return found
+
+
+def _key_names(number: int) -> tuple[str, ...]:
+    return ("key",) if number == 1 else tuple(f"key_{i}" for i in range(1, number + 1))
 
 
 def queryable_schemas(operator: OperatorState) -> list[StateSchema]:

@@ -37,9 +37,12 @@ from tests.fuzz.target import Target
 
 _GROUPS = KeyGroupRange(0, 15)
 _TYPES = ("string", "bigint", "decimal(10,2)", "timestamp")
+_NAMES = ("shop", "day", "price", "at")
 _KEY = ["north", 1, "1.50", "2026-01-01T00:00:00Z"]
 _STATES = {
-    name: QueryableState("op", StateSchema(name=name, kind=kind, value_type="int", key_type=key_type), _TYPES, 0)
+    name: QueryableState(
+        "op", StateSchema(name=name, kind=kind, value_type="int", key_type=key_type), _NAMES, _TYPES, 0
+    )
     for name, kind, key_type in (("values", "value", ""), ("maps", "map", "str"))
 }
 _LEASE = ServerLease(

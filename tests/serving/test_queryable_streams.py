@@ -8,7 +8,7 @@ from typing import Any
 from stateflow import ListStateDescriptor, ReducingStateDescriptor, StateTtlConfig, Time, ValueStateDescriptor
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, StateError
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.lookups import Lookups
 from stateflow.serving.requests import GetRequest
@@ -69,3 +69,16 @@ def test_expired_values_are_hidden_from_the_checkpoint_on_at_which_they_had_expi
     jobs.run(lambda env: build(env, ROWS))
     later = {(row.shop, row.day): row for row in ROWS[20:]}
     assert _queried(jobs, "newest") == [later.get(key) for key in KEYS]
+
+
+def test_two_operators_with_one_queryable_name_are_refused_before_the_first_batch(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        keyed = env.from_collection(ROWS, Sale, uid="sales").key_by("shop", "day")
+        keyed.as_queryable_state("rows", uid="one")
+        keyed.as_queryable_state("rows", uid="two")
+
+    with raises(StateError, queryable="rows", first="one.row", second="two.row"):
+        jobs.run(build)
+    assert not jobs.storage.list("data/")

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from stateflow.errors import (
@@ -133,6 +134,19 @@ def test_queries_in_json_need_no_client(jobs: ShopsJob, server: StateServer) -> 
         assert sorted(map(tuple, listed["keys"])) == sorted(wanted.totals) and not listed["next"]
         metrics = http.get("/metrics").text
         assert f"stateflow_server_checkpoint_id {newest}" in metrics.splitlines()
+        http.headers["accept"] = "application/vnd.apache.arrow.stream"
+        body = http.post("/v1/get", json={"state": "totals", "keys": [["nowhere", 1], *keys]}).content
+        with pa.ipc.open_stream(body) as stream:
+            assert (stream.schema.metadata or {})[b"checkpoint_id"] == str(newest).encode()
+            read = stream.read_all().to_pydict()
+        assert read == {"found": [False, *[True] * len(keys)], "value": [None, *(v["value"] for v in values)]}
+        with pa.ipc.open_stream(
+            http.post("/v1/scan", json={"state": "sold-items", "key": list(key)}).content
+        ) as stream:
+            entries = stream.read_all().to_pylist()
+            assert {e["map_key"]: e["value"] for e in entries} == wanted.items[key]
+        with pa.ipc.open_stream(http.post("/v1/keys", json={"state": "totals"}).content) as stream:
+            assert {(row["shop"], row["day"]) for row in stream.read_all().to_pylist()} == set(wanted.totals)
     assert httpx.get(f"{server.url}/v1/health").json() == {"status": "ok", "checkpoint_id": newest}
 
 

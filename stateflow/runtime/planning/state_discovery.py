@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from stateflow.api.functions.adapters import user_function
 from stateflow.api.functions.checkpointed import CheckpointedFunction, FunctionInitializationContext
 from stateflow.api.functions.process import KeyedFunction, RuntimeContext, TaskInfo
-from stateflow.errors import StateflowError, UserCodeError
+from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.user_code import innermost
 from stateflow.state.backends.memory import DictBackend
@@ -48,7 +48,24 @@ def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, Declaratio
         if chain.operator is not None:
             info = TaskInfo(chain.uid, 0, plan.parallelism, max_parallelism, _NO_TIME)
             found[chain.uid] = _discover_declarations(chain.operator.function, info)
+    _check_queryable_names(found)
     return found
+
+
+def _check_queryable_names(declared: dict[str, Declarations]) -> None:
+    """Raises StateError if states of two operators have the same queryable name; clients know nothing else of them."""
+    taken: dict[str, str] = {}
+    for uid, declarations in declared.items():
+        for state in declarations.keyed:
+            name, place = state.schema.queryable, f"{uid}.{state.schema.name}"
+            if name and taken.setdefault(name, place) != place:
+                raise StateError(
+                    "states of two operators have the same queryable name",
+                    hint="rename one of them",
+                    queryable=name,
+                    first=taken[name],
+                    second=place,
+                )
 
 
 def declared_states_if_known(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:

@@ -1,0 +1,102 @@
+"""Keys of queries: what JSON makes of a typed key is the same key, in the same key group."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.errors import WrongKeyType
+from stateflow.serving.keys import encoded, group_of, plain_key, typed_key, typed_map_key
+from stateflow.types.key_encoding import decode_key, encode_key
+from stateflow.types.key_groups import key_group
+from tests.support.errors import raises
+
+_UTC = st.just(datetime.UTC)
+_WHOLE = st.integers(-(10**7), 10**7).map(lambda n: decimal.Decimal(n).scaleb(-2))
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text(st.characters(exclude_categories=["Cs"])),
+    "binary": st.binary(),
+    "boolean": st.booleans(),
+    "tinyint": st.integers(-128, 127),
+    "smallint": st.integers(-(2**15), 2**15 - 1),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(width=32),
+    "double": st.floats(),
+    "date": st.dates(),
+    "timestamp": st.datetimes(timezones=_UTC),
+    "timestamp_ntz": st.datetimes(),
+    "time(6)": st.times(),
+    "interval day to second": st.timedeltas(),
+    "decimal(9,2)": _WHOLE,
+}
+
+
+@given(
+    st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
+        lambda types: st.tuples(st.just(types), st.tuples(*(VALUES[name] for name in types)))
+    )
+)
+def test_a_key_survives_json_and_has_the_group_and_the_bytes_that_the_job_stores(case: Any) -> None:
+    types, key = case
+    stored = encode_key(key)
+    for given_key in (key, json.loads(msgspec.json.encode(plain_key(key)))):
+        typed = typed_key(given_key, types)
+        assert encoded(typed) == stored
+        assert group_of(typed, types, 128) == key_group(key, types, 128)
+
+
+@given(
+    st.sampled_from(["str", "int", "float", "bool", "bytes", "date", "datetime"]).flatmap(
+        lambda name: st.tuples(
+            st.just(name),
+            {
+                "str": VALUES["string"],
+                "int": VALUES["bigint"],
+                "float": VALUES["double"],
+                "bool": VALUES["boolean"],
+                "bytes": VALUES["binary"],
+                "date": VALUES["date"],
+                "datetime": VALUES["timestamp"] | VALUES["timestamp_ntz"],
+            }[name],
+        )
+    )
+)
+def test_a_key_of_a_map_survives_json(case: tuple[str, Any]) -> None:
+    declared, key = case
+    (again,) = json.loads(msgspec.json.encode(plain_key([key])))
+    assert encoded((typed_map_key(again, declared),)) == encode_key((key,))
+    assert decode_key(encode_key((key,))) is not None
+
+
+_NAIVE = datetime.datetime(2026, 1, 1)  # noqa: DTZ001
+WRONG: dict[str, list[object]] = {
+    "string": [1, None, b"x", ["x"], "\ud800"],
+    "binary": [1, "not base64!", "é"],
+    "boolean": [1, 0, "true", None],
+    "tinyint": [128, -129, 1.0, True, "1"],
+    "bigint": [1 << 63, True, "1", 1.5, None],
+    "float": [1e39, "1", True],
+    "double": ["1", "nan", None, True, 10**400],
+    "date": ["2026-13-01", 5, _NAIVE, "2026-01-01T00:00:00"],
+    "timestamp": ["2026-01-01T00:00:00", _NAIVE, 0],
+    "timestamp_ntz": ["2026-01-01T00:00:00Z", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)],
+    "time(6)": ["25:00:00", 1],
+    "interval day to second": ["1 day", 5],
+    "decimal(9,2)": ["1.001", "10000000.00", "NaN", "Infinity", "1e400", 1.5, True, "x"],
+    "struct<a:int>": [1, "x"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_of_another_type_is_refused(name: str) -> None:
+    for value in WRONG[name]:
+        with raises(WrongKeyType):
+            group_of(typed_key([value], [name]), [name], 128)
