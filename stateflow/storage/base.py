@@ -7,7 +7,7 @@ import enum
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -127,6 +127,29 @@ class Storage(ABC):
         Raises:
             MissingFile: the object does not exist.
         """
+
+    part_gap: int = 1 << 20
+    """Bytes between two parts of an object that take less time to read than a further request."""
+
+    @contextlib.contextmanager
+    def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        """Yields a function that returns parts of an object: bytes from an offset, up to a number of bytes.
+
+        It returns fewer bytes only at the end of the object; the offset must be within the object.
+
+        Raises:
+            MissingFile: the object does not exist; the function raises it as well.
+        """
+        with tempfile.TemporaryDirectory(prefix="stateflow-") as folder:
+            path = Path(folder) / "part"
+
+            def read(offset: int, size: int) -> bytes:
+                self.fetch_part(key, offset, size, path)
+                data = path.read_bytes()
+                path.unlink()
+                return data
+
+            yield read
 
     @abstractmethod
     def size(self, key: str) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from stateflow.errors import DataError
@@ -21,6 +22,8 @@ from stateflow.storage.base import (
 
 class MemoryStorage(Storage):
     """Objects in a dictionary that is protected by a lock."""
+
+    part_gap = 0
 
     def __init__(self, uri: str = "memory://") -> None:
         self.uri = uri
@@ -56,6 +59,10 @@ class MemoryStorage(Storage):
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         write_private(target, self.get(key)[offset : offset + size])
+
+    @contextlib.contextmanager
+    def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        yield lambda offset, size: self.get(key)[offset : offset + size]
 
     def size(self, key: str) -> int | None:
         key_parts(key, self.uri)

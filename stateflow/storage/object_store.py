@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -153,6 +153,10 @@ class ObjectStorage(Storage):
             open_private(target, must_create=True).close()
             return
         write_chunks(self._chunks(key, (offset, offset + size)), target)
+
+    @contextlib.contextmanager
+    def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        yield lambda offset, size: b"".join(self._chunks(key, (offset, offset + size)))
 
     def _chunks(self, key: str, span: tuple[int, int] | None = None) -> Iterator[bytes]:
         options: GetOptions | None = {"range": span} if span else None

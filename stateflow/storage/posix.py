@@ -50,6 +50,8 @@ class PosixStorage(Storage):
         folders: how the directory and those below it are opened; by its path unless given.
     """
 
+    part_gap = 0
+
     def __init__(self, root: str | Path, folders: FolderTree | None = None) -> None:
         self.root = Path(root).absolute()
         self.uri = self.root.as_uri()
@@ -101,6 +103,16 @@ class PosixStorage(Storage):
             while size and (chunk := source.read(min(size, _COPY_CHUNK))):
                 file.write(chunk)
                 size -= len(chunk)
+
+    @contextlib.contextmanager
+    def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        with self.open(key) as source:
+
+            def read(offset: int, size: int) -> bytes:
+                with self._translated_errors(key):
+                    return os.pread(source.fileno(), size, offset)
+
+            yield read
 
     def size(self, key: str) -> int | None:
         try:

@@ -112,6 +112,15 @@ class StorageConformance:
         storage.fetch_part("folder/object", offset, size, tmp_path / "target")
         assert (tmp_path / "target").read_bytes() == data[offset : offset + size]
 
+    def test_parts_of_an_open_object_are_read_in_any_order(self, storage: Storage) -> None:
+        data = bytes(range(256)) * 5000
+        storage.put_new("folder/object", data)
+        with storage.open_parts("folder/object") as read:
+            for offset, size in ((1_000_000, 200_000), (0, 10), (1_279_990, 100), (5, 1)):
+                assert read(offset, size) == data[offset : offset + size]
+        with pytest.raises(MissingFile), storage.open_parts("folder/missing") as read:
+            read(0, 1)
+
     def test_a_file_does_not_overwrite_an_object(self, storage: Storage, tmp_path: Path) -> None:
         source = tmp_path / "source"
         source.write_bytes(b"second")
