@@ -121,8 +121,22 @@ class Blocks:
         return np.ndarray((len(self.buffer) - 7,), np.dtype("<i8"), self.buffer.data, strides=(1,))
 
 
-def data_blocks(index: bytes, shortest_key: int) -> Iterator[Numbers]:
-    """Yields the sizes of the data blocks of an index, without their trailers, some thousands at a time.
+@dataclass(frozen=True)
+class IndexPart:
+    """Consecutive entries of an index.
+
+    Attributes:
+        key_starts, key_sizes: where in the index the keys are: none is smaller than a key of the data block.
+        sizes: the sizes of the data blocks, without their trailers.
+    """
+
+    key_starts: Numbers
+    key_sizes: Numbers
+    sizes: Numbers
+
+
+def index_parts(index: bytes, shortest_key: int) -> Iterator[IndexPart]:
+    """Yields the entries of an index, some thousands at a time.
 
     Args:
         index: the index block. It has a restart for each entry.
@@ -143,16 +157,21 @@ def data_blocks(index: bytes, shortest_key: int) -> Iterator[Numbers]:
     for first in range(0, count, _INDEX_ENTRIES):
         following = first + _INDEX_ENTRIES
         shared, at = _varints(buffer, starts[first:following].astype(np.int64))
-        key_size, at = _varints(buffer, at)
+        key_size, key_start = _varints(buffer, at)
         require(not shared.any() and bool((key_size >= shortest_key).all()), "an index entry has no whole key")
-        offsets, at = _varints(buffer, at + key_size)
+        offsets, at = _varints(buffer, key_start + key_size)
         sizes, at = _varints(buffer, at)
         next_starts = np.append(starts[first + 1 : following + 1], [end] if following >= count else [])
         require(bool((at == next_starts).all()), "an index entry does not end where the next one starts")
         ends = offset + np.cumsum(sizes + TRAILER)
         require(bool((offsets == ends - sizes - TRAILER).all()), "data blocks have gaps or overlap")
         offset = int(ends[-1])
-        yield sizes
+        yield IndexPart(key_start, key_size, sizes)
+
+
+def data_blocks(index: bytes, shortest_key: int) -> Iterator[Numbers]:
+    """Yields the sizes of the data blocks of an index; see `index_parts`."""
+    return (part.sizes for part in index_parts(index, shortest_key))
 
 
 def check_blocks(blocks: Blocks, kinds: Sequence[int] = (_DELETION, _VALUE)) -> None:

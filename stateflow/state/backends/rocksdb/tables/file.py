@@ -12,9 +12,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -45,7 +44,7 @@ _CHECKSUM = struct.Struct("<I")
 _LARGEST_INDEX = 90 << 20
 """Bytes of any other block, stored and decompressed. An index grows with the size of the file and that of the keys."""
 _BATCH_BYTES = 4 << 20
-_INDEX, _PROPERTIES, _RANGE_DELETIONS = b"rocksdb.index", b"rocksdb.properties", b"rocksdb.range_del"
+INDEX, PROPERTIES, RANGE_DELETIONS = b"rocksdb.index", b"rocksdb.properties", b"rocksdb.range_del"
 _FILTER = b"fullfilter.rocksdb.BuiltinBloomFilter"
 _REQUIRED = {
     b"rocksdb.block.based.table.index.type": b"\0\0\0\0",
@@ -57,17 +56,17 @@ _REQUIRED = {
     b"rocksdb.prefix.extractor.name": b"nullptr",
 }
 """Properties that change how RocksDB reads the other blocks."""
-_USER_KEYS = b"rocksdb.index.key.is.user.key"
+USER_KEYS = b"rocksdb.index.key.is.user.key"
 """Property: whether the keys of the index lack the bytes after a key."""
-_LOADED = b"rocksdb.external_sst_file."
+LOADED = b"rocksdb.external_sst_file."
 """Prefix of the properties of files that were made to be loaded into a store."""
-_AS_LOADED = {_LOADED + b"version": b"\2\0\0\0", _LOADED + b"global_seqno": bytes(8)}
+_AS_LOADED = {LOADED + b"version": b"\2\0\0\0", LOADED + b"global_seqno": bytes(8)}
 """RocksDB reads the numbers in these properties without checking their sizes. With these, all entries have the largest
 sequence number that the store manifest has for the file: 0 in the files that `bulk_load` makes."""
 
 
 @dataclass(frozen=True)
-class _Handle:
+class Handle:
     """The position of a block without its trailer."""
 
     offset: int
@@ -82,7 +81,7 @@ def check_table_file(path: Path) -> None:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        _TableFile(file, path.stat().st_size).check()
+        TableFile(file, path.stat().st_size).check()
 
 
 def key_bounds(path: Path) -> tuple[bytes, bytes] | None:
@@ -99,11 +98,31 @@ def key_bounds(path: Path) -> tuple[bytes, bytes] | None:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        return _TableFile(file, path.stat().st_size).key_bounds()
+        return TableFile(file, path.stat().st_size).key_bounds()
 
 
-class _TableFile:
-    def __init__(self, file: BufferedReader, size: int) -> None:
+class OpenFile(Protocol):
+    """The part of a file that is used: a local file, or parts of a stored object."""
+
+    def seek(self, offset: int, /) -> object:
+        """Sets the position of the next read."""
+
+    def read(self, size: int, /) -> bytes:
+        """Reads bytes, fewer only at the end."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Reads bytes into a buffer; returns their number."""
+
+
+class TableFile:
+    """A data file.
+
+    Args:
+        file: the open file.
+        size: its size in bytes.
+    """
+
+    def __init__(self, file: OpenFile, size: int) -> None:
         self._file = file
         self._buffer = np.empty(0, np.uint8)
         # Where the blocks end, and those of data.
@@ -111,11 +130,12 @@ class _TableFile:
         self._checksum_context = 0
 
     def check(self) -> None:
-        blocks = self._meta_blocks()
+        """Reads each block; raises as `check_table_file`."""
+        blocks = self.meta_blocks()
         handles = list(blocks.values())
         sizes = self._data_sizes(blocks)
-        if _RANGE_DELETIONS in blocks:
-            check_blocks(Blocks.joined([self._read(blocks.pop(_RANGE_DELETIONS))]), kinds=[DELETED_RANGE])
+        if RANGE_DELETIONS in blocks:
+            check_blocks(Blocks.joined([self.read(blocks.pop(RANGE_DELETIONS))]), kinds=[DELETED_RANGE])
         if blocks.keys() - {_FILTER}:
             raise ValueError(f"unknown blocks {sorted(blocks)[:3]}")
         for batch in self._data_blocks(sizes):
@@ -123,25 +143,30 @@ class _TableFile:
         self._check_places(handles)
 
     def key_bounds(self) -> tuple[bytes, bytes] | None:
+        """Returns what the function of this name does."""
         first = last = None
         end = 0
-        for sizes in self._data_sizes(self._meta_blocks()):
-            first = first or _Handle(0, int(sizes[0]))
+        for sizes in self._data_sizes(self.meta_blocks()):
+            first = first or Handle(0, int(sizes[0]))
             end += int((sizes + TRAILER).sum())
-            last = _Handle(end - TRAILER - int(sizes[-1]), int(sizes[-1]))
+            last = Handle(end - TRAILER - int(sizes[-1]), int(sizes[-1]))
         if first is None or last is None:
             return None
-        return first_key(self._data_block(first)), last_key(self._data_block(last))
+        return first_key(self.data_block(first)), last_key(self.data_block(last))
 
-    def _data_sizes(self, blocks: dict[bytes, _Handle]) -> Iterator[Numbers]:
+    def _data_sizes(self, blocks: dict[bytes, Handle]) -> Iterator[Numbers]:
         """Returns the sizes of the data blocks; removes the blocks that it reads from `blocks`."""
-        properties = dict(entries_of(self._read(blocks.pop(_PROPERTIES))))
-        _check_properties(properties)
-        shortest_key = 0 if properties.get(_USER_KEYS) == b"\1" else INTERNAL
-        return data_blocks(self._read(blocks.pop(_INDEX)), shortest_key)
+        properties = dict(entries_of(self.read(blocks.pop(PROPERTIES))))
+        check_properties(properties)
+        shortest_key = 0 if properties.get(USER_KEYS) == b"\1" else INTERNAL
+        return data_blocks(self.read(blocks.pop(INDEX)), shortest_key)
 
-    def _meta_blocks(self) -> dict[bytes, _Handle]:
-        """Returns the blocks that the footer leads to, by name."""
+    def meta_blocks(self) -> dict[bytes, Handle]:
+        """Returns the blocks that the footer leads to, by name.
+
+        Raises:
+            ValueError: the file does not have the structure of a data file of this project.
+        """
         if self._end < 0:
             raise ValueError("the file is too short")
         self._file.seek(self._end)
@@ -150,11 +175,11 @@ class _TableFile:
         if (kind, extended, version, magic) != expected or zeros.strip(b"\0"):
             raise ValueError(f"unknown form of the footer, format version {version}")
         self._checksum_context = context
-        names = _Handle(self._end - TRAILER - size, size)
-        entries = entries_of(self._read(names))
+        names = Handle(self._end - TRAILER - size, size)
+        entries = entries_of(self.read(names))
         self._end = names.offset
         blocks = {name: _handle_of(value) for name, value in entries}
-        if len(blocks) != len(entries) or not blocks.keys() >= {_INDEX, _PROPERTIES}:
+        if len(blocks) != len(entries) or not blocks.keys() >= {INDEX, PROPERTIES}:
             raise ValueError("the blocks of the file are not named as expected")
         return blocks
 
@@ -170,7 +195,7 @@ class _TableFile:
             for batch in _batches(some.tolist(), int):
                 yield from self._next_blocks(np.array(batch))
 
-    def _check_places(self, handles: list[_Handle]) -> None:
+    def _check_places(self, handles: list[Handle]) -> None:
         """Checks that the blocks that are not data follow the data, and that no two overlap.
 
         RocksDB finds a block in its cache by its position, whatever kind of block it expects. A filter in a data block
@@ -202,35 +227,41 @@ class _TableFile:
         # The memory is bounded by their size now: LZ4 makes up to 255 bytes of one.
         yield from map(Blocks.joined, _batches(blocks, len))
 
-    def _bounded(self, handle: _Handle) -> None:
+    def _bounded(self, handle: Handle) -> None:
         if handle.offset < 0 or handle.offset + handle.size + TRAILER > self._end:
             raise ValueError(f"a block at {handle.offset} of {handle.size} bytes is not in the file")
 
-    def _data_block(self, handle: _Handle) -> bytes:
-        return self._read(handle, LARGEST_BLOCK)
+    def data_block(self, handle: Handle) -> bytes:
+        """Returns a data block; raises as `read`."""
+        return self.read(handle, LARGEST_BLOCK)
 
-    def _read(self, handle: _Handle, largest: int | None = None) -> bytes:
+    def read(self, handle: Handle, largest: int | None = None) -> bytes:
         """Returns a block, decompressed, after its checksum was verified.
 
         Args:
             largest: bytes that it may have; by default as many as the stored and the decompressed block may have.
+
+        Raises:
+            ValueError: the block is damaged, too large or not in the file.
         """
         self._bounded(handle)
         largest = _LARGEST_INDEX - handle.size if largest is None else largest
         require(handle.size <= largest, "a block is too large")
         self._file.seek(handle.offset)
         stored = self._file.read(handle.size + TRAILER)
+        require(len(stored) == handle.size + TRAILER, "the file is shorter than before")
         (recorded,) = _CHECKSUM.unpack_from(stored, handle.size + 1)
         if recorded != checksum(stored, handle.offset, self._checksum_context):
             raise ValueError(f"the block at {handle.offset} of {handle.size} bytes has another checksum than recorded")
         return decompressed(stored, largest)
 
 
-def _check_properties(properties: dict[bytes, bytes]) -> None:
+def check_properties(properties: dict[bytes, bytes]) -> None:
+    """Raises ValueError if a file has properties with which RocksDB reads its blocks in another way."""
     for name, expected in _REQUIRED.items():
         if properties.get(name) != expected:
             raise ValueError(f"the property {name.decode()} is {properties.get(name, b'')[:40]!r}")
-    loaded = {name: value for name, value in properties.items() if name.startswith(_LOADED)}
+    loaded = {name: value for name, value in properties.items() if name.startswith(LOADED)}
     if loaded and loaded != _AS_LOADED:
         raise ValueError("the file was made to be loaded in another way")
 
@@ -249,6 +280,6 @@ def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
         yield batch
 
 
-def _handle_of(value: bytes) -> _Handle:
+def _handle_of(value: bytes) -> Handle:
     reader = ByteReader(value)
-    return _Handle(reader.varint(), reader.varint())
+    return Handle(reader.varint(), reader.varint())
