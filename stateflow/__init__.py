@@ -48,6 +48,7 @@ from stateflow.types.ttl_config import StateTtlConfig, Time
 if TYPE_CHECKING:
     from stateflow.bootstrap.encoding.frames import KeyedStateFrame
     from stateflow.bootstrap.writer import SavepointWriter
+    from stateflow.compare.snapshots import diff
     from stateflow.connectors.column_policy import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
@@ -96,6 +97,7 @@ _LAZY = {
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
     "read_state": "stateflow.query.columns.reader",
+    "diff": "stateflow.compare.snapshots",
 }
 
 __all__ = [
@@ -168,6 +170,7 @@ __all__ = [
     "VectorState",
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
+    "diff",
     "precision",
     "read_state",
 ]

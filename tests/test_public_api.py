@@ -86,6 +86,7 @@ PUBLIC_NAMES = [
     "VectorState",
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
+    "diff",
     "precision",
     "read_state",
 ]

@@ -1,0 +1,169 @@
+"""Two jobs, or two checkpoints of one job, are compared from their job roots: state of every kind."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stateflow
+from stateflow.clock import ManualClock
+from stateflow.compare.snapshots import SnapshotDiff, split_location
+from stateflow.errors import ConfigError
+from stateflow.query.snapshot import open_snapshot
+from tests.support.local_jobs import LocalJobs
+from tests.support.moved_state import Row, build_job, timer_time
+
+ACTIONS = ["update", "clear", "add", "put", "remove", "tag", "collect", "rate", "timer", "event timer"]
+
+
+def rows_of(seed: int, count: int) -> list[Row]:
+    dice = random.Random(seed)
+    return [
+        Row(
+            number,
+            dice.choice("abc"),
+            dice.randint(0, 3),
+            dice.choice(ACTIONS),
+            dice.choice("xy"),
+            dice.randint(0, 9),
+            -1,
+        )
+        for number in range(count)
+    ]
+
+
+def jobs_in(folder: Path, **settings: Any) -> LocalJobs:
+    folder.mkdir()
+    return LocalJobs(folder, ManualClock(), max_parallelism=32, parallelism=2, **settings)
+
+
+def changes_of(found: SnapshotDiff) -> dict[tuple[str, str, str], list[tuple[str, ...]]]:
+    """Key, map key, old and new value of each change, by operator, state and kind of change."""
+    assert found.changes is not None
+    changes: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
+    for row in found.changes.read_all().to_pylist():
+        kept = tuple(row[name] for name in ("key", "map_key", "old", "new") if row[name] is not None)
+        changes.setdefault((row["operator"], row["state"], row["change"]), []).append(kept)
+    return changes
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> LocalJobs:
+    return jobs_in(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"state__backend": "filesystem", "parallelism": 3}, {"max_parallelism": 7, "source__max_rows_per_batch": 1000}],
+)
+def test_two_jobs_that_have_processed_the_same_rows_have_equal_state(
+    jobs: LocalJobs, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    """Whatever their backends, parallelism and batches are."""
+    rows = rows_of(1, 60)
+    jobs.run(build_job(jobs, rows, 0))
+    second = jobs_in(tmp_path / "two")
+    second.run(build_job(second, rows, 0), **other)
+    found = stateflow.diff(str(jobs.folder / "root"), str(second.folder / "root"))
+    assert changes_of(found) == {}
+    assert found.keys == 0
+    assert {state.operator for state in found.states} == {"every"}
+
+
+def test_every_kind_of_state_is_compared(jobs: LocalJobs) -> None:
+    """Between two checkpoints of one job, of which the later one has processed a row of every kind."""
+    place: dict[str, Any] = {"key": "a", "shop": 1, "at": -1}
+    first = [
+        Row(0, action="update", value=1, **place),
+        Row(1, action="put", name="x", value=1, **place),
+        Row(2, action="add", value=1, **place),
+        Row(3, action="tag", name="x", value=1, **place),
+        Row(4, action="collect", **place),
+        Row(5, action="rate", name="x", value=1, **place),
+        Row(6, action="timer", value=5, **place),
+    ]
+    jobs.run(build_job(jobs, first, 32), source__max_rows_per_batch=1000)
+    root = str(jobs.folder / "root")
+    with open_snapshot(root) as snapshot:
+        before = snapshot.checkpoint_id
+    more = [
+        Row(7, action="update", value=2, **place),
+        Row(8, action="put", name="y", value=2, **place),
+        Row(9, action="remove", name="x", **place),
+        Row(10, action="add", value=3, **place),
+        Row(11, action="collect", **place),
+        Row(12, action="rate", name="x", value=1, **place),
+        Row(13, action="no timer", value=5, **place),
+        Row(14, key="b", shop=2, action="update", value=9, at=-1),
+    ]
+    jobs.run(build_job(jobs, [*first, *more], 32), source__max_rows_per_batch=1000)
+    found = stateflow.diff(f"{root}@{before}", root)
+    changes = changes_of(found)
+    pieces = changes.pop(("every", "_raw_keyed", "changed"))
+    assert [(json.loads(base64.b64decode(json.loads(text)))) for text in pieces[0][-2:]] == [[4], [4, 11]]
+    a, b = '["a",1]', '["b",2]'
+    assert changes == {
+        ("every", "one", "changed"): [(a, "1", "2")],
+        ("every", "one", "added"): [(b, "9")],
+        ("every", "brief", "changed"): [(a, "1", "2")],
+        ("every", "brief", "added"): [(b, "9")],
+        ("every", "items", "changed"): [(a, "[1]", "[1,3]")],
+        ("every", "brief items", "changed"): [(a, "[1]", "[1,3]")],
+        ("every", "entries", "added"): [(a, '"y"', "2")],
+        ("every", "entries", "removed"): [(a, '"x"', "1")],
+        ("every", "brief entries", "added"): [(a, '"y"', "2")],
+        ("every", "sum", "changed"): [(a, "1", "4")],
+        ("every", "mean", "changed"): [(a, "[1,1]", "[2,4]")],
+        ("every", "_timers", "removed"): [(a, f'{{"time":{timer_time(5)},"domain":"processing"}}')],
+        ("every", "_operator/numbers", "added"): [("[]", "11")],
+        ("every", "_operator/union", "added"): [("[]", "11")],
+        ("every", "_raw", "added"): [("[]", '"MTE="')],
+        ("rates", "_operator/rates", "changed"): [("[]", '"x"', "1", "2")],
+    }
+    one = {state.state: state for state in found.states if state.operator == "every"}["one"]
+    assert (one.kind, one.added, one.removed, one.changed) == ("value", 1, 0, 1)
+    assert one.new_bytes > one.old_bytes > 0
+    assert found.old.label == f"checkpoint {before}"
+
+
+def test_one_operator_is_compared(jobs: LocalJobs) -> None:
+    jobs.run(build_job(jobs, rows_of(2, 20), 0))
+    root = str(jobs.folder / "root")
+    assert {state.operator for state in stateflow.diff(root, root, ["rates"], changes=False).states} <= {"rates"}
+    with pytest.raises(ConfigError) as refused:
+        stateflow.diff(root, root, ["evry"])
+    assert refused.value.facts["uid"] == "evry"
+
+
+def test_an_operator_of_one_snapshot_only_is_added_or_removed(jobs: LocalJobs, tmp_path: Path) -> None:
+    """As if its state had been empty in the other one."""
+    jobs.run(build_job(jobs, rows_of(3, 40), 0))
+    second = jobs_in(tmp_path / "two")
+    second.apply([Row(0, "a", 1, "update", at=-1)], lambda stream: stream)
+    roots = str(jobs.folder / "root"), str(second.folder / "root")
+    added, removed = stateflow.diff(*roots[::-1], counts_all=True), stateflow.diff(*roots)
+    assert added.keys == removed.keys > 0
+    for new, old in zip(added.states, removed.states, strict=True):
+        assert (new.added, new.removed, new.changed) == (old.removed, old.added, old.changed)
+        assert new.new_keys in (None, new.added)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/jobs/a@17", ("/jobs/a", "17")),
+        ("/jobs/a", ("/jobs/a", None)),
+        ("s3://user@host/a", ("s3://user@host/a", None)),
+        ("s3://user@host/a@latest", ("s3://user@host/a", "latest")),
+        ("root@before:2026-01-01T00:00", ("root", "before:2026-01-01T00:00")),
+        ("/jobs/a@b/", ("/jobs/a@b/", None)),
+        ("@17", ("@17", None)),
+    ],
+)
+def test_a_location_may_name_a_snapshot(text: str, expected: tuple[str, str | None]) -> None:
+    assert split_location(text) == expected
