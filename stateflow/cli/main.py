@@ -9,6 +9,7 @@ import click
 from stateflow.cli.check import check, plan
 from stateflow.cli.checkpoints import checkpoints
 from stateflow.cli.common import StateflowGroup
+from stateflow.cli.compare.commands import diff
 from stateflow.cli.files import can_delete, gc, pins
 from stateflow.cli.health import doctor, verify
 from stateflow.cli.queries.serve import serve
@@ -47,6 +48,7 @@ for command in (
     restore,
     fork,
     replay,
+    diff,
     source,
     verify,
     gc,

@@ -1,0 +1,1 @@
+"""Operators that validate a job's state."""
