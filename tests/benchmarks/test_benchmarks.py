@@ -22,6 +22,7 @@ from benchmarks import (
     savepoints,
     soak,
     start,
+    state_diff,
     throughput,
 )
 from benchmarks.cells import CELLS, GOAL, Cell, selected
@@ -125,6 +126,11 @@ def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
 def test_the_benchmark_of_bulk_loading_runs(tmp_path: Path) -> None:
     figures = bulk_load.measure(tmp_path, bulk_load.Size(keys=2_000), repeats=1)
     assert figures["keys"] == 2_000 and figures["canonical_bytes"] > 2_000 * 200
+
+
+def test_the_benchmark_of_comparing_checkpoints_runs(tmp_path: Path) -> None:
+    figures = state_diff.measure(tmp_path, state_diff.Size(keys=2_000), repeats=1)
+    assert figures["changed_keys"] == figures["listed_keys"] == 20
 
 
 _NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
