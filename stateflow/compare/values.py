@@ -147,7 +147,7 @@ class _Reader:
             return ("default", field.default)
 
     def _chosen(self, value: object, node: TypeNode) -> TypeNode | None:
-        """Returns the member of a union that a value has; None if its recorded type does not tell."""
+        """Returns the member of a union that a value has; None if its recorded type does not say."""
         others = [part for part in node.parts if part.kind != "none"]
         if len(others) == 1:
             return others[0]
