@@ -33,6 +33,7 @@ class Facts:
         at: the time of the writer.
         by: who writes it.
         reason: why, for display.
+        base: the document of the savepoint that it is a changed copy of; None for a new one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Facts:
     at: datetime
     by: str
     reason: str
+    base: Savepoint | None = None
 
 
 def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, clock: Clock) -> None:
@@ -66,9 +68,11 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
         job=facts.job,
         job_uuid=manifest.job_uuid,
         max_parallelism=layout.max_parallelism,
-        checkpoint_id=CHECKPOINT_ID,
+        drained=facts.base is not None and facts.base.drained,
+        checkpoint_id=facts.base.checkpoint_id if facts.base else CHECKPOINT_ID,
         manifest=manifest,
-        sinks={},
+        # As in the base: the tables have the output up to its checkpoint.
+        sinks=facts.base.sinks if facts.base else {},
         stateflow=_version(),
     )
     if not put_marker(target.storage, target.folder, seal(document)[0]):

@@ -45,7 +45,7 @@ class GivenSource:
 def with_positions(
     manifest: Manifest, given: Mapping[str, GivenSource], on_spark: bool | None, at: datetime
 ) -> Manifest:
-    """Returns a manifest without sources with the positions of sources.
+    """Returns a manifest with given positions of sources; it keeps those of its other sources.
 
     Args:
         manifest: the manifest.
@@ -56,17 +56,24 @@ def with_positions(
     Raises:
         ConfigError: a position is not one of its source, or sources with and without Spark are given.
     """
-    spark = reads_by_spark([each.source for each in given.values()], on_spark)
-    base = replace(manifest, spark=position_before_first_batch([]) if spark else None)
-    starts = {uid: _start(uid, each, base, at) for uid, each in given.items()}
-    wanted = [(uid, given[uid].source.description) for uid in sorted(given)]
+    is_new = not manifest.sources and manifest.spark is None
+    chosen = on_spark if is_new else manifest.spark is not None
+    is_read_by_spark = reads_by_spark([each.source for each in given.values()], chosen)
+    base = replace(manifest, spark=position_before_first_batch([])) if is_new and is_read_by_spark else manifest
+    kept = {position.uid: position.description for position in base.sources}
+    starts = {uid: SourceStart(old=uid) for uid in kept}
+    starts |= {uid: _start(uid, each, base, at) for uid, each in given.items()}
+    descriptions = kept | {uid: each.source.description for uid, each in given.items()}
+    wanted = sorted(descriptions.items())
     now = int(at.timestamp() * 1000)
     watermarks = [
         SourceWatermark(uid=uid, watermark=given[uid].watermark, active_at=now)
         for uid in sorted(given)
         if given[uid].watermark is not None
     ]
-    return replace(with_sources(base, wanted, starts), watermarks=watermarks)
+    found = with_sources(base, wanted, starts)
+    others = [each for each in found.watermarks if each.uid not in given]
+    return replace(found, watermarks=sorted((*others, *watermarks), key=lambda each: each.uid))
 
 
 def reads_by_spark(sources: Sequence[AnySource], chosen: bool | None) -> bool:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from stateflow.bootstrap.document import Facts, complete
 from stateflow.bootstrap.encoding.entries import EPOCH
 from stateflow.bootstrap.encoding.frames import KeyedStateFrame, check_frame
 from stateflow.bootstrap.encoding.keys import KeyColumns
+from stateflow.bootstrap.existing import Existing, Transform
 from stateflow.bootstrap.keyed_files.write import write_keyed
 from stateflow.bootstrap.layout import KeyedOperator, Layout, Target, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates
 from stateflow.bootstrap.positions import AnySource, GivenSource, Position, with_positions, with_stored_logs
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import Clock, SystemClock, epoch_milliseconds
 from stateflow.errors import ConfigError
 from stateflow.ids import check_name
 from stateflow.requesters import os_user
 from stateflow.storage import open_location
-from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
+from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM, check_max_parallelism
 
 if TYPE_CHECKING:
@@ -55,16 +57,43 @@ class SavepointWriter:
     `write`. Rows of DataFrames do not pass this process: tasks of Spark write the files. The savepoint has the
     canonical format; a job continues from it with any state backend and parallelism.
 
-    Create it with `new`.
+    Create it with `new`, or with `from_savepoint` to change an existing savepoint.
     """
 
-    def __init__(self, job: str, layout: Layout, on_spark: bool | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        layout: Layout,
+        on_spark: bool | None = None,
+        clock: Clock | None = None,
+        existing: Existing | None = None,
+    ) -> None:
         self._job = job
         self._layout = layout
         self._on_spark = on_spark
         self._clock = clock or SystemClock()
         self._operators: dict[str, _Operator] = {}
         self._sources: dict[str, GivenSource] = {}
+        self._existing = existing
+
+    @classmethod
+    def from_savepoint(
+        cls, path: str | os.PathLike[str], *, parallelism: int | None = None, clock: Clock | None = None
+    ) -> SavepointWriter:
+        """Returns a writer of a changed copy of a savepoint, which stays as it is.
+
+        Args:
+            path: path or URI of the savepoint's folder.
+            parallelism: as for `new`, of operators that are added.
+            clock: as for `new`.
+
+        Raises:
+            ConfigError: no complete savepoint exists there.
+        """
+        existing = Existing(savepoint_at(os.fspath(path)))
+        document = existing.stored.document
+        layout = _layout(document.max_parallelism, parallelism)
+        return cls(document.job, layout, clock=clock, existing=existing)
 
     @classmethod
     def new(
@@ -89,11 +118,7 @@ class SavepointWriter:
             ConfigError: a name or number is not valid.
         """
         check_name("a job's name", job)
-        check_max_parallelism(max_parallelism)
-        if parallelism is not None and not 1 <= parallelism <= max_parallelism:
-            raise ConfigError("parallelism is out of range", hint="set it to 1 to max_parallelism", value=parallelism)
-        wanted = parallelism or min(_DEFAULT_PARALLELISM, max_parallelism)
-        return cls(job, Layout(max_parallelism, wanted, 0), on_spark, clock)
+        return cls(job, _layout(max_parallelism, parallelism), on_spark, clock)
 
     def with_operator(
         self, uid: str, *, key: Key, states: Sequence[KeyedStateFrame] = (), timers: Frame | None = None
@@ -113,8 +138,12 @@ class SavepointWriter:
             StateError, JobDefinitionError: a declaration is not valid.
         """
         check_name("the uid of an operator", uid)
-        if uid in self._operators:
-            raise ConfigError("an operator was added twice", hint="pass all of its states in one call", uid=uid)
+        if uid in self._operators or (self._existing and uid in self._existing.kept):
+            raise ConfigError(
+                "an operator was added twice",
+                hint="pass all of its states in one call, after without_operator for one of an existing savepoint",
+                uid=uid,
+            )
         frames = [(given.descriptor.name, given.frame) for given in states]
         for name, frame in [*frames, *([("_timers", timers)] if timers is not None else [])]:
             check_frame(frame, f"{uid}.{name}")
@@ -125,6 +154,31 @@ class SavepointWriter:
         operator = KeyedOperator(uid, columns, tuple(state_rows(given, columns) for given in states), timers)
         operator.schemas(0)
         self._operators[uid] = _Operator(operator)
+        return self
+
+    def without_operator(self, uid: str) -> SavepointWriter:
+        """Removes an operator of the existing savepoint with all of its state; returns this writer.
+
+        Raises:
+            ConfigError: the savepoint has no such operator, or the writer is of a new one.
+        """
+        self._of_existing(uid).remove(uid)
+        return self
+
+    def transform_state(self, uid: str, descriptor: StateDescriptor, function: Transform) -> SavepointWriter:
+        """Replaces the entries of a keyed state of the existing savepoint; returns this writer.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the state as the job declares it from now on, under its name; kind and type may be others.
+            function: returns the new rows of some rows: from a `pyarrow.RecordBatch` with the columns of
+                `stateflow.read_state` one with the columns that `KeyedStateFrame` describes. Keys may be removed,
+                added or changed. It is called in this process, once for each batch.
+
+        Raises:
+            ConfigError: the savepoint has no such operator or state, or the writer is of a new one.
+        """
+        self._of_existing(uid).add_transform(uid, descriptor, function)
         return self
 
     def with_operator_state(
@@ -200,18 +254,31 @@ class SavepointWriter:
         named = check_savepoint_name(name or storage.uri.rstrip("/").rpartition("/")[2])
         when = at or self._clock.now()
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        layout = Layout(self._layout.max_parallelism, self._layout.parallelism, epoch_milliseconds(when))
-        manifest = with_positions(self._empty_manifest(), self._sources, self._on_spark, when)
+        manifest = self._base(target, when)
+        layout = replace(self._layout, at=epoch_milliseconds(when), epoch=manifest.epoch)
+        manifest = with_positions(manifest, self._sources, self._on_spark, when)
         if manifest.spark is not None:
-            manifest = replace(manifest, spark=with_stored_logs(manifest.spark, target))
-        operators = [_written(each, layout, target) for _, each in sorted(self._operators.items())]
+            manifest = structs.replace(manifest, spark=with_stored_logs(manifest.spark, target))
+        added = [_written(each, layout, target) for each in self._operators.values()]
+        operators = sorted((*manifest.operators, *added), key=lambda operator: operator.uid)
         size = state_bytes(operators)
-        manifest = replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
-        complete(manifest, layout, Facts(named, self._job, when, os_user(), reason), target, self._clock)
+        manifest = structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
+        base = self._existing.stored.document if self._existing else None
+        complete(manifest, layout, Facts(named, self._job, when, os_user(), reason, base), target, self._clock)
         return storage.uri
 
-    def _empty_manifest(self) -> Manifest:
+    def _base(self, target: Target, at: datetime) -> Manifest:
+        """Writes what is kept of the existing savepoint; returns its manifest, or an empty one."""
+        if self._existing:
+            return self._existing.written(target, epoch_milliseconds(at), self._clock)
         return Manifest(job_uuid=self._clock.new_id(), generation=1, ordinal=1, operators=[], sources=[], epoch=EPOCH)
+
+    def _of_existing(self, uid: str) -> Existing:
+        if self._existing is None:
+            raise ConfigError(
+                "a new savepoint has no operator that could be changed", hint="use from_savepoint(path)", uid=uid
+            )
+        return self._existing
 
     def _with_operator_state(self, uid: str, rows: OperatorStateRows) -> SavepointWriter:
         name = rows.descriptor.name
@@ -230,6 +297,13 @@ class SavepointWriter:
         OperatorStates(uid, tuple(states)).schemas()
         operator.operator_states = states
         return self
+
+
+def _layout(max_parallelism: int, parallelism: int | None) -> Layout:
+    check_max_parallelism(max_parallelism)
+    if parallelism is not None and not 1 <= parallelism <= max_parallelism:
+        raise ConfigError("parallelism is out of range", hint="set it to 1 to max_parallelism", value=parallelism)
+    return Layout(max_parallelism, parallelism or min(_DEFAULT_PARALLELISM, max_parallelism), 0)
 
 
 def _written(given: _Operator, layout: Layout, target: Target) -> OperatorState:
