@@ -23,6 +23,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.source_errors import position_error
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -257,13 +258,9 @@ class BatchTable(LocalSource):
     def _parsed(self, position: str) -> _Position:
         try:
             return _position.decode(position)
-        except (msgspec.MsgspecError, UnicodeError) as e:
-            raise ConfigError(
-                "a position is not one of a batch table",
-                hint='such as {"table":"…id…","version":12}',
-                source=self.description,
-                position=position[:200],
-            ) from e
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
+            hint = 'such as {"table":"…id…","version":12}'
+            raise position_error("a batch table", hint, self.description, position, e) from e
 
 
 @dataclass(frozen=True)

@@ -195,8 +195,13 @@ def test_a_table_that_is_not_declared_so_is_an_error(prices: Prices) -> None:
     for given in ({"schema": NoFlag}, {"schema": Price, "deleted": "none"}, {"refresh": timedelta(0)}):
         with raises(JobDefinitionError):
             BatchTable(prices.path, **{"schema": Price, "refresh": MINUTE, **given})  # type: ignore[arg-type]
-    with raises(ConfigError, position="3"):
-        prices.source().read("3", LIMITS)
+
+
+@pytest.mark.parametrize("position", ["3", '{"table":' * 100_000], ids=["number", "nested"])
+def test_what_is_no_position_is_refused(prices: Prices, position: str) -> None:
+    prices.add(("a", 1))
+    with raises(ConfigError, source=prices.source().description, position=position[:500]):
+        prices.source().read(position, LIMITS)
 
 
 def test_a_job_enriches_rows_with_the_version_of_its_run_and_continues_from_that_version(

@@ -196,7 +196,7 @@ def test_rows_that_are_gone_end_the_run_before_a_batch_unless_the_source_may_con
         with raises(InputLost, source="Lists", lost=[lost]):
             call(text)
     assert source.holds(text) is False
-    assert source.has_new_input(text) is None
+    assert source.has_new_input(text) is not False
     lenient = Lists(source.items, on_data_loss="continue")
     lenient.first = first
     lenient.check_position(text)

@@ -17,6 +17,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.delta.log.listing import list_log
 from stateflow.connectors.delta.log.stream_errors import stream_error
+from stateflow.connectors.source_errors import position_error
 from stateflow.connectors.spark import SparkSource, with_columns
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StateflowError
 from stateflow.types.decoders import json_decoder
@@ -219,13 +220,8 @@ class DeltaSource(SparkSource):
         try:
             return _offset.decode(offset)
         except (msgspec.DecodeError, RecursionError) as e:
-            raise ConfigError(
-                "a position is not one of a Delta source",
-                hint="give the number of a version, or earliest, latest or timestamp:TIME",
-                source=self.description,
-                position=offset[:500],
-                reason=str(e),
-            ) from e
+            hint = "give the number of a version, or earliest, latest or timestamp:TIME"
+            raise position_error("a Delta source", hint, self.description, offset, e) from e
 
     def _after_newest(self) -> _Offset:
         table = self._table()

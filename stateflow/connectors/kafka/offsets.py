@@ -1,10 +1,9 @@
-"""Positions of a Kafka source, as Spark writes them, and what retention has removed since. Pure."""
+"""Positions of a Kafka source, as Spark writes them. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import msgspec
 
@@ -39,58 +38,3 @@ def format_offsets(offsets: Offsets) -> str:
     for (topic, number), offset in sorted(offsets.items()):
         topics.setdefault(topic, {})[str(number)] = offset
     return json.dumps(topics, separators=(",", ":"))
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Records of one partition after a position that Kafka no longer has.
-
-    Attributes:
-        start: the position.
-        end: the first offset after it that exists; below `start` if the partition was created again, and None if it
-            no longer exists.
-    """
-
-    topic: str
-    partition: int
-    start: int
-    end: int | None
-
-    def __str__(self) -> str:
-        if self.end is None:
-            return f"{self.topic}-{self.partition}: no longer exists; the position is {self.start}"
-        if self.end < self.start:
-            return f"{self.topic}-{self.partition}: ends at {self.end}, before the position {self.start}"
-        return f"{self.topic}-{self.partition}: {self.end - self.start} records [{self.start}, {self.end})"
-
-
-def gaps_after(position: Offsets, earliest: Offsets, ends: Offsets) -> Iterator[Gap]:
-    """Yields what is lost after a position.
-
-    Args:
-        position: the offsets of the next records to read.
-        earliest: the first offset of each partition that exists.
-        ends: the offset after the last record of each partition that exists.
-    """
-    for (topic, number), start in sorted(position.items()):
-        partition = topic, number
-        if partition not in earliest:
-            yield Gap(topic, number, start, None)
-        elif earliest[partition] > start:
-            yield Gap(topic, number, start, earliest[partition])
-        elif ends[partition] < start:
-            yield Gap(topic, number, start, ends[partition])
-
-
-def has_new_records(position: Offsets, ends: Offsets) -> bool | None:
-    """Returns whether there are records after a position; None if the partitions are not those of the position.
-
-    Args:
-        position: the offsets of the next records to read.
-        ends: the offset after the last record of each partition that exists.
-    """
-    if not position or position.keys() != ends.keys():
-        return None
-    if any(ends[partition] < offset for partition, offset in position.items()):
-        return None  # the partition was created again
-    return any(ends[partition] > offset for partition, offset in position.items())

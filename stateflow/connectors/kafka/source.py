@@ -22,15 +22,10 @@ from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.kafka.client import KafkaClient, Topics
 from stateflow.connectors.kafka.columns import GUARD, RecordColumns
 from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
-from stateflow.connectors.kafka.offsets import (
-    Gap,
-    Partition,
-    format_offsets,
-    gaps_after,
-    has_new_records,
-    parse_offsets,
-)
+from stateflow.connectors.kafka.offsets import Partition, format_offsets, parse_offsets
 from stateflow.connectors.kafka.security import KafkaSecurity
+from stateflow.connectors.partition_offsets import Gap, gaps_after, has_new_rows, shortened
+from stateflow.connectors.source_errors import position_error
 from stateflow.connectors.spark import loaded
 from stateflow.errors import (
     ConfigError,
@@ -67,7 +62,6 @@ _PARTITIONS_DIFFER = re.compile(
     re.S,
 )
 """Spark's message about the offsets of a start."""
-_SHOWN_GAPS = 5
 _ISOLATION = "kafka.isolation.level"
 
 OnDataLoss = Literal["fail", "continue"]
@@ -173,17 +167,17 @@ class KafkaSource(Source):
 
     def check_position(self, offset: str) -> None:
         """See `Source.check_position`."""
-        gaps = self._gaps(offset)
-        if gaps and not self._continues:
+        lost = shortened([_describe(gap) for gap in self._gaps(offset)])
+        if lost and not self._continues:
             raise InputLost(
                 "Kafka has removed records before they were read",
                 hint='to continue without them, set on_data_loss="continue" of the source, or restore with --source '
                 "UID=earliest or another position; to keep records longer, raise retention.ms of the topic",
                 source=self.description,
-                lost=_shown(gaps),
+                lost=lost,
             )
-        if gaps:
-            log.warning("continuing after lost records: source=%s lost=%s", self.description, _shown(gaps))
+        if lost:
+            log.warning("continuing after lost records: source=%s lost=%s", self.description, lost)
 
     def explain_failure(self, reason: str) -> StateflowError | None:
         """See `Source.explain_failure`: Spark compares the offsets of `start` with the partitions that exist."""
@@ -245,9 +239,10 @@ class KafkaSource(Source):
         isolation = next((v for k, v in self._options.items() if k.lower() == _ISOLATION), "read_committed")
         client = self._client()
         ends = client.ends(client.partitions(self.topics), committed=isolation == "read_committed")
-        return has_new_records(self._parsed(offset), ends)
+        position = self._parsed(offset)
+        return has_new_rows(position, ends) if position else None
 
-    def _gaps(self, offset: str) -> list[Gap]:
+    def _gaps(self, offset: str) -> list[Gap[Partition]]:
         position, client = self._parsed(offset), self._client()
         existing = client.existing(position)
         return list(gaps_after(position, client.earliest(existing), client.ends(existing, committed=False)))
@@ -256,13 +251,8 @@ class KafkaSource(Source):
         try:
             return parse_offsets(offset)
         except ValueError as e:
-            raise ConfigError(
-                "a position is not one of a Kafka source",
-                hint='such as {"flights":{"0":1200,"1":1150}}, with all partitions',
-                source=self.description,
-                position=offset[:500],
-                reason=str(e)[:500],
-            ) from e
+            hint = 'such as {"flights":{"0":1200,"1":1150}}, with all partitions'
+            raise position_error("a Kafka source", hint, self.description, offset, e) from e
 
     def _client(self) -> KafkaClient:
         return KafkaClient(self.bootstrap_servers, self._security.for_client() if self._security else {})
@@ -352,6 +342,6 @@ def _start_options(start: Start) -> dict[str, str]:
     return {"startingOffsets": json.dumps(offsets)}
 
 
-def _shown(gaps: Sequence[Gap]) -> list[str]:
-    more = len(gaps) - _SHOWN_GAPS
-    return [*map(str, gaps[:_SHOWN_GAPS]), *([f"and {more} more partitions"] if more > 0 else [])]
+def _describe(gap: Gap[Partition]) -> str:
+    topic, number = gap.partition
+    return gap.describe(f"{topic}-{number}", counted="records")

@@ -1,12 +1,13 @@
-"""Positions of a partitioned source, the splits between two of them, and what a source no longer has. Pure."""
+"""Positions of a partitioned source, and the splits between two of them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from stateflow.connectors.partition_offsets import gaps_after
 from stateflow.types.decoders import json_decoder
 
 Offsets = Mapping[str, int]
@@ -104,42 +105,9 @@ class Available:
         return Available(self.starts, ends)
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Rows of one partition after a position that the source no longer has.
-
-    Attributes:
-        start: the position.
-        end: the first offset after it that exists; below `start` if the partition was created again, and None if it
-            no longer exists.
-    """
-
-    partition: str
-    start: int
-    end: int | None
-
-    def __str__(self) -> str:
-        if self.end is None:
-            return f"{self.partition}: no longer exists; the position is {self.start}"
-        if self.end < self.start:
-            return f"{self.partition}: ends at {self.end}, before the position {self.start}"
-        return f"{self.partition}: offsets [{self.start}, {self.end})"
-
-
-def gaps_after(position: Offsets, available: Available) -> Iterator[Gap]:
-    """Yields what is lost after a position."""
-    for name, start in sorted(position.items()):
-        if name not in available.ends:
-            yield Gap(name, start, None)
-        elif available.start_of(name) > start:
-            yield Gap(name, start, available.start_of(name))
-        elif available.ends[name] < start:
-            yield Gap(name, start, available.ends[name])
-
-
 def without_lost(position: Offsets, available: Available) -> dict[str, int]:
     """Returns the position to continue from: of what exists, after what is lost; new partitions from their start."""
-    lost = {gap.partition for gap in gaps_after(position, available)}
+    lost = {gap.partition for gap in gaps_after(position, available.earliest, available.ends)}
     return {
         name: available.start_of(name) if name in lost else position.get(name, available.start_of(name))
         for name in available.ends
@@ -180,13 +148,6 @@ def splits_between(start: Offsets, end: Offsets, size: int | None) -> list[Split
         step = size or max(1, last - first)
         found += [Split(name, at, min(at + step, last)) for at in range(first, last, step)]
     return found
-
-
-def has_new_rows(position: Offsets, available: Available) -> bool | None:
-    """Returns whether a source has rows after a position; None if its partitions are not those of the position."""
-    if position.keys() != available.ends.keys() or any(gaps_after(position, available)):
-        return None
-    return any(end > position[name] for name, end in available.ends.items())
 
 
 def uncovered(splits: Iterable[Split], start: Offsets, end: Offsets) -> str:

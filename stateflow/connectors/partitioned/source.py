@@ -14,13 +14,12 @@ from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind,
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shortened
 from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
     Split,
     format_position,
-    gaps_after,
-    has_new_rows,
     limited_end,
     misfit,
     parse_position,
@@ -29,14 +28,13 @@ from stateflow.connectors.partitioned.positions import (
     without_lost,
 )
 from stateflow.connectors.partitioned.split_rows import Chunk, RowRules, chunks_of
-from stateflow.connectors.source_errors import read_failure
+from stateflow.connectors.source_errors import position_error, read_failure
 from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
 from stateflow.types.columns.conversion import to_objects
 
 log = logging.getLogger(__name__)
 
 CONTINUE = "continue"
-_SHOWN_GAPS = 5
 
 
 class PartitionedSource(LocalSource):
@@ -214,13 +212,8 @@ class PartitionedSource(LocalSource):
         try:
             return parse_position(position)
         except ValueError as e:
-            raise ConfigError(
-                "a position is not one of a partitioned source",
-                hint='such as {"a":1200,"b":1150}, with the next offset of each partition',
-                source=self.description,
-                position=position[:500],
-                reason=str(e)[:500],
-            ) from e
+            hint = 'such as {"a":1200,"b":1150}, with the next offset of each partition'
+            raise position_error("a partitioned source", hint, self.description, position, e) from e
 
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
         """See `LocalSource.read`: reads all splits of a batch, one after another."""
@@ -240,14 +233,15 @@ class PartitionedSource(LocalSource):
     def holds(self, position: str) -> bool | None:
         """See `LocalSource.holds`; None if the source does not answer."""
         try:
-            return not any(gaps_after(self.parsed(position), self.available()))
+            available = self.available()
+            return not any(gaps_after(self.parsed(position), available.earliest, available.ends))
         except (BatchFailed, StorageError):
             # A restore must be possible while the system that is read is not.
             return None
 
     def has_new_input(self, position: str) -> bool | None:
         """See `LocalSource.has_new_input`: compares the position with the ends of all partitions."""
-        return has_new_rows(self.parsed(position), self.available())
+        return has_new_rows(self.parsed(position), self.available().ends)
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`: the ends of all partitions, or given offsets such as ``{"a":12}``."""
@@ -263,20 +257,18 @@ class PartitionedSource(LocalSource):
 
     def _existing(self, position: Offsets, available: Available) -> dict[str, int]:
         """Returns where to continue, which is the position and new partitions unless something is lost."""
-        gaps = list(gaps_after(position, available))
-        shown = [str(gap) for gap in gaps[:_SHOWN_GAPS]]
-        if len(gaps) > _SHOWN_GAPS:
-            shown.append(f"and {len(gaps) - _SHOWN_GAPS} more partitions")
-        if gaps and not self._continues:
+        gaps = gaps_after(position, available.earliest, available.ends)
+        lost = shortened([gap.describe(gap.partition) for gap in gaps])
+        if lost and not self._continues:
             raise InputLost(
                 "a source no longer has rows that were not read",
                 hint='to continue without them, set on_data_loss="continue" of the source, or restore with --source '
                 "UID=earliest or another position",
                 source=self.description,
-                lost=shown,
+                lost=lost,
             )
-        if gaps:
-            log.warning("continuing after lost rows: source=%s lost=%s", self.description, shown)
+        if lost:
+            log.warning("continuing after lost rows: source=%s lost=%s", self.description, lost)
         return without_lost(position, available)
 
     @contextmanager

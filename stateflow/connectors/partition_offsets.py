@@ -1,0 +1,78 @@
+"""Offsets in partitions of a source: what is new after a position, and what the source no longer has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+P = TypeVar("P", str, tuple[str, int])
+"""Key of a partition: its name, or its topic and number."""
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Gap(Generic[P]):
+    """Rows of one partition after a position that the source no longer has.
+
+    Attributes:
+        start: the position.
+        end: the first offset after it that exists; below `start` if the partition was created again, and None if it
+            no longer exists.
+    """
+
+    partition: P
+    start: int
+    end: int | None
+
+    def describe(self, name: str, counted: str = "") -> str:
+        """Returns a text for users.
+
+        Args:
+            name: the partition.
+            counted: what offsets count, such as ``records``; empty if they need not be consecutive.
+        """
+        if self.end is None:
+            return f"{name}: no longer exists; the position is {self.start}"
+        if self.end < self.start:
+            return f"{name}: ends at {self.end}, before the position {self.start}"
+        rows = f"{self.end - self.start} {counted}" if counted else "offsets"
+        return f"{name}: {rows} [{self.start}, {self.end})"
+
+
+def gaps_after(position: Mapping[P, int], earliest: Mapping[P, int], ends: Mapping[P, int]) -> Iterator[Gap[P]]:
+    """Yields what is lost after a position.
+
+    Args:
+        position: the offsets of the next rows to read.
+        earliest: the first offset of each partition that exists.
+        ends: the offset after the last row of each partition that exists.
+    """
+    for partition, start in sorted(position.items()):
+        if partition not in earliest:
+            yield Gap(partition, start, None)
+        elif earliest[partition] > start:
+            yield Gap(partition, start, earliest[partition])
+        elif ends[partition] < start:
+            yield Gap(partition, start, ends[partition])
+
+
+def shortened(texts: Sequence[str]) -> list[str]:
+    """Returns texts for an error, one per partition, of which there may be thousands."""
+    more = len(texts) - _SHOWN
+    return [*texts[:_SHOWN], *([f"and {more} more partitions"] if more > 0 else [])]
+
+
+def has_new_rows(position: Mapping[P, int], ends: Mapping[P, int]) -> bool | None:
+    """Returns whether there are rows after a position; None if the partitions are not those of the position.
+
+    Args:
+        position: the offsets of the next rows to read.
+        ends: the offset after the last row of each partition that exists.
+    """
+    if position.keys() != ends.keys():
+        return None
+    if any(ends[partition] < offset for partition, offset in position.items()):
+        return None  # the partition was created again
+    return any(ends[partition] > offset for partition, offset in position.items())
