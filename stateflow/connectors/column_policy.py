@@ -1,4 +1,4 @@
-"""What a source does when its columns are not those of the row class, whatever it reads. Imports no Spark."""
+"""What sources and sinks do when columns are not those of the row class, whatever the system. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -116,3 +116,34 @@ def _check_type(column: Column, at: int, found: FoundColumns, path: str) -> None
             found=found.types[at],
             path=path,
         )
+
+
+def columns_to_add(
+    table: str, existing: Sequence[str], schema: RowSchema, has_type: Callable[[Column, int], bool]
+) -> tuple[Column, ...]:
+    """Returns the columns that the table of a sink lacks, in the order of the row class. Pure.
+
+    Args:
+        table: its name or path, for errors.
+        existing: the names of its columns, in order.
+        schema: the row class.
+        has_type: returns whether the table's column at a position has the type of a declared one.
+
+    Raises:
+        SchemaMismatch: a column seems to have been renamed: the row class has another column of the same type in the
+            place of a column of the table, which would be null from then on.
+    """
+    for at, column in schema.possible_renames(existing):
+        if has_type(column, at):
+            name = existing[at]
+            raise SchemaMismatch(
+                "a column of the sink's table seems to have been renamed in the row class",
+                hint=f"keep the name {name}; or, to add {column.name} as a further column, declare both: "
+                f"{name} as … | None = None",
+                table=table,
+                column=name,
+                renamed_to=column.name,
+                position=at + 1,
+            )
+    known = {name.lower() for name in existing}
+    return tuple(column for column in schema.columns if column.name.lower() not in known)

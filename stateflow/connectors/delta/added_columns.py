@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.column_policy import columns_to_add
 from stateflow.connectors.delta.column_types import (
     FEATURE_READER_VERSION,
     FEATURE_WRITER_VERSION,
     TIMESTAMPS_WITHOUT_ZONE,
-    DeltaType,
     delta_field,
     delta_type,
     has_timestamps_without_zone,
@@ -19,7 +19,7 @@ from stateflow.connectors.delta.column_types import (
 )
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Field, Protocol
 from stateflow.connectors.delta.versions import ENGINE
-from stateflow.errors import SchemaMismatch, SinkRefused
+from stateflow.errors import SinkRefused
 from stateflow.types.decoders import json_decoder
 
 _IMPLIED = {
@@ -31,36 +31,15 @@ _IMPLIED = {
 """The features that a writer version without a list of features has, which a list must contain."""
 
 
-def columns_to_add(table: str, fields: Iterable[Field], schema: RowSchema) -> tuple[Column, ...]:
-    """Returns the columns that the table lacks, in the order of the row class.
-
-    Args:
-        table: its path, for errors.
-        fields: the columns of the table.
-
-    Raises:
-        SchemaMismatch: a column seems to have been renamed: the row class has another column of the same type in the
-            place of a column of the table, which would be null from then on.
-    """
-    existing = list(fields)
-    for at, column in schema.possible_renames([field.name for field in existing]):
-        field = existing[at]
-        if _same_type(field.type, column):
-            raise SchemaMismatch(
-                "a column of the sink's table seems to have been renamed in the row class",
-                hint=f"keep the name {field.name}; or, to add {column.name} as a further column, declare both: "
-                f"{field.name} as … | None = None",
-                table=table,
-                column=field.name,
-                renamed_to=column.name,
-                position=at + 1,
-            )
-    names = {field.name.lower() for field in existing}
-    return tuple(column for column in schema.columns if column.name.lower() not in names)
-
-
-def _same_type(kind: DeltaType, column: Column) -> bool:
-    return type_text(kind) == type_text(delta_type(column.shape))
+def missing_columns(table: str, fields: Sequence[Field], schema: RowSchema) -> tuple[Column, ...]:
+    """Returns the columns that a table lacks; arguments and errors as of `columns_to_add`, with the table's fields."""
+    types = [type_text(field.type) for field in fields]
+    return columns_to_add(
+        table,
+        [field.name for field in fields],
+        schema,
+        lambda column, at: types[at] == type_text(delta_type(column.shape)),
+    )
 
 
 def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now_ms: int) -> list[Action]:

@@ -262,7 +262,7 @@ def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
             **facts,
         )
     if e.errno == errno.ENOTDIR:
-        return ConfigError("the Delta table's path is not a folder", hint="choose another path", **facts)
+        return ConfigError("the table's path is not a folder", hint="choose another path", **facts)
     return StorageError("operation on the table's file system failed", **facts, errno=e.errno)
 
 

@@ -21,7 +21,7 @@ from stateflow.api.sink import CatalogEntry, Sink, SinkContext, SinkTable, SinkW
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.delta.active_files import ActiveFiles
-from stateflow.connectors.delta.added_columns import column_actions, columns_to_add
+from stateflow.connectors.delta.added_columns import column_actions, missing_columns
 from stateflow.connectors.delta.checks import check_table, check_upserts, new_table
 from stateflow.connectors.delta.data_files import (
     FileName,
@@ -236,7 +236,7 @@ class DeltaSink(Sink):
         """Checks the table, and returns the columns that have to be added to it."""
         schema = self._schema(context)
         adds = self.schema_evolution == _ADD_COLUMNS
-        added = columns_to_add(self.table, head.metadata.fields(), schema) if adds else ()
+        added = missing_columns(self.table, head.metadata.fields(), schema) if adds else ()
         check_table(self.table, head, schema, (added, self._partition_by))
         if self._upsert is not None:
             check_upserts(self.table, head, schema)

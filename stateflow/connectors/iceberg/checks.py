@@ -10,6 +10,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.column_policy import columns_to_add
 from stateflow.connectors.iceberg.column_types import iceberg_type, required_part, table_schema, type_text
 from stateflow.connectors.iceberg.partitions import new_spec, unknown_partition
 from stateflow.connectors.iceberg.settings import ADD_COLUMNS, IcebergSettings
@@ -67,21 +68,9 @@ def check_table(settings: IcebergSettings, table: Table, schema: RowSchema) -> t
 
 
 def _columns_to_add(settings: IcebergSettings, table: Schema, schema: RowSchema) -> tuple[Column, ...]:
-    existing = table.fields
-    for at, column in schema.possible_renames([field.name for field in existing]):
-        if _has_type(existing[at], column):
-            name = existing[at].name
-            raise SchemaMismatch(
-                "a column of the sink's table seems to have been renamed in the row class",
-                hint=f"keep the name {name}; or, to add {column.name} as a further column, declare both: "
-                f"{name} as … | None = None",
-                table=settings.location,
-                column=name,
-                renamed_to=column.name,
-                position=at + 1,
-            )
-    names = {field.name.lower() for field in existing}
-    return tuple(column for column in schema.columns if column.name.lower() not in names)
+    fields = table.fields
+    names = [field.name for field in fields]
+    return columns_to_add(settings.location, names, schema, lambda column, at: _has_type(fields[at], column))
 
 
 def _type_of(column: Column) -> str:
