@@ -28,9 +28,11 @@ def test_an_error_that_another_try_does_not_solve_is_explained(reason: str, erro
 
 
 def test_an_error_that_names_a_table_is_one_of_its_source() -> None:
-    found = stream_error(_UPDATED, "DeltaSource[rows:/in/a b]", "/in/a b")
-    assert isinstance(found, DataError) and found.facts["version"] == 2 and found.hint
-    assert stream_error(_UPDATED, "DeltaSource[rows:/in/c]", "/in/c") is None
+    for same in ("/in/a b", "file:///in/a b"):
+        found = stream_error(_UPDATED, f"DeltaSource[rows:{same}]", same)
+        assert isinstance(found, DataError) and found.facts["version"] == 2 and found.hint
+    for other in ("/in/c", "/in/a", "/in", "/a b"):
+        assert stream_error(_UPDATED, f"DeltaSource[rows:{other}]", other) is None
 
 
 def test_an_error_that_a_new_run_may_solve_is_not_explained() -> None:

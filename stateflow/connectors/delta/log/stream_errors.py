@@ -66,12 +66,18 @@ def stream_error(reason: str, source: str, table: str) -> StateflowError | None:
     """
     for condition, text in _CONDITION.findall(reason):
         failure = _FAILURES.get(condition)
-        is_of_another = " at path " in text and table not in unquote(text)
-        if failure is not None and not is_of_another:
+        if failure is not None and not _names_another(unquote(text), table):
             version = _VERSION.search(text)
             facts = {"version": int(version[1])} if version else {}
             return failure.error(failure.message, hint=failure.hint, source=source, **facts, reason=_first_part(text))
     return None
+
+
+def _names_another(text: str, table: str) -> bool:
+    """Returns whether a message has the path of another table, which may begin or end with that of this one."""
+    path = re.escape(table.removeprefix("file://"))
+    named = rf" at path (file:(//)?)?{path}/?\.?(\s+SQLSTATE|$)"
+    return " at path " in text and not re.search(named, text)
 
 
 def _first_part(text: str) -> str:
