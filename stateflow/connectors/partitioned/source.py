@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -144,19 +144,10 @@ class PartitionedSource(LocalSource):
             UserCodeError: they are invalid.
             BatchFailed: the user's code raised an exception that is not one of stateflow.
         """
-        with self.forwarded_errors("the offsets of a source cannot be read"):
-            # In this order: retention must not remove all that `ends` has seen.
-            starts, ends = self.starts(), self.ends()
-        wrong = misfit(starts) or misfit(ends)
-        found = Available(starts, ends)
-        wrong = wrong or found.invalid
-        if wrong:
-            raise UserCodeError(
-                "a source has returned invalid offsets",
-                hint="return whole numbers of zero or more by name, with starts that are not after the ends",
-                source=self.description,
-                reason=wrong[:500],
-            )
+        # In this order: retention must not remove all that `ends` has seen.
+        found = Available(self._offsets(self.starts), self._offsets(self.ends))
+        if found.invalid:
+            raise _invalid_offsets(self.description, found.invalid)
         return found
 
     def first_position(self) -> str:
@@ -184,7 +175,7 @@ class PartitionedSource(LocalSource):
         """Returns the splits between two positions."""
         before, after = self.parsed(position), self.parsed(end)
         # Its ends are those of the batch: a partition that was created again may have more by now.
-        start = self._existing(before, Available(self.available().starts, after))
+        start = self._existing(before, Available(self._offsets(self.starts), after))
         with self.forwarded_errors("the splits of a source cannot be planned"):
             found = list(self.plan_splits(start, after))
         wrong = uncovered(found, start, after)
@@ -255,6 +246,15 @@ class PartitionedSource(LocalSource):
             return super().earliest_position()
         return InitialPosition(format_position(self.available().earliest))
 
+    def _offsets(self, read: Callable[[], Offsets]) -> Offsets:
+        """Returns offsets of the user's code; raises as `available` does."""
+        with self.forwarded_errors("the offsets of a source cannot be read"):
+            found = read()
+        wrong = misfit(found)
+        if wrong:
+            raise _invalid_offsets(self.description, wrong)
+        return found
+
     def _existing(self, position: Offsets, available: Available) -> dict[str, int]:
         """Returns where to continue, which is the position and new partitions unless something is lost."""
         gaps = gaps_after(position, available.earliest, available.ends)
@@ -281,3 +281,12 @@ class PartitionedSource(LocalSource):
         except Exception as e:
             facts = {} if split is None else {"split": f"{split.partition} [{split.start}, {split.end})"}
             raise read_failure(what, self.description, e, **facts) from e
+
+
+def _invalid_offsets(source: str, reason: str) -> UserCodeError:
+    return UserCodeError(
+        "a source has returned invalid offsets",
+        hint="return whole numbers of zero or more by name, with starts that are not after the ends",
+        source=source,
+        reason=reason[:500],
+    )
