@@ -15,6 +15,7 @@ from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import SPARK_CONNECTION, FakeRun
 from tests.support.job_fixture import JOBS, AccountsJob
+from tests.support.processes import wait_for
 
 # Everything after the options is the program with its arguments.
 SPARK_SUBMIT = f"""#!/bin/sh
@@ -66,3 +67,8 @@ def plan_restore(job: AccountsJob, target: str, **more: Any) -> dict[str, Any]:
 def new_run(date: str, **more: Any) -> FakeRun:
     """A DAG run of this date."""
     return FakeRun(run_id=f"scheduled__{date}T00:00:00+00:00", **more)
+
+
+def wait_for_rows(job: AccountsJob, rows: int) -> None:
+    """Waits until a run of the job has read this many rows."""
+    wait_for(lambda: any(end == rows for _, end in job.requested()), lambda: f"{rows} rows")

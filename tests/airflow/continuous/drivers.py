@@ -1,0 +1,49 @@
+"""Programs that look like drivers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow.launches.launcher import Command, Launcher
+from tests.support.processes import wait_for
+
+DRIVER = """
+import pathlib, signal, sys
+end, folder = sys.argv[2], pathlib.Path(__file__).parent
+def handle(number, frame):
+    with (folder / "signals").open("a") as file:
+        file.write("x")
+    if end == "ends":
+        sys.exit(7)
+signal.signal(signal.SIGTERM, handle)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+class Drivers:
+    """Launches programs that look like drivers, and records the signals that they get."""
+
+    def __init__(self, folder: Path) -> None:
+        self.launcher = Launcher(folder / "runs")
+        self._program = folder / "stateflow" / "__main__.py"
+        self._program.parent.mkdir()
+        self._program.write_text(DRIVER)
+        (self._program.parent / "signals").touch()
+
+    def start(self, end: str) -> Launch:
+        """Launches a driver that ends at SIGTERM, or ignores it; returns when it handles signals."""
+        with self.launcher.locked():
+            command = Command([sys.executable, str(self._program), "run", end], dict(os.environ))
+            launch = self.launcher.start(self.launcher.next_folder(), command)
+        wait_for(lambda: "ready" in launch.log_file.read_text(), lambda: "the driver")
+        return launch
+
+    @property
+    def signals(self) -> int:
+        """How many signals the drivers have got."""
+        return len((self._program.parent / "signals").read_text())

@@ -1,0 +1,117 @@
+"""Tasks whose run stays up while a trigger follows it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from stateflow_airflow.failures import TransientFailure
+from stateflow_airflow.launches.launch_trigger import LaunchTrigger, to_launch
+from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.operators.run import StateflowRunOperator
+from tests.airflow.continuous.drivers import Drivers
+from tests.airflow.fakes import DEADLINE, FakeRun, FakeTaskInstance, fails
+from tests.airflow.jobs import new_run, run_task, wait_for_rows
+from tests.support.job_fixture import AccountsJob
+
+
+def deferred(task: StateflowRunOperator, run: FakeRun) -> LaunchTrigger:
+    """Starts a task, which defers; returns its trigger as a triggerer makes it."""
+    with pytest.raises(TaskDeferred) as caught:
+        task.execute(run.next_try())
+    assert caught.value.method_name == "execute_complete"
+    path, arguments = caught.value.trigger.serialize()
+    assert path == "stateflow_airflow.launches.launch_trigger.LaunchTrigger"
+    return LaunchTrigger(**{**json.loads(json.dumps(arguments)), "poll_interval": 0.01})
+
+
+async def next_event(trigger: LaunchTrigger) -> Any:
+    """The payload of the trigger's event, as Airflow stores it."""
+    async for event in trigger.run():
+        return json.loads(json.dumps(event.payload))
+
+
+def test_a_deferred_run_outlives_its_triggerer_and_ends_with_a_checkpoint_when_a_user_ends_the_task(
+    job: AccountsJob,
+) -> None:
+    run = new_run("2026-01-01")
+    trigger = deferred(run_task(job, deferrable=True), run)
+    wait_for_rows(job, 30)
+
+    async def restart_and_kill() -> Any:
+        restarted = asyncio.create_task(next_event(trigger))
+        await asyncio.sleep(0)
+        restarted.cancel()
+        await asyncio.wait([restarted])
+        await trigger.cleanup()
+        assert to_launch(trigger.launch).process()
+        arguments: dict[str, Any] = trigger.serialize()[1]
+        again = LaunchTrigger(**arguments)
+        await again.on_kill()
+        return await asyncio.wait_for(next_event(again), DEADLINE)
+
+    event = asyncio.run(restart_and_kill())
+    returned = run_task(job, deferrable=True).execute_complete(run.next_try(), event)
+    assert (returned["stopped_because"], returned["rows_in"]) == ("signal", 30)
+    assert job.commit_at(30).seq == returned["checkpoint_id"]
+    assert not run.store
+    job.check_results()
+
+
+@pytest.mark.parametrize("answer", [1, 0, OSError()], ids=["deferred", "ended", "unknown"])
+def test_a_deferred_run_ends_with_its_task_but_not_with_a_triggerer_that_lost_the_trigger(
+    drivers: Drivers, monkeypatch: pytest.MonkeyPatch, answer: int | OSError
+) -> None:
+    """Airflow calls the same method of a trigger whether a user has ended the task or another triggerer has got it."""
+    asked: list[dict[str, Any]] = []
+
+    def count(**criteria: Any) -> int:
+        asked.append(criteria)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_ti_count", count)
+    launch = drivers.start("ends")
+    trigger = LaunchTrigger(asdict(launch), DEADLINE)
+    trigger.task_instance = cast("Any", FakeTaskInstance(map_index=-1))
+    asyncio.run(trigger.on_kill())
+    task = {"dag_id": "a_dag", "task_ids": ["run"], "run_ids": [FakeTaskInstance().run_id], "map_index": -1}
+    assert asked == [{**task, "states": ["deferred"]}]
+    if answer == 1:
+        assert (launch.process() is None, drivers.signals) == (False, 0)
+    else:
+        assert drivers.launcher.wait(launch, DEADLINE)
+        assert (launch.exit_code(), drivers.signals) == (7, 1)
+
+
+def test_the_next_try_of_a_deferred_task_follows_the_same_run(job: AccountsJob) -> None:
+    """As after a timeout of the deferral; here the run is on another host, to which the triggerer has no access."""
+    run = new_run("2026-01-01")
+    first = deferred(run_task(job, deferrable=True), run)
+    second = deferred(run_task(job, deferrable=True), run)
+    assert first.launch == second.launch
+    wait_for_rows(job, 30)
+    unreachable: Any = asyncio.run(
+        next_event(LaunchTrigger({**first.launch, "host": "other", "folder": "/nowhere"}, 1))
+    )
+    assert unreachable["status"] == "unreachable"
+    job.command("stop").check()
+    returned = run_task(job, deferrable=True).execute_complete(run.next_try(), unreachable | {"launch": first.launch})
+    assert returned["stopped_because"] == "stopped"
+
+
+def test_a_deferred_run_that_was_killed_fails_its_task(job: AccountsJob) -> None:
+    run = new_run("2026-01-01")
+    trigger = deferred(run_task(job, deferrable=True), run)
+    Launcher(Path(to_launch(trigger.launch).folder).parent).stop(to_launch(trigger.launch), 0)
+    event = asyncio.run(asyncio.wait_for(next_event(trigger), DEADLINE))
+    with fails(TransientFailure, "killed"):
+        run_task(job, deferrable=True).execute_complete(run.next_try(), event)
