@@ -20,38 +20,11 @@ from tests.servers.postgres import Postgres
 from tests.servers.running import CANARY
 from tests.support.delta_tables import Colour, Every, Exact, Inner, Pair, Price
 from tests.support.errors import raises
+from tests.support.every_rows import every_row
 from tests.support.postgres_tables import PostgresTable
 
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
-_PRICE = st.decimals(-10_000_000, 10_000_000, places=2)
-_LASTING = st.timedeltas(datetime.timedelta(days=-80_000_000), datetime.timedelta(days=80_000_000))
-_INNER = st.builds(
-    Inner,
-    number=st.integers(-(1 << 63), (1 << 63) - 1),
-    price=st.none() | _PRICE,
-    lasting=st.lists(_LASTING, max_size=2),
-)
-_FLOAT = st.floats(width=64)
-_ROWS = st.builds(
-    Every,
-    id=st.integers(-(1 << 63), (1 << 63) - 1),
-    amount=st.none() | _FLOAT,
-    text=st.none() | _TEXT,
-    flag=st.none() | st.booleans(),
-    raw=st.none() | st.binary(max_size=5),
-    day=st.none() | st.dates(),
-    local=st.none() | st.datetimes(),
-    instant=st.none() | st.datetimes(timezones=st.just(datetime.UTC)),
-    price=st.none() | _PRICE,
-    exact=st.none() | st.decimals(-(10**33), 10**33, places=4),
-    time=st.none() | st.times(),
-    lasting=st.none() | _LASTING,
-    uid=st.none() | st.uuids(),
-    colour=st.none() | st.sampled_from(Colour),
-    inner=st.none() | _INNER,
-    numbers=st.none() | st.lists(st.none() | _FLOAT, max_size=3),
-    named=st.none() | st.dictionaries(_TEXT, st.none() | _INNER, max_size=2),
-)
+_ROWS = every_row(_TEXT, st.floats())
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,42 +28,14 @@ from stateflow.connectors.kafka.records import RecordLayout
 from stateflow.connectors.spark import with_columns
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.types.columns.conversion import with_type
-from tests.support.delta_tables import Colour, Every, Exact, Inner, Instant, Price, context, put
+from tests.support.delta_tables import Colour, Every, Exact, Instant, Price, context, put
+from tests.support.every_rows import every_row
 
 pytestmark = pytest.mark.spark
 
 ABOUT = context(Every)
 SCHEMA = ABOUT.schema
-_LONG = datetime.timedelta(99_000_000)
-
-
-def _decimals(digits: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
-    largest = 10**digits - 1
-    return st.integers(-largest, largest).map(lambda n: decimal.Decimal(n).scaleb(-scale, decimal.Context(prec=100)))
-
-
-_prices, _durations = _decimals(12, 2), st.timedeltas(-_LONG, _LONG)
-_inners = st.builds(Inner, st.integers(-9, 9), st.none() | _prices, st.lists(_durations, max_size=2))
-ROWS = st.builds(
-    Every,
-    id=st.integers(-(1 << 63), (1 << 63) - 1),
-    amount=st.none() | st.floats(allow_nan=False),
-    text=st.none() | st.text(max_size=5),
-    flag=st.none() | st.booleans(),
-    raw=st.none() | st.binary(max_size=5),
-    day=st.none() | st.dates(),
-    local=st.none() | st.datetimes(),
-    instant=st.none() | st.datetimes(timezones=st.just(datetime.UTC)),
-    price=st.none() | _prices,
-    exact=st.none() | _decimals(38, 4),
-    time=st.none() | st.times(),
-    lasting=st.none() | _durations,
-    uid=st.none() | st.uuids(),
-    colour=st.none() | st.sampled_from(Colour),
-    inner=st.none() | _inners,
-    numbers=st.none() | st.lists(st.none() | st.floats(allow_nan=False), max_size=3),
-    named=st.none() | st.dictionaries(st.text(max_size=2), st.none() | _inners, max_size=2),
-)
+ROWS = every_row(st.text(max_size=5), st.floats(allow_nan=False))
 
 
 class Scalars(msgspec.Struct, kw_only=True):
