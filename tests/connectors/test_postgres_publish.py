@@ -46,7 +46,7 @@ def test_rows_are_published_once(table: PostgresTable) -> None:
 
 
 def test_the_token_of_another_sink_of_the_table_changes_nothing(table: PostgresTable) -> None:
-    other = PostgresTable(table.server, table.name, table.sink, replace(table.about, uid="other"))
+    other = replace(table, about=replace(table.about, uid="other"))
     handle = table.sink.open_table(table.about)
     other.prepare().put(40, pairs(10, 1))
     assert handle.commit(1, table.stage(1, pairs(0, 1))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def test_former_rows_of_an_older_time_are_deleted_and_no_longer_restored(postgre
 
 def test_undo_that_begins_later_restores_nothing_older(postgres: Postgres, tmp_path: Path) -> None:
     table = _published(postgres, tmp_path, 2, undo=None)
-    later = PostgresTable(postgres, table.name, _table_sink(postgres, table.name), table.about).prepare()
+    later = replace(table, sink=_table_sink(postgres, table.name)).prepare()
     later.put(3, [Position(carrier="A", number=1, at=3)])
     handle = later.sink.open_table(later.about)
     with raises(SinkDiverged, checkpoint=1):
@@ -216,7 +217,7 @@ def test_a_table_of_keys_alone_has_each_key_once(postgres: Postgres, tmp_path: P
 
 def test_a_shadow_is_another_table(postgres: Postgres, tmp_path: Path) -> None:
     table = _table(postgres, tmp_path)
-    shadow = PostgresTable(postgres, f"{table.name}_shadow", table.sink.shadow(), table.about).prepare()
+    shadow = replace(table, name=f"{table.name}_shadow", sink=table.sink.shadow()).prepare()
     shadow.put(1, [Position(carrier="A", number=1)])
     assert (len(_visible(shadow)), _visible(table), table.token) == (1, [], 0)
 
@@ -228,7 +229,7 @@ def test_a_sink_goes_to_tasks_without_anything_that_connects(postgres: Postgres,
     copy = pickle.loads(sent)
     assert (copy.location, repr(copy)) == (table.sink.location, repr(table.sink))
     assert CANARY not in repr(table.sink) + repr(table.sink._settings) + str(vars(table.sink))
-    moved = PostgresTable(postgres, table.name, copy, table.about)
+    moved = replace(table, sink=copy)
     assert table.sink.open_table(table.about).commit(1, moved.stage(1, [Position(carrier="A", number=1)])) == 1
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
-from stateflow.api.sink import SinkContext, Writing
-from stateflow.clock import SystemClock
 from stateflow.connectors.iceberg.sink import IcebergSink
-from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
 from tests.support import delta_tables
+from tests.support.staged_tables import StagedSinkTable
 
 NAMESPACE = "db"
 
@@ -55,17 +51,14 @@ def expire_all_but_current(table: Table) -> None:
 
 
 @dataclass(frozen=True)
-class IcebergTable:
-    """A table, its sink, and the storage of a job root.
+class IcebergTable(StagedSinkTable[IcebergSink]):
+    """A table in a catalog.
 
     Attributes:
         folder: has the catalog, the warehouse and the job root.
     """
 
     folder: Path
-    name: str
-    sink: IcebergSink
-    about: SinkContext
 
     @classmethod
     def create(cls, folder: Path, row_class: type[Any], **settings: Any) -> IcebergTable:
@@ -79,34 +72,13 @@ class IcebergTable:
         name = f"{NAMESPACE}.t"
         sink = IcebergSink(name, catalog="tests", properties=properties(folder / "lake"), **settings)
         about = replace(delta_tables.context(row_class), storage=open_storage(str(folder / "root")))
-        return cls(folder, name, sink, about)
-
-    def prepare(self) -> IcebergTable:
-        """Creates the table, or checks it."""
-        self.sink.prepare(self.about)
-        return self
+        return cls(name, sink, about, folder)
 
     def of(self, row_class: type[Any], uid: str = "out", **settings: Any) -> IcebergTable:
         """The same table, as a sink with other rows or settings writes it."""
         sink = IcebergSink(self.name, catalog="tests", properties=properties(self.folder / "lake"), **settings)
         about = replace(delta_tables.context(row_class, uid), storage=self.about.storage)
         return replace(self, sink=sink, about=about)
-
-    def stage(self, ordinal: int, *parts: Iterable[msgspec.Struct]) -> list[Committable]:
-        """The rows that subtasks stage for a checkpoint."""
-        files: list[Committable] = []
-        for subtask, part in enumerate(parts):
-            writing = Writing(1, ordinal, subtask, SystemClock().new_id())
-            files += delta_tables.write(self.sink, self.about, part, writing)
-        return files
-
-    def put(self, token: int, *parts: Iterable[msgspec.Struct]) -> None:
-        """Stages and publishes a checkpoint."""
-        assert self.sink.open_table(self.about).commit(token, self.stage(token, *parts)) is not None
-
-    @property
-    def token(self) -> int | None:
-        return self.sink.open_table(self.about).token
 
     @property
     def table(self) -> Table:
