@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import enum
-import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import pytest
 
 from stateflow.connectors.iceberg.column_types import iceberg_type
 from stateflow.storage import open_storage
-from stateflow.types.columns.precision import precision
 from stateflow.types.columns.shapes import shape_of
+from tests.docs.column_types import declared_shape
 from tests.docs.pages import blocks, read, rows
 from tests.support import iceberg_tables
 from tests.support.delta_tables import context, put
 
 GUIDE = read("write-to-iceberg")
-_TYPES = {
-    "date": datetime.date,
-    "datetime": datetime.datetime,
-    "time": datetime.time,
-    "timedelta": datetime.timedelta,
-    "Decimal": decimal.Decimal,
-    "UUID": uuid.UUID,
-    "Annotated": Annotated,
-    "msgspec": msgspec,
-    "precision": precision,
-}
 
 
 def test_the_sink_of_the_guide_makes_a_snapshot_for_each_checkpoint(
@@ -71,6 +57,6 @@ def test_the_guide_has_the_types_of_columns() -> None:
     described = [line for line in rows(GUIDE) if len(line) == 2 and "`" in line[0] and "`" in line[1]]
     assert len(described) >= 12
     for field, column in described:
-        shape = shape_of(eval(field.strip("`"), dict(_TYPES)))
+        shape = declared_shape(field.strip("`"))
         assert str(iceberg_type(shape)) == column.strip("`"), field
     assert str(iceberg_type(shape_of(enum.Enum("E", {"A": "a"})))) == "string"

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import enum
 import re
-import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import pytest
 
 from stateflow.connectors.postgres.column_types import can_store, postgres_type
 from stateflow.storage import open_storage
-from stateflow.types.columns.precision import precision
 from stateflow.types.columns.shapes import shape_of
+from tests.docs.column_types import declared_shape
 from tests.docs.pages import blocks, read, rows
 from tests.servers.postgres import postgres_server
 from tests.support.delta_tables import context, put
 
 GUIDE = read("write-to-postgres")
-_TYPES = {
-    "date": datetime.date,
-    "datetime": datetime.datetime,
-    "time": datetime.time,
-    "timedelta": datetime.timedelta,
-    "Decimal": decimal.Decimal,
-    "UUID": uuid.UUID,
-    "Annotated": Annotated,
-    "msgspec": msgspec,
-    "precision": precision,
-}
 
 
 def test_the_sink_of_the_guide_keeps_the_newest_row_of_each_key(
@@ -63,11 +48,7 @@ def test_the_guide_has_the_types_of_columns() -> None:
     described = [line for line in rows(GUIDE) if len(line) == 3 and "`" in line[1]]
     assert len(described) >= 12
     for field, column, also in described:
-        if "`" not in field:
-            kind: Any = list[int]
-        else:
-            kind = eval(field.strip("`"), dict(_TYPES))
-        shape = shape_of(kind)
+        shape = declared_shape(field.strip("`") if "`" in field else "list[int]")
         assert postgres_type(shape) == column.strip("`"), field
         assert all(can_store(name, shape) for name in re.findall("`(.+?)`", also)), field
     assert postgres_type(shape_of(enum.Enum("E", {"A": "a"}))) == "text"

@@ -19,6 +19,7 @@ from stateflow.connectors.files.source import FileSource
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import to_rows
 from stateflow.types.columns.precision import precision
+from tests.docs.column_types import NAMES
 from tests.docs.pages import blocks, code, read, rows
 from tests.support.errors import raises
 
@@ -34,16 +35,8 @@ class Item(msgspec.Struct):
     quantity: int
 
 
-NAMES = {
-    "datetime": datetime,
-    "date": date,
-    "time": time,
-    "timedelta": timedelta,
-    "UUID": UUID,
-    "Decimal": Decimal,
-    "Annotated": Annotated,
-    "msgspec": msgspec,
-    "precision": precision,
+TYPES = {
+    **NAMES,
     "Item": Item,
     "Currency": enum.Enum("Currency", {"EURO": "EUR"}),
     "Stars": enum.Enum("Stars", {"ONE": 1}),
@@ -55,7 +48,7 @@ def test_the_types_of_the_guide_are_those_of_columns() -> None:
     assert len(table) == 17
     for row in table:
         (python, *_), (spark,) = map(code, row[:2])
-        row_class = msgspec.defstruct("Row", [("value", eval(python, NAMES))])
+        row_class = msgspec.defstruct("Row", [("value", eval(python, dict(TYPES)))])
         assert RowSchema.of(row_class).column("value").dtype == spark
 
 
