@@ -18,15 +18,19 @@ STEPS = sorted(NAMES.keys() - ON_REQUEST - {"start.seeded"})
 """Named steps of the protocol that a run passes without Spark."""
 
 
-@contextmanager
-def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
-    """A job with settings that the seed decides; nothing that it started outlives it."""
-    settings = {
+def checkpoint_settings(round_: Round) -> dict[str, object]:
+    """Settings of checkpoints that the seed decides."""
+    return {
         "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
         "checkpoints__collect_every": 1 + round_.seed % 3,
         "checkpoints__retained": 1 + round_.seed % 4,
-        "state__backend": ["rocksdb", "rocksdb", "filesystem"][round_.seed % 3],
     }
+
+
+@contextmanager
+def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
+    """A job with settings that the seed decides; nothing that it started outlives it."""
+    settings = {**checkpoint_settings(round_), "state__backend": ["rocksdb", "rocksdb", "filesystem"][round_.seed % 3]}
     job = AccountsJob(round_.folder / "job", settings, **more)
     try:
         yield job

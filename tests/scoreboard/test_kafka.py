@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.scoreboard.disks import fill, small_disk
-from tests.scoreboard.jobs import KILLED, STEPS, check_complete, kill_after
+from tests.scoreboard.jobs import KILLED, STEPS, check_complete, checkpoint_settings
 from tests.scoreboard.row import Round, Row
+from tests.scoreboard.server_faults import ServerFaults
 from tests.servers.kafka_cluster import KafkaCluster, kafka_cluster
 from tests.servers.short_timeouts import VARIABLE as TIMEOUT
 from tests.support.kafka_job import KafkaJob
-from tests.support.processes import Ended, Running
+from tests.support.processes import Running
 from tests.support.root_files import Chain
 
 _ROWS, _MANY_ROWS = 40, 300
@@ -29,9 +30,6 @@ _PUBLISHING = (
     "transaction.begun",
 )
 _LATE = ("transaction.written", "publish.before", "transaction.token")
-_ENDS = {0, KILLED, 5}
-"""A driver succeeds, is killed, or reports that Kafka failed."""
-_SECONDS = 1.5
 _SHORT = {TIMEOUT: "2"}
 """For drivers that no broker answers."""
 _LOST = "the response of a transaction's commit was lost"
@@ -58,9 +56,9 @@ def test_faults_around_kafka_lose_and_double_nothing(round_: Round) -> int:
     kinds = _kinds(round_.seed)
     brokers = 2 if _Faults.move_leaders in kinds else 1
     with small_disk(round_.folder / "disk", _MEGABYTES) as disk, kafka_cluster(disk / "kafka", brokers) as cluster:
-        job = KafkaJob.create(cluster, folder=round_.folder / "job", settings=_settings(round_))
+        job = KafkaJob.create(cluster, folder=round_.folder / "job", settings=checkpoint_settings(round_))
         try:
-            return _play(_Faults(round_, job, cluster, disk, Chain(job.root)), kinds)
+            return _play(_Faults(round_, job, Chain(job.root), cluster, disk), kinds)
         finally:
             job.end_all()
 
@@ -84,14 +82,6 @@ def _kinds(seed: int) -> list[Callable[[_Faults], int]]:
     return kinds[part::_PARTS] if block else kinds[_PARTS * part : _PARTS * (part + 1)]
 
 
-def _settings(round_: Round) -> dict[str, object]:
-    return {
-        "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
-        "checkpoints__collect_every": 1 + round_.seed % 3,
-        "checkpoints__retained": 1 + round_.seed % 4,
-    }
-
-
 def _play(faults: _Faults, kinds: list[Callable[[_Faults], int]]) -> int:
     job = faults.job
     job.deliver(10)
@@ -108,40 +98,30 @@ def _play(faults: _Faults, kinds: list[Callable[[_Faults], int]]) -> int:
 
 
 @dataclass
-class _Faults:
-    """What fails in a round; each method returns how many faults it injected.
+class _Faults(ServerFaults[KafkaJob]):
+    """What fails in a round.
 
     Attributes:
         disk: has the data of all brokers.
     """
 
-    round_: Round
-    job: KafkaJob
     cluster: KafkaCluster
     disk: Path
-    chain: Chain
 
     def kill_driver_while_it_publishes(self) -> int:
         """Kills a driver at a step of a publication."""
         step = _PUBLISHING[self.round_.seed // _PARTS % len(_PUBLISHING)]
-        return int(self._end(self.job.start(f"{step}:{self._nth()}")).code == KILLED)
+        return int(self.end(self.job.start(f"{step}:{self._nth()}")).code == KILLED)
 
     def kill_driver_anywhere(self) -> int:
         """Kills a driver at another step, or at a random time."""
         if self.round_.rng.random() < 0.5:
-            return int(self._end(self.job.start(self.round_.rng.choice(STEPS))).code == KILLED)
-        run = self.job.start()
-        kill_after(self.round_.rng.uniform(0.2, _SECONDS), run, self.chain.look)
-        return int(self._end(run).code == KILLED)
+            return int(self.end(self.job.start(self.round_.rng.choice(STEPS))).code == KILLED)
+        return self.kill_driver_at_any_time()
 
     def publish_late(self) -> int:
         """Lets a driver publish that was stopped while another one was run."""
-        run = self._stopped(_LATE[self.round_.seed // _PARTS % len(_LATE)])
-        self.job.finish()
-        run.resume()
-        late = run.wait(self.chain.look)
-        assert (late.code, late.error.code) == (3, "fenced"), str(late)
-        return 1
+        return self.publish_after_another(self._stopped(_LATE[self.round_.seed // _PARTS % len(_LATE)]))
 
     def lose_answer_to_commit(self) -> int:
         """Loses the answer to a commit; the driver asks for its outcome when it has given up waiting."""
@@ -164,7 +144,7 @@ class _Faults:
         run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
         cut = self.cluster.cut()
         run.resume()
-        assert self._end(run).code in (0, 5)
+        assert self.end(run).code in (0, 5)
         return cut
 
     def kill_broker_in_transaction(self) -> int:
@@ -175,7 +155,7 @@ class _Faults:
         if is_back:
             self.cluster.start()
         run.resume()
-        ended = self._end(run)
+        ended = self.end(run)
         assert ended.code in (0, 5), str(ended)
         if not is_back:
             self.cluster.start()
@@ -193,7 +173,7 @@ class _Faults:
         run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
         filler = fill(self.disk, leave=self.round_.rng.choice([0, 4096, self.round_.rng.randrange(20_000)]))
         run.resume()
-        ended = self._end(run)
+        ended = self.end(run)
         assert ended.code in (0, 5), str(ended)
         has_ended = sum(not node.is_running for node in self.cluster.nodes)
         filler.unlink()
@@ -207,13 +187,13 @@ class _Faults:
         self.cluster.nodes[1].kill()
         self.cluster.wait_led(by_second=False)
         run.resume()
-        assert self._end(run).code in (0, 5)
+        assert self.end(run).code in (0, 5)
         self.job.deliver_more(_ROWS)
         run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
         self.cluster.start()
         moved += self.cluster.wait_led(by_second=True)
         run.resume()
-        assert self._end(run).code in (0, 5)
+        assert self.end(run).code in (0, 5)
         return moved
 
     def _nth(self) -> int:
@@ -223,11 +203,6 @@ class _Faults:
         # A run has one checkpoint at least, and two transactions of each.
         self.job.variables = _SHORT
         try:
-            return self.job.start(f"{step}:{self._nth() % 2 + 1}:stop").wait_stopped(self.chain.look)
+            return self.stopped(step, self._nth() % 2 + 1)
         finally:
             self.job.variables = {}
-
-    def _end(self, run: Running) -> Ended:
-        ended = run.wait(self.chain.look)
-        assert ended.code in _ENDS, str(ended)
-        return ended

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.scoreboard.jobs import KILLED, STEPS, check_complete, kill_after
+from tests.scoreboard.jobs import KILLED, STEPS, check_complete, checkpoint_settings
 from tests.scoreboard.row import Round, Row
+from tests.scoreboard.server_faults import ServerFaults
 from tests.servers.postgres import Postgres, postgres_server
 from tests.support.postgres_job import PostgresJob
-from tests.support.processes import Ended, Running, wait_for
+from tests.support.processes import Running, wait_for
 from tests.support.root_files import Chain
 
 _ROWS = 40
 """Rows that are delivered for each run: four checkpoints, and two transactions of each."""
 _PUBLISHING = ("publish.before", "postgres.before-commit", "publish.after")
-_ENDS = {0, KILLED, 5}
-"""A driver succeeds, is killed, or reports that the server failed."""
-_SECONDS = 1.5
 _FAULTS = 3
 """Of seven kinds, in each round."""
 
@@ -39,25 +37,17 @@ def test_faults_around_postgres_lose_and_double_nothing(round_: Round) -> int:
     As for killed-drivers; rows and tokens of a transaction are stored together, and a driver that is late is fenced.
     """
     with postgres_server() as server:
-        job = PostgresJob.create(server, "jobs", folder=round_.folder / "job", settings=_settings(round_))
+        job = PostgresJob.create(server, "jobs", folder=round_.folder / "job", settings=checkpoint_settings(round_))
         try:
             return _play(round_, job, server)
         finally:
             job.end_all()
 
 
-def _settings(round_: Round) -> dict[str, object]:
-    return {
-        "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
-        "checkpoints__collect_every": 1 + round_.seed % 3,
-        "checkpoints__retained": 1 + round_.seed % 4,
-    }
-
-
 def _play(round_: Round, job: PostgresJob, server: Postgres) -> int:
     job.deliver(10)
     job.finish()
-    faults = _Faults(round_, job, server, Chain(job.root))
+    faults = _Faults(round_, job, Chain(job.root), server)
     kinds: list[Callable[[], int]] = [
         faults.kill_driver_at_step,
         faults.kill_driver_at_any_time,
@@ -77,31 +67,22 @@ def _play(round_: Round, job: PostgresJob, server: Postgres) -> int:
 
 
 @dataclass
-class _Faults:
-    """What fails in a round; each method returns how many faults it injected."""
+class _Faults(ServerFaults[PostgresJob]):
+    """What fails in a round."""
 
-    round_: Round
-    job: PostgresJob
     server: Postgres
-    chain: Chain
 
     def kill_driver_at_step(self) -> int:
         """Kills a driver at a step, more often at those of a publication."""
         step = self.round_.rng.choice([*_PUBLISHING * 4, *STEPS])
-        return int(self._end(self.job.start(f"{step}:{self._times(step)}")).code == KILLED)
-
-    def kill_driver_at_any_time(self) -> int:
-        """Kills a driver at a random time."""
-        run = self.job.start()
-        kill_after(self.round_.rng.uniform(0.2, _SECONDS), run, self.chain.look)
-        return int(self._end(run).code == KILLED)
+        return int(self.end(self.job.start(f"{step}:{self._times(step)}")).code == KILLED)
 
     def cut_in_transaction(self) -> int:
         """Cuts the connection of a transaction that is not committed."""
         run = self._stopped("postgres.before-commit")
         cut = self.server.cut_connections()
         run.resume()
-        assert self._end(run).code in (0, 5)
+        assert self.end(run).code in (0, 5)
         return cut
 
     def kill_server_in_transaction(self) -> int:
@@ -112,7 +93,7 @@ class _Faults:
         if is_back:
             self.server.start()
         run.resume()
-        ended = self._end(run)
+        ended = self.end(run)
         assert ended.code == 5 or is_back, str(ended)
         if not is_back:
             self.server.start()
@@ -127,12 +108,7 @@ class _Faults:
 
     def publish_late(self) -> int:
         """Lets a driver publish that was stopped while another one was run."""
-        run = self._stopped("publish.before")
-        self.job.finish()
-        run.resume()
-        late = run.wait(self.chain.look)
-        assert (late.code, late.error.code) == (3, "fenced"), str(late)
-        return 1
+        return self.publish_after_another(self._stopped("publish.before"))
 
     def publish_at_once(self) -> int:
         """Stops a driver between the check of a token and its change until another driver waits, or has ended."""
@@ -141,9 +117,8 @@ class _Faults:
         other = self.job.start()
         wait_for(lambda: self.server.waiting() > 0 or other.poll() is not None, lambda: f"{other} to wait for a lock")
         run.resume()
-        assert self._end(other).code == 0
-        late = run.wait(self.chain.look)
-        assert (late.code, late.error.code) == (3, "fenced"), str(late)
+        assert self.end(other).code == 0
+        self.check_fenced(run)
         return 1
 
     def _times(self, step: str) -> int:
@@ -151,9 +126,4 @@ class _Faults:
 
     def _stopped(self, step: str, times: int = 0) -> Running:
         # A run has one checkpoint at least, and two transactions of each.
-        return self.job.start(f"{step}:{times or self._times(step)}:stop").wait_stopped(self.chain.look)
-
-    def _end(self, run: Running) -> Ended:
-        ended = run.wait(self.chain.look)
-        assert ended.code in _ENDS, str(ended)
-        return ended
+        return self.stopped(step, times or self._times(step))
