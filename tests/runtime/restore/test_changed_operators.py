@@ -1,4 +1,4 @@
-"""Jobs that are restored with another graph: operators, states and sources under other names, and other positions."""
+"""Jobs that are restored with another graph: operators and states under other names."""
 
 from __future__ import annotations
 
@@ -25,19 +25,15 @@ from stateflow import (
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
-from stateflow.api.source import LocalSource, Slice
 from stateflow.checkpoint.operator_parts import read_parts
-from stateflow.checkpoint.restore.graph_plan import GraphChanges, SourceAction
-from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction, cautions
+from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.clock import ManualClock
-from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, IncompatibleState, PlanOutdated, WrongJobRoot
-from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
-from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 from tests.support.errors import raises
 from tests.support.graphs import Row
 from tests.support.local_jobs import Build, Growing, LocalJobs
+from tests.support.local_restores import plan_restore, prepared_job, restore
 
 HOUR = timedelta(hours=1)
 
@@ -120,24 +116,6 @@ def _job(jobs: LocalJobs, operators: Operators, *numbers: int, source: Any = Non
     return build
 
 
-def _opened(jobs: LocalJobs, build: Build) -> Job:
-    return jobs.prepare(build).job
-
-
-def _plan(jobs: LocalJobs, build: Build, *maps: str, target: str = "latest", **more: Any) -> RestorePlan:
-    changes = GraphChanges(maps, tuple(more.pop("sources", ())))
-    more["drop"] = frozenset(more.get("drop", ()))
-    return make_restore_plan(_opened(jobs, build), target, RestoreOptions(changes=changes, **more))
-
-
-def _restore(jobs: LocalJobs, build: Build, *maps: str, **more: Any) -> RestorePlan:
-    """Plans, executes and runs."""
-    plan = _plan(jobs, build, *maps, **more)
-    execute_plan(_opened(jobs, build), plan, RestoreRequest(f"restore-{plan.digest}"))
-    jobs.run(build)
-    return plan
-
-
 def _wait(jobs: LocalJobs, time: timedelta) -> None:
     assert isinstance(jobs.clock, ManualClock)
     jobs.clock.sleep(time)
@@ -152,14 +130,11 @@ def jobs(tmp_path: Path, request: pytest.FixtureRequest) -> LocalJobs:
     return LocalJobs(tmp_path, ManualClock(), state__backend=request.param, parallelism=2)
 
 
-# -- operators and states ---------------------------------------------------------------------------------------------
-
-
 def test_a_renamed_operator_continues_with_all_its_state_and_its_sink_with_its_table(jobs: LocalJobs) -> None:
     everything: dict[str, Any] = {"maps": ("m",), "lists": ("l",), "timers": True}
     jobs.run(_job(jobs, {"out": ("old", Keep("s", **everything))}, 1, 2))
     new = _job(jobs, {"out": ("new", Keep("s", **everything))}, 1, 2, 4)
-    plan = _restore(jobs, new, "old=new")
+    plan = restore(jobs, new, "old=new")
     assert _moves(plan) == {(f"old.{n}", f"new.{n}") for n in ("s", "m", "l", "@timers")}
     assert [(s.uid, s.action, s.olds) for s in plan.states] == [("new", StateAction.MATCHED, ["old"])]
     assert [row for row in jobs.rows() if row[1] == 7] == [("s:k", 7, None), ("m:k", 7, None), ("l:all", 7, None)]
@@ -172,7 +147,7 @@ def test_raw_state_comes_along_when_operators_are_joined(jobs: LocalJobs) -> Non
     """Only the files of an operator show whether it has raw state; nothing in the options names it."""
     jobs.run(_job(jobs, {"x": ("a", Keep("s", raw=True)), "y": ("b", Keep("t"))}, 1, 2))
     joined = _job(jobs, {"x": ("a", Keep("s", "t", raw=True))}, 1, 2, 4)
-    plan = _restore(jobs, joined, "b.t=a")
+    plan = restore(jobs, joined, "b.t=a")
     assert _moves(plan) == {("b.t", "a.t")}
     assert {row[0] for row in jobs.rows("x") if row[1] == 7} == {"s:k", "t:k", "raw:all"}
 
@@ -182,18 +157,18 @@ def test_raw_state_of_an_operator_that_is_divided_is_mapped_or_refused(jobs: Loc
     jobs.run(_job(jobs, {"x": ("a", Keep("s", "t", raw=True))}, 1, 2))
     new = _job(jobs, {"x": ("b", Keep("s")), "y": ("c", Keep("t", raw=True))}, 1, 2, 4)
     if split[-1] == "a=c" and "a=b" not in split:
-        plan = _restore(jobs, new, *split)
+        plan = restore(jobs, new, *split)
     else:
         with raises(ConfigError):
-            _plan(jobs, new, *split)
-        plan = _restore(jobs, new, *split, "a:@raw=c")
+            plan_restore(jobs, new, *split)
+        plan = restore(jobs, new, *split, "a:@raw=c")
     assert ("a.@raw", "c.@raw") in _moves(plan)
     assert [row[1] for row in jobs.rows("y") if row[0] == "raw:all"][-1] == 7
 
 
 def test_two_operators_swap_their_uids(jobs: LocalJobs) -> None:
     jobs.run(_job(jobs, {"x": ("a", Keep("s")), "y": ("b", Keep("t", lists=("l",)))}, 1, 2))
-    _restore(jobs, _job(jobs, {"x": ("b", Keep("s")), "y": ("a", Keep("t", lists=("l",)))}, 1, 2, 4), "a=b", "b=a")
+    restore(jobs, _job(jobs, {"x": ("b", Keep("s")), "y": ("a", Keep("t", lists=("l",)))}, 1, 2, 4), "a=b", "b=a")
     assert Counter(jobs.rows("x")) == Counter(("s:k", n, None) for n in (1, 3, 7))
     assert Counter(jobs.rows("y")) == Counter((name, n, None) for n in (1, 3, 7) for name in ("t:k", "l:all"))
 
@@ -204,11 +179,11 @@ def test_a_split_operator_s_states_are_divided_and_no_entry_stays_in_the_wrong_p
     operators = {"x": ("old", Keep("s", lists=("l",))), "y": ("new", Keep("t", maps=("m",), lists=("k",), timers=True))}
     new = _job(jobs, operators, 1, 2, 4)
     with raises(ConfigError, states=["old.@timers"]):
-        _plan(jobs, new, "old=old", "old=new")
-    plan = _plan(jobs, new, "old=old", "old=new", "old.@timers=new")
+        plan_restore(jobs, new, "old=old", "old=new")
+    plan = plan_restore(jobs, new, "old=old", "old=new", "old.@timers=new")
     assert _moves(plan) == {(f"old.{n}", f"new.{n}") for n in ("t", "m", "k", "@timers")}
-    execute_plan(_opened(jobs, new), plan, RestoreRequest("one"))
-    job = _opened(jobs, new)
+    execute_plan(prepared_job(jobs, new), plan, RestoreRequest("one"))
+    job = prepared_job(jobs, new)
     manifest = job.root.checkpoints.manifest_at(job.root.head())
     assert manifest is not None
     names = {o.uid: {s.name for s in (*o.states, *o.operator_states)} for o in manifest.operators}
@@ -225,14 +200,14 @@ def test_a_split_operator_s_states_are_divided_and_no_entry_stays_in_the_wrong_p
 def test_renamed_states_swap_their_names_and_may_get_another_type(jobs: LocalJobs) -> None:
     jobs.run(_job(jobs, {"out": ("op", Keep("a", "b", maps=("m",)))}, 1, 2))
     new = _job(jobs, {"out": ("op", Keep("b", "c", maps=("n",), value=float))}, 1, 2, 4)
-    _restore(jobs, new, "op.a=op.b", "op.b=op.c", "op.m=op.n")
+    restore(jobs, new, "op.a=op.b", "op.b=op.c", "op.m=op.n")
     assert {row[0]: row[1] for row in jobs.rows()} == {"a:k": 3, "b:k": 7, "m:k": 3, "c:k": 7, "n:k": 7}
 
 
 def test_a_renamed_state_with_a_ttl_expires_as_before(jobs: LocalJobs) -> None:
     jobs.run(_job(jobs, {"out": ("op", Keep(maps=("m",)))}, 1, 2))
     _wait(jobs, HOUR / 2)
-    _restore(jobs, _job(jobs, {"out": ("op", Keep(maps=("n",)))}, 1, 2), "op.m=op.n")
+    restore(jobs, _job(jobs, {"out": ("op", Keep(maps=("n",)))}, 1, 2), "op.m=op.n")
     _wait(jobs, HOUR / 2)
     new = _job(jobs, {"out": ("op", Keep(maps=("n",)))}, 1, 2, 4)
     jobs.run(new)
@@ -242,7 +217,7 @@ def test_a_renamed_state_with_a_ttl_expires_as_before(jobs: LocalJobs) -> None:
 def test_a_state_moves_to_an_operator_with_state_of_its_own(jobs: LocalJobs) -> None:
     jobs.run(_job(jobs, {"x": ("a", Keep("s", "t", lists=("l",))), "y": ("b", Keep("u", lists=("k",)))}, 1, 2))
     operators = {"x": ("a", Keep("s")), "y": ("b", Keep("u", "t", lists=("k", "l")))}
-    _restore(jobs, _job(jobs, operators, 1, 2, 4), "a.t=b", "a.l=b")
+    restore(jobs, _job(jobs, operators, 1, 2, 4), "a.t=b", "a.l=b")
     assert {row[0]: row[1] for row in jobs.rows("y")} == {"u:k": 7, "t:k": 7, "k:all": 7, "l:all": 7}
 
 
@@ -255,9 +230,9 @@ def test_a_rename_at_another_parallelism_keeps_each_key_and_element(jobs: LocalJ
 
     jobs.run(build("old", "s", 1))
     jobs.settings["parallelism"] = 3
-    _restore(jobs, build("new", "t", 2), "old=new", "old.s=new.t")
+    restore(jobs, build("new", "t", 2), "old=new", "old.s=new.t")
     assert Counter(row for row in jobs.rows() if row[0][0] == "t") == Counter((f"t:k{n}", 2, None) for n in range(12))
-    job = _opened(jobs, build("new", "t", 2))
+    job = prepared_job(jobs, build("new", "t", 2))
     manifest = job.root.checkpoints.manifest_at(job.root.head())
     assert manifest is not None
     elements = [e for o in manifest.operators for _, c in read_parts(job.root.storage, o.parts) for e in c.lists["l"]]
@@ -277,11 +252,11 @@ def test_a_map_that_does_not_fit_changes_nothing(
     jobs: LocalJobs, function: Keep, maps: tuple[str, ...], error: type[ConfigError]
 ) -> None:
     jobs.run(_job(jobs, {"out": ("old", Keep("s"))}, 1, 2))
-    head = _opened(jobs, _job(jobs, {"out": ("old", Keep("s"))})).root.head()
+    head = prepared_job(jobs, _job(jobs, {"out": ("old", Keep("s"))})).root.head()
     new = _job(jobs, {"out": ("new", function)}, 1, 2)
     with raises(error):
-        _plan(jobs, new, *maps)
-    assert _opened(jobs, new).root.head() == head
+        plan_restore(jobs, new, *maps)
+    assert prepared_job(jobs, new).root.head() == head
 
 
 def _keys(jobs: LocalJobs, numbered: str, named: str, *states: str, rows: int = 1) -> Build:
@@ -299,7 +274,7 @@ def _keys(jobs: LocalJobs, numbered: str, named: str, *states: str, rows: int = 
 def test_states_with_other_key_types_are_not_joined(jobs: LocalJobs) -> None:
     jobs.run(_keys(jobs, "a", "b", "t"))
     with raises(WrongJobRoot, operator="c"):
-        _plan(jobs, _keys(jobs, "a", "c", "t", "s"), "b=c", "a.s=c")
+        plan_restore(jobs, _keys(jobs, "a", "c", "t", "s"), "b=c", "a.s=c")
 
 
 def test_operators_with_other_key_types_swap_their_uids(jobs: LocalJobs) -> None:
@@ -307,7 +282,7 @@ def test_operators_with_other_key_types_swap_their_uids(jobs: LocalJobs) -> None
     new = _keys(jobs, "b", "a", "t", rows=2)
     with raises(WrongJobRoot, uid="a", found=["bigint"], wanted=["string"]):
         jobs.run(new)
-    _restore(jobs, new, "a=b", "b=a")
+    restore(jobs, new, "a=b", "b=a")
     assert jobs.rows("x") == [("s:k", 1, None), ("s:k", 2, None)]
     assert jobs.rows("y") == [("t:k", 1, None), ("t:k", 2, None)]
 
@@ -315,195 +290,10 @@ def test_operators_with_other_key_types_swap_their_uids(jobs: LocalJobs) -> None
 def test_a_plan_for_other_states_than_the_job_now_declares_is_outdated(jobs: LocalJobs) -> None:
     jobs.run(_job(jobs, {"x": ("old", Keep("s", "t"))}, 1))
     a, b = Keep("s"), Keep("t")
-    plan = _plan(jobs, _job(jobs, {"x": ("a", a), "y": ("b", b)}, 1), "old=a", "old=b")
+    plan = plan_restore(jobs, _job(jobs, {"x": ("a", a), "y": ("b", b)}, 1), "old=a", "old=b")
     swapped = _job(jobs, {"x": ("a", b), "y": ("b", a)}, 1)
     with raises(PlanOutdated):
-        execute_plan(_opened(jobs, swapped), plan, RestoreRequest("one"))
+        execute_plan(prepared_job(jobs, swapped), plan, RestoreRequest("one"))
     edited = replace(plan, graph=replace(plan.graph, moves=plan.graph.moves[:-1]))
     with raises(PlanOutdated):
-        execute_plan(_opened(jobs, _job(jobs, {"x": ("a", a), "y": ("b", b)}, 1)), edited, RestoreRequest("two"))
-
-
-# -- sources ----------------------------------------------------------------------------------------------------------
-
-
-class Numbers(LocalSource):
-    """Numbers from 1 to `last`, of one source; its positions are plain numbers."""
-
-    def __init__(self, key: str, last: int, name: str = "numbers") -> None:
-        from stateflow.api.schema import RowSchema
-
-        self.schema = RowSchema.of(Row)
-        self.key, self.last, self.name = key, last, name
-
-    @property
-    def description(self) -> str:
-        return self.name
-
-    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
-        start = int(position or 0)
-        rows = [Row(self.key, n) for n in range(start + 1, self.last + 1)]
-        return Slice(rows, str(self.last)) if rows else None
-
-
-def _sources(jobs: LocalJobs, **sources: LocalSource) -> Build:
-    """Writes the rows of all sources to one table; keywords are uids."""
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        first, *others = [env.from_source(source, uid=uid) for uid, source in sources.items()]
-        (first.union(*others) if others else first).sink_to(jobs.sink("out"), uid="out")
-
-    return build
-
-
-def _read(jobs: LocalJobs) -> dict[str, list[int]]:
-    """The numbers in the table, by source."""
-    found: dict[str, list[int]] = {}
-    for key, number, _ in sorted(jobs.rows()):
-        found.setdefault(key, []).append(number)
-    return found
-
-
-@pytest.fixture
-def source_jobs(tmp_path: Path) -> LocalJobs:
-    jobs = LocalJobs(tmp_path, ManualClock())
-    jobs.run(_sources(jobs, a=Numbers("a", 2), b=Numbers("b", 2)))
-    return jobs
-
-
-def _actions(plan: RestorePlan) -> dict[str, tuple[str, str, SourceAction]]:
-    return {s.uid: (s.now, s.then, s.action) for s in plan.sources}
-
-
-def test_a_start_reads_an_added_source_from_the_beginning(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 3), aa=Numbers("aa", 2), b=Numbers("b", 3))
-    started = jobs.prepare(build)
-    started.start()
-    assert started.manifest is not None
-    assert [(p.uid, p.offset) for p in started.manifest.sources] == [("a", "2"), ("aa", "-"), ("b", "2")]
-    started.abandon()
-    jobs.run(build)
-    assert _read(jobs) == {"a": [1, 2, 3], "aa": [1, 2], "b": [1, 2, 3]}
-
-
-@pytest.mark.parametrize(
-    ("sources", "facts"),
-    [
-        ({"a": Numbers("a", 3)}, {"found": ["a", "b"], "wanted": ["a"]}),
-        ({"a": Numbers("a", 3), "c": Numbers("b", 3)}, {"wanted": ["a", "c"]}),
-        ({"a": Numbers("a", 3), "b": Numbers("b", 3, "letters")}, {"uid": "b", "before": "numbers", "now": "letters"}),
-    ],
-    ids=["removed", "renamed", "replaced"],
-)
-def test_a_start_with_removed_or_replaced_sources_is_refused(
-    source_jobs: LocalJobs, sources: dict[str, LocalSource], facts: dict[str, Any]
-) -> None:
-    with raises(ConfigError, **facts):
-        source_jobs.run(_sources(source_jobs, **sources))
-    assert _read(source_jobs) == {"a": [1, 2], "b": [1, 2]}
-
-
-def test_a_restore_removes_adds_and_renames_sources_as_planned(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, c=Numbers("c", 2), d=Numbers("d", 3))
-    plan = _restore(jobs, build, "b=d")
-    assert _actions(plan) == {
-        "a": ("2", "", SourceAction.REMOVED),
-        "c": ("", "-", SourceAction.NEW),
-        "d": ("2", "2", SourceAction.KEPT),
-    }
-    assert {c.about for c in cautions(plan)} >= {"source a", ""}
-    assert _read(jobs) == {"a": [1, 2], "b": [1, 2], "c": [1, 2], "d": [3]}
-
-
-@pytest.mark.parametrize(
-    ("position", "then", "read"),
-    [("earliest", "-", [1, 1, 2, 2, 3]), ("position:1", "1", [1, 2, 2, 3]), ("keep", "2", [1, 2, 3])],
-)
-def test_a_source_continues_where_the_option_says(
-    source_jobs: LocalJobs, position: str, then: str, read: list[int]
-) -> None:
-    jobs = source_jobs
-    plan = _restore(jobs, _sources(jobs, a=Numbers("a", 3), b=Numbers("b", 3)), sources=[f"a={position}"])
-    (source, _) = plan.sources
-    assert (source.now, source.then) == ("2", then)
-    assert (source.action is SourceAction.KEPT) == (position == "keep")
-    assert ("source a" in {c.about for c in cautions(plan)}) == (position != "keep")
-    assert _read(jobs) == {"a": read, "b": [1, 2, 3]}
-
-
-def test_a_new_source_can_begin_at_a_position(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 2), b=Numbers("b", 2), c=Growing([Row("c", n) for n in (1, 2, 3)], Row))
-    plan = _restore(jobs, build, sources=['c={"row": 1}'])
-    assert _actions(plan)["c"] == ("", '{"row": 1}', SourceAction.NEW)
-    assert _read(jobs)["c"] == [2, 3]
-
-
-def test_a_collection_is_skipped_with_latest(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-
-    def build(last: int) -> Build:
-        c = Growing([Row("c", n) for n in range(1, last + 1)], Row)
-        return _sources(jobs, a=Numbers("a", 2), b=Numbers("b", 2), c=c)
-
-    _restore(jobs, build(3), sources=["c=latest"])
-    jobs.run(build(4))
-    assert _read(jobs)["c"] == [4]
-
-
-@pytest.mark.parametrize(("position", "read"), [("keep", [3]), ("earliest", [1, 2, 3])])
-def test_a_replaced_source_keeps_or_resets_its_position(source_jobs: LocalJobs, position: str, read: list[int]) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 2), b=Numbers("B", 3, "letters"))
-    with raises(ConfigError, uid="b", before="numbers", now="letters"):
-        _plan(jobs, build)
-    plan = _restore(jobs, build, sources=[f"b={position}"])
-    assert _actions(plan)["b"][2] is (SourceAction.REPLACED if position == "keep" else SourceAction.RESET)
-    assert "source b" in {c.about for c in cautions(plan)}
-    assert _read(jobs) == {"a": [1, 2], "b": [1, 2], "B": read}
-
-
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [
-        (["a"], {"source": "a"}),
-        (["a=later"], {"source": "a=later"}),
-        (["a=timestamp:yesterday"], {"source": "a=timestamp:yesterday"}),
-        (["a={1"], {"source": "a={1"}),
-        (["a=position:"], {"source": "a=position:"}),
-        (["a=position:1\n2"], {"source": "a=position:1\n2"}),
-        (["a=latest"], {"uid": "a", "position": "latest"}),
-        (["a=timestamp:2026-01-31"], {"uid": "a", "position": "timestamp"}),
-        (["c=earliest"], {"uid": "c", "known": ["a", "b"]}),
-        (["a=keep", "a=earliest"], {"uid": "a"}),
-    ],
-)
-def test_a_position_that_is_not_one_is_refused(
-    source_jobs: LocalJobs, options: list[str], facts: dict[str, Any]
-) -> None:
-    with raises(ConfigError, **facts):
-        _plan(source_jobs, _sources(source_jobs, a=Numbers("a", 3), b=Numbers("b", 3)), sources=options)
-
-
-def test_a_source_is_not_mapped_to_one_with_a_position_of_its_own(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 3), b=Numbers("b", 3))
-    with raises(ConfigError, uids=["b"]):
-        _plan(jobs, build, "a=b")
-    plan = _plan(jobs, build, "a=b", "b=a")
-    assert [(s.uid, s.old) for s in plan.sources] == [("a", "b"), ("b", "a")]
-
-
-def test_the_position_of_a_source_that_the_job_has_is_not_dropped(source_jobs: LocalJobs) -> None:
-    build = _sources(source_jobs, a=Numbers("a", 3), b=Numbers("b", 3))
-    with raises(ConfigError, uids=["a"]):
-        _plan(source_jobs, build, drop=["a"])
-
-
-def test_a_new_source_has_no_position_to_keep(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 3), b=Numbers("b", 3), c=Numbers("c", 1))
-    with raises(ConfigError, uid="c"):
-        _plan(jobs, build, sources=["c=keep"])
+        execute_plan(prepared_job(jobs, _job(jobs, {"x": ("a", a), "y": ("b", b)}, 1)), edited, RestoreRequest("two"))
