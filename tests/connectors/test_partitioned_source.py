@@ -1,4 +1,4 @@
-"""A source in Python with partitions: positions, splits, limits, and rows that do not fit the row class."""
+"""A source in Python with partitions: positions, splits and limits."""
 
 from __future__ import annotations
 
@@ -8,73 +8,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import BadRow, ColumnPolicy, DeadLetters, PartitionedSource, Split
-from stateflow.api.hidden_columns import RejectedRecord
+from stateflow import DeadLetters, Split
 from stateflow.api.source import StartKind, StartPosition, local_position, spark_position
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.partitioned.positions import limited_end
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import (
-    BatchFailed,
-    ConfigError,
-    CorruptInput,
-    InputLost,
-    JobDefinitionError,
-    SchemaMismatch,
-    StorageError,
-    UserCodeError,
-)
+from stateflow.errors import BatchFailed, ConfigError, InputLost, JobDefinitionError, StorageError, UserCodeError
+from tests.connectors.partitioned_lists import NO_LIMITS, Lists, items_of, rows_of
 from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, TimerJobs
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
-
-NO_LIMITS = SourceSettings()
-
-
-class Item(msgspec.Struct):
-    name: str
-    number: int
-    note: str | None = None
-
-
-class Lists(PartitionedSource):
-    """Partitions in memory: a list of items by name, of which the first ones may be gone."""
-
-    needs_spark = False
-
-    def __init__(self, items: Mapping[str, Sequence[object]], row: type = Item, **arguments: Any) -> None:
-        super().__init__(schema=row, **arguments)
-        self.items = dict(items)
-        self.first: dict[str, int] = {}
-
-    @property
-    def description(self) -> str:
-        return "Lists"
-
-    def starts(self) -> Mapping[str, int]:
-        return self.first
-
-    def ends(self) -> Mapping[str, int]:
-        return {name: len(items) for name, items in self.items.items()}
-
-    def read_split(self, split: Split) -> Iterator[object]:
-        yield from self.items[split.partition][split.start : split.end]
-
-
-def _items(name: str, count: int, first: int = 0) -> list[object]:
-    return [Item(name, number) for number in range(first, first + count)]
-
-
-def _rows(source: Lists, position: str | None = None, limits: SourceSettings = NO_LIMITS) -> list[object]:
-    found = source.read(position, limits)
-    return [] if found is None else list(found.rows)
-
 
 # -- positions --------------------------------------------------------------------------------------------------------
 
@@ -98,7 +45,7 @@ def test_each_row_is_read_once_after_a_position_whatever_the_batches_are(
     committed: list[tuple[str | None, list[object]]] = [(None, [])]
     for name, more, limit, back in steps:
         known = source.items.setdefault(name, [])
-        source.items[name] = [*known, *_items(name, more, len(known))]
+        source.items[name] = [*known, *items_of(name, more, len(known))]
         del committed[max(1, len(committed) - back) :]
         position, before = committed[-1]
         found = source.read(position, SourceSettings(max_rows_per_batch=limit))
@@ -137,32 +84,32 @@ def test_every_partition_with_rows_makes_progress_within_the_limit(
 
 
 def test_a_job_can_begin_at_the_end_and_a_partition_that_appears_later_is_read_from_its_start() -> None:
-    source = Lists({"a": _items("a", 3)}, start="latest")
+    source = Lists({"a": items_of("a", 3)}, start="latest")
     first = source.read(None, NO_LIMITS)
     assert first is not None and (first.rows, json.loads(first.position)) == ([], {"a": 3})
     assert source.read(first.position, NO_LIMITS) is None
-    source.items |= {"a": _items("a", 5), "b": _items("b", 2)}
-    assert _rows(source, first.position) == [*_items("a", 2, first=3), *_items("b", 2)]
+    source.items |= {"a": items_of("a", 5), "b": items_of("b", 2)}
+    assert rows_of(source, first.position) == [*items_of("a", 2, first=3), *items_of("b", 2)]
 
 
 def test_a_query_over_what_is_available_now_ends_however_fast_partitions_grow_and_appear() -> None:
-    source = Lists({"a": _items("a", 3)})
+    source = Lists({"a": items_of("a", 3)})
     position, target = source.first_position(), source.available().ends
     reached = []
     for number in range(4):
-        source.items |= {"a": _items("a", 10 + number), f"new-{number}": _items("b", 1)}
+        source.items |= {"a": items_of("a", 10 + number), f"new-{number}": items_of("b", 1)}
         position = source.next_position(position, SourceSettings(max_rows_per_batch=2), target)
         reached.append(source.parsed(position))
     assert reached == [{"a": 2}, {"a": 3}, {"a": 3}, {"a": 3}]
 
 
 def test_a_position_is_chosen_by_its_kind_or_given_as_offsets() -> None:
-    source = Lists({"b": _items("b", 2), "a": _items("a", 3)})
+    source = Lists({"b": items_of("b", 2), "a": items_of("a", 3)})
     latest = source.initial_position(StartPosition(StartKind.LATEST, datetime(2026, 1, 1, tzinfo=UTC)))
     assert latest.offset == '{"a":3,"b":2}'
     given = source.initial_position(StartPosition(StartKind.POSITION, position='{"b": 1, "a": 0}'))
     assert given.offset == '{"a":0,"b":1}'
-    assert _rows(source, given.offset) == [*_items("a", 3), *_items("b", 1, first=1)]
+    assert rows_of(source, given.offset) == [*items_of("a", 3), *items_of("b", 1, first=1)]
     assert local_position(json.dumps(spark_position(given.offset))) == given.offset
     assert local_position(json.dumps(spark_position(None))) is None
 
@@ -189,7 +136,7 @@ def test_rows_that_are_gone_end_the_run_before_a_batch_unless_the_source_may_con
     lost: str,
     continues_with: list[tuple[str, int]],
 ) -> None:
-    source = Lists({name: _items(name, count) for name, count in items.items()})
+    source = Lists({name: items_of(name, count) for name, count in items.items()})
     source.first = first
     text = json.dumps(position)
     for call in (source.check_position, lambda at: source.read(at, NO_LIMITS)):
@@ -208,9 +155,9 @@ def test_rows_that_are_gone_end_the_run_before_a_batch_unless_the_source_may_con
 
 
 def test_a_partition_that_was_created_again_is_read_from_its_start_also_once_longer_than_before() -> None:
-    source = Lists({"a": _items("a", 3)}, on_data_loss="continue")
+    source = Lists({"a": items_of("a", 3)}, on_data_loss="continue")
     end = source.next_position('{"a":7}', NO_LIMITS)
-    source.items["a"] = _items("a", 20)
+    source.items["a"] = items_of("a", 20)
     assert source.splits_of('{"a":7}', end) == [Split("a", 0, 3)]
 
 
@@ -221,7 +168,7 @@ class Broken(Lists):
     """Raises an exception, or returns what is wrong, where a test wants it."""
 
     def __init__(self, **results: Any) -> None:
-        super().__init__({"a": _items("a", 4)})
+        super().__init__({"a": items_of("a", 4)})
         self.results = results
 
     def _result(self, name: str, otherwise: Callable[[], Any]) -> Any:
@@ -286,7 +233,7 @@ def test_what_the_user_s_code_returns_is_checked_before_rows_can_be_lost(results
 
 def test_splits_can_be_planned_in_another_way() -> None:
     halves = [Split("a", 2, 4, "second"), Split("a", 0, 2, "first")]
-    source = Broken(plan_splits=halves, read_split=_items("a", 2))
+    source = Broken(plan_splits=halves, read_split=items_of("a", 2))
     assert source.splits_of('{"a":0}', '{"a":4}') == halves
 
 
@@ -300,132 +247,12 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
         Lists({}).check_settings(SourceSettings(max_files_per_batch=1))
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _row(**values: object) -> dict[str, object]:
-    return {"name": "a", "number": 1, "note": None, **values}
-
-
-def test_rows_are_objects_dicts_or_arrow_data() -> None:
-    table = pa.table({"number": pa.array([3, 4], pa.int16()), "name": ["a", "b"], "note": ["x", None]})
-    source = Lists({"p": [Item("a", 1), _row(number=2), table, *table.to_batches()]})
-    numbers = [(row.name, row.number, row.note) for row in _rows(source)]  # type: ignore[attr-defined]
-    assert numbers == [("a", 1, None), ("a", 2, None), *[("a", 3, "x"), ("b", 4, None)] * 2]
-
-
-BAD: list[tuple[object, str]] = [
-    (_row(number="1"), "number"),
-    (_row(name=None), "name"),
-    ({"name": "a", "number": 1}, "note"),
-    (Item("a", "1"), "number"),  # type: ignore[arg-type]
-    (Item(None, 1), "name"),  # type: ignore[arg-type]
-    (BadRow(b"\xff", "not a record"), "not a record"),
-    (BadRow("{", "not a record", offset=77), "not a record"),
-]
-
-
-def test_rows_that_do_not_fit_are_rejected_one_by_one_with_their_position() -> None:
-    rows = [Item("a", 0), *(bad for bad, _ in BAD), Item("a", 9)]
-    found = _rows(Lists({"p": rows}, on_error=DeadLetters(budget=9)))
-    assert [row for row in found if isinstance(row, Item)] == [Item("a", 0), Item("a", 9)]
-    records = sorted((row for row in found if isinstance(row, RejectedRecord)), key=lambda each: each.offset)
-    assert [record.offset for record in records] == [1, 2, 3, 4, 5, 6, 77]
-    assert {record.topic for record in records} == {"p"}
-    for record, (_, reason) in zip(records, BAD, strict=True):
-        assert reason in record.reason
-    assert json.loads(records[3].value or "") == {"name": "a", "number": "1", "note": None}
-    assert [record.value for record in records[5:]] == ["base64:/w==", "{"]
-
-
-@pytest.mark.parametrize("bad", [bad for bad, _ in BAD], ids=str)
-def test_without_dead_letters_a_row_that_does_not_fit_ends_the_run(bad: object) -> None:
-    with raises(CorruptInput, topic="p", partition=0):
-        Lists({"p": [Item("a", 0), bad]}).read(None, NO_LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("policy", "row", "wanted"),
-    [
-        (ColumnPolicy(), {"more": 1}, [("a", 1, None)]),
-        (ColumnPolicy(added="refuse"), {"more": 1}, None),
-        (ColumnPolicy(missing="null"), {"note": ...}, [("a", 1, None)]),
-        (ColumnPolicy(), {"note": ...}, None),
-        (ColumnPolicy(missing="null"), {"number": ...}, None),
-    ],
-    ids=["added", "added-refused", "missing-null", "missing-refused", "missing-required"],
-)
-def test_columns_of_a_dict_and_of_an_arrow_batch_follow_the_same_policy(
-    policy: ColumnPolicy, row: dict[str, object], wanted: list[tuple[object, ...]] | None
-) -> None:
-    values = {name: value for name, value in _row(**row).items() if value is not ...}
-    kinds = {"name": pa.string(), "number": pa.int64(), "note": pa.string(), "more": pa.int64()}
-    batch = pa.RecordBatch.from_pylist([values], pa.schema([(name, kinds[name]) for name in values]))
-    for item, error in ((values, CorruptInput), (batch, SchemaMismatch)):
-        source = Lists({"p": [item]}, columns=policy)
-        if wanted is None:
-            with raises(error):
-                source.read(None, NO_LIMITS)
-        else:
-            assert [(r.name, r.number, r.note) for r in _rows(source)] == wanted  # type: ignore[attr-defined]
-
-
-class Typed(msgspec.Struct):
-    number: int
-    ratio: float
-    at: datetime
-    parts: list[Item] = []
-
-
-_PARTS = pa.list_(pa.struct({"name": pa.string(), "number": pa.int32(), "note": pa.string()}))
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "fits"),
-    [
-        ("number", pa.array([1], pa.uint32()), True),
-        ("number", pa.array([1], pa.uint64()), False),
-        ("number", pa.array([1.0], pa.float32()), False),
-        ("number", pa.array(["1"]), False),
-        ("number", pa.array([None], pa.int64()), False),
-        ("ratio", pa.array([1], pa.int32()), True),
-        ("ratio", pa.array([1], pa.int64()), False),
-        ("at", pa.array([1], pa.timestamp("s")), True),
-        ("at", pa.array([1], pa.timestamp("ns")), False),
-        ("at", pa.array([1], pa.timestamp("us", tz="UTC")), False),
-        ("at", pa.array([2**60], pa.timestamp("s")), False),
-        ("parts", pa.array([[{"name": "a", "number": 1, "note": "x"}]], _PARTS), True),
-        ("parts", pa.array([[{"name": None, "number": 1, "note": "x"}]], _PARTS), False),
-    ],
-    ids=str,
-)
-def test_arrow_columns_are_widened_but_never_changed(column: str, values: pa.Array, fits: bool) -> None:
-    table = {"number": pa.array([1]), "ratio": pa.array([1.0]), "at": pa.array([1], pa.timestamp("us"))}
-    table["parts"] = pa.array([[]], _PARTS)
-    source = Lists({"p": [pa.table({**table, column: values})]}, row=Typed)
-    if fits:
-        (row,) = _rows(source)
-        assert msgspec.to_builtins(getattr(row, column)) == msgspec.to_builtins(values.to_pylist()[0])
-    else:
-        with pytest.raises(SchemaMismatch) as caught:
-            source.read(None, NO_LIMITS)
-        assert str(caught.value.facts["column"]).startswith(column)
-
-
-def test_a_column_of_the_same_type_in_the_place_of_another_is_taken_for_a_rename() -> None:
-    batch = pa.RecordBatch.from_pydict({"name": ["a"], "number": [1], "remark": ["x"]})
-    with raises(SchemaMismatch, column="remark", renamed_to="note", position=3):
-        Lists({"p": [batch]}, columns=ColumnPolicy(missing="null")).read(None, NO_LIMITS)
-    twice = pa.RecordBatch.from_arrays([pa.array(["a"])] * 2, names=["name", "name"])
-    with raises(SchemaMismatch, columns=["name"]):
-        Lists({"p": [twice]}).read(None, NO_LIMITS)
-
-
 # -- jobs without Spark -----------------------------------------------------------------------------------------------
 
 
 def test_runs_continue_at_the_position_of_the_checkpoint_and_bad_rows_are_dead_letters(tmp_path: Path) -> None:
-    source = Lists({"a": _items("a", 9), "b": [*_items("b", 2), _row(number="x")]}, on_error=DeadLetters(budget=5))
+    bad = {"name": "b", "number": "x", "note": None}
+    source = Lists({"a": items_of("a", 9), "b": [*items_of("b", 2), bad]}, on_error=DeadLetters(budget=5))
 
     def build(env: StreamExecutionEnvironment) -> None:
         rows = env.from_source(source, uid="rows")
@@ -434,10 +261,10 @@ def test_runs_continue_at_the_position_of_the_checkpoint_and_bad_rows_are_dead_l
 
     jobs = LocalJobs(tmp_path)
     jobs.run(build)
-    source.items["a"] = _items("a", 12)
-    source.items["c"] = _items("c", 1)
+    source.items["a"] = items_of("a", 12)
+    source.items["c"] = items_of("c", 1)
     jobs.run(build)
-    wanted = [*_items("a", 12), *_items("b", 2), *_items("c", 1)]
+    wanted = [*items_of("a", 12), *items_of("b", 2), *items_of("c", 1)]
     assert sorted(jobs.rows()) == [(row.name, row.number, row.note) for row in wanted]  # type: ignore[attr-defined]
     (letter,) = jobs.letters()
     record = json.loads(letter.row)
