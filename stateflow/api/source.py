@@ -305,12 +305,17 @@ class LocalSource(ABC):
 
 
 _POSITION = "position"
-_START = "start"
+_BEFORE_ALL = {_POSITION: "start"}
+_offset = json_decoder(dict[str, str])
 
 
 def spark_position(position: str | None) -> dict[str, str]:
     """Returns the offset of Spark for a position of a local source; None is the position before all input."""
-    return {_POSITION: _START if position is None else position}
+    if position is None:
+        return dict(_BEFORE_ALL)
+    found = {_POSITION: position}
+    # A source may use any text as a position.
+    return found if found != _BEFORE_ALL else {**found, "of": "source"}
 
 
 def local_position(offset: str) -> str | None:
@@ -320,7 +325,7 @@ def local_position(offset: str) -> str | None:
         offset: a line of Spark's offset log.
     """
     try:
-        found = json_decoder(dict[str, str]).decode(offset).get(_POSITION, _START)
+        found = _offset.decode(offset)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return None if found == _START else found
+    return None if found == _BEFORE_ALL else found.get(_POSITION)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import DeadLetters, Split
@@ -111,7 +111,12 @@ def test_a_position_is_chosen_by_its_kind_or_given_as_offsets() -> None:
     assert given.offset == '{"a":0,"b":1}'
     assert rows_of(source, given.offset) == [*items_of("a", 3), *items_of("b", 1, first=1)]
     assert local_position(json.dumps(spark_position(given.offset))) == given.offset
-    assert local_position(json.dumps(spark_position(None))) is None
+
+
+@given(st.none() | st.text())
+@example("start")
+def test_any_text_is_a_position_for_spark(position: str | None) -> None:
+    assert local_position(json.dumps(spark_position(position))) == position
 
 
 @pytest.mark.parametrize("position", ["", "7", "[1]", '{"a":-1}', '{"a":1.5}', '{"a":true}', '{"":1}', '{"a":1e400}'])
