@@ -23,7 +23,7 @@ class StateflowJob:
         name: name of the job; DAG ids and asset names start with it.
         root: the job root.
         mode: ``scheduled`` for runs that end when they have processed new input; ``continuous`` for a run that stays
-            up until it is stopped, or as long as the setting ``run.until`` says, and is followed by another one.
+            up until it is stopped, or until the end that the setting ``run.until`` defines. Another run follows it.
         renew_after: age at which a run of a continuous job is replaced by a new one, which takes over once it has
             started Spark; see `StateflowRunOperator`. None for never.
         settings: see `StateflowRunOperator`.

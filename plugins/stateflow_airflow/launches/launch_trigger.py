@@ -49,7 +49,7 @@ class LaunchTrigger(BaseTrigger):
     Args:
         launch: the launch, as a dictionary.
         end_timeout: seconds that the program may take to end with a checkpoint when a user ends the task.
-        poll_interval: seconds between two looks.
+        poll_interval: seconds between two checks.
     """
 
     def __init__(self, launch: dict[str, object], end_timeout: float, poll_interval: float = 1.0) -> None:
@@ -64,7 +64,7 @@ class LaunchTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         launch = to_launch(self.launch)
-        while (event := await asyncio.get_running_loop().run_in_executor(_FOLLOWERS, look, launch)) is None:
+        while (event := await asyncio.get_running_loop().run_in_executor(_FOLLOWERS, find_end, launch)) is None:
             await asyncio.sleep(self.poll_interval)
         yield TriggerEvent(event)
 
@@ -111,7 +111,7 @@ class LaunchTrigger(BaseTrigger):
         return count > 0
 
 
-def look(launch: Launch) -> LaunchEvent | None:
+def find_end(launch: Launch) -> LaunchEvent | None:
     """Returns the end of a launch; None while it is active."""
     if not launch.is_local and not Path(launch.folder).is_dir():
         return LaunchEvent(status=UNREACHABLE, launch=asdict(launch), result=None, exit_code=None)

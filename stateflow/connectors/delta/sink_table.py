@@ -160,7 +160,7 @@ class UpsertTable(DeltaSinkTable):
         self._check_distinct(token, committables)
         if not committables:
             return super().commit(token, [])
-        # Before data files are written in vain.
+        # Before data files are written that no version would have.
         if self._is_stale:
             return None
         vectors = DeletionVectors(self._root, self.version)

@@ -176,7 +176,7 @@ class DeltaSource(SparkSource):
         return self._at(self._parsed(start.position))
 
     def earliest_position(self) -> InitialPosition:
-        """See `Source.earliest_position`. Raises ConfigError if a new job begins elsewhere: Delta alone knows it."""
+        """See `Source.earliest_position`. Raises ConfigError if a new job begins elsewhere: only Delta finds it."""
         if self._start == StartKind.EARLIEST:
             return super().earliest_position()
         raise ConfigError(

@@ -34,7 +34,7 @@ class Change:
     """A new snapshot.
 
     Attributes:
-        token: what its summary says about the sink.
+        token: the entries of its summary about the sink.
         files: the data files that it adds.
         base: id of the snapshot whose content it has otherwise; None for the current content.
     """

@@ -45,7 +45,7 @@ class IcebergTable(StagedTable):
         self.token = self._last_token = current_token(table.metadata, context.application)
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        # Before data files are written in vain.
+        # Before data files are written that no snapshot would have.
         if self._is_stale() or not add_columns(self._connection, self._table, self.context.schema):
             return None
         name = f"stateflow-{self.context.application.replace('/', '-')}-{token}-{_clock.new_id()}"
@@ -87,8 +87,8 @@ class IcebergTable(StagedTable):
         return commit.make()
 
     def _commit(self, token: int, files: Sequence[DataFile] = (), base: int | None = None) -> Commit:
-        said = SnapshotToken(self.context.application, token, self._last_token, head_of(self._table.metadata))
-        return Commit(self._connection, self._table, Change(said, files, base))
+        summary = SnapshotToken(self.context.application, token, self._last_token, head_of(self._table.metadata))
+        return Commit(self._connection, self._table, Change(summary, files, base))
 
     def _is_stale(self) -> bool:
         """Returns whether the table has changed since the handle was made, so that a commit would fail."""

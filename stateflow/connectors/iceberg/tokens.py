@@ -26,7 +26,7 @@ _LONGEST = 19
 
 @dataclass(frozen=True)
 class SnapshotToken:
-    """What the summary of a sink's snapshot says.
+    """What a sink has written to the summary of its snapshot.
 
     Attributes:
         application: the sink.

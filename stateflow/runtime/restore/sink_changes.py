@@ -105,7 +105,7 @@ def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: fr
 
     Args:
         keep_tables: uids of the sinks whose tables the user agrees to keep; all of them with mode *keep*. Those of
-            the job's sinks are `plan_sink_changes`' subject.
+            the job's sinks have no effect here; see `plan_sink_changes`.
 
     Raises:
         ConfigError: `keep_tables` lacks such a table, or has the uid of no sink; or output of the target itself is not

@@ -57,7 +57,7 @@ class TtlSchedule:
         planned = self.base.ttl_cleanup_at
         is_known = planned is not None or not self.base.parts
         if is_known and not self.is_due:
-            # Without a look at the expiry entries, in every batch: what is written now expires after `shortest`.
+            # Without reading the expiry entries, in every batch: what is written now expires after `shortest`.
             return min(NEVER if planned is None else planned, self._rounded_up(self.now + shortest))
         first = cleanup.first_expiry()
         if first is None:

@@ -1,7 +1,7 @@
 """Registers the tables of sinks in the catalog of a Spark session, under the names that the sinks declare.
 
 The path of a table remains its identity: output is published, and a restore is planned, without a catalog. A name is an
-entry that leads readers to the path, so it is never changed or dropped here.
+entry by which readers find the path, so it is never changed or dropped here.
 """
 
 from __future__ import annotations
