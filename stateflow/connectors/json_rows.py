@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 JsonObject = dict[str, object]
 
@@ -21,10 +22,10 @@ def json_objects(rows: pa.RecordBatch | pa.Table) -> list[JsonObject]:
     ``-Infinity``.
     """
     objects: list[JsonObject] = rows.to_pylist(maps_as_pydicts="strict")
-    for column in rows.schema:
-        if _has_texts(column.type):
+    for name, values in zip(rows.schema.names, rows.columns, strict=True):
+        if _needs_texts(values):
             for row in objects:
-                row[column.name] = _readable(row[column.name])
+                row[name] = _readable(row[name])
     return objects
 
 
@@ -38,6 +39,14 @@ def duration_text(duration: timedelta) -> str:
 def special_float(number: float) -> str:
     """Returns the text of a float that is not finite."""
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _needs_texts(values: pa.Array | pa.ChunkedArray) -> bool:
+    """Returns whether values of a column need another form than that of their encoder."""
+    if pa.types.is_floating(values.type):
+        # Nearly always all of them are finite, which need not be checked one by one in Python.
+        return pc.all(pc.is_finite(values)).as_py() is False
+    return _has_texts(values.type)
 
 
 def _has_texts(kind: pa.DataType) -> bool:
