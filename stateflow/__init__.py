@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
     from stateflow.query.columns.reader import read_state
+    from stateflow.query.metadata import read_metadata
     from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 
 _LAZY = {
@@ -96,6 +97,7 @@ _LAZY = {
     "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
+    "read_metadata": "stateflow.query.metadata",
     "read_state": "stateflow.query.columns.reader",
     "diff": "stateflow.compare.snapshots",
 }
@@ -172,6 +174,7 @@ __all__ = [
     "WatermarkStrategy",
     "diff",
     "precision",
+    "read_metadata",
     "read_state",
 ]
 

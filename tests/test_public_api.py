@@ -89,6 +89,7 @@ PUBLIC_NAMES = [
     "diff",
     "precision",
     "read_state",
+    "read_metadata",
 ]
 
 

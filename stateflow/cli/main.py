@@ -18,6 +18,7 @@ from stateflow.cli.restore import fork, restore
 from stateflow.cli.run import run, submit
 from stateflow.cli.savepoints import savepoint, stop
 from stateflow.cli.source import source
+from stateflow.cli.state.commands import state
 from stateflow.cli.status import history, status
 from stateflow.cli.tables.commands import tables
 
@@ -54,6 +55,7 @@ for command in (
     gc,
     can_delete,
     pins,
+    state,
     tables,
     serve,
     doctor,

@@ -91,14 +91,44 @@ def open_snapshot(location: str, snapshot: int | str | None = None, clock: Clock
         MissingFile, CorruptFile: the manifest, or the savepoint's document, is missing or damaged; or the block has
             missed a file after the pin has ended, because the process was suspended or the clocks of hosts differ.
     """
-    storage = open_storage(savepoint_uri(location))
-    if storage.size(FORMAT) is None:
-        yield _in_folder(location, snapshot)
+    found = open_job_or_savepoint(location, clock)
+    if isinstance(found, StoredSavepoint):
+        yield _only_savepoint(found, snapshot)
         return
-    root = JobRoot.open(storage, clock or SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
-    target, pin = _pinned(root, snapshot)
-    with hold_lease(root, pin) if pin else nullcontext():
-        yield _snapshot_of(root, target)
+    target, pin = _resolve(found, snapshot, pins=True)
+    with hold_lease(found, pin) if pin else nullcontext():
+        yield _snapshot_of(found, target)
+
+
+def describe_snapshot(location: str, snapshot: int | str | None = None, clock: Clock | None = None) -> Snapshot:
+    """Returns a checkpoint or savepoint without a pin: its manifest is read, its files may be deleted at any time.
+
+    Arguments and errors are those of `open_snapshot`.
+    """
+    found = open_job_or_savepoint(location, clock)
+    if isinstance(found, StoredSavepoint):
+        return _only_savepoint(found, snapshot)
+    target, _ = _resolve(found, snapshot, pins=False)
+    return _snapshot_of(found, target)
+
+
+def open_job_or_savepoint(location: str, clock: Clock | None = None) -> JobRoot | StoredSavepoint:
+    """Returns what a location contains: a job root, or a savepoint in its folder.
+
+    Raises ConfigError when it contains neither; CorruptFile for a damaged savepoint.
+    """
+    uri = savepoint_uri(location)
+    storage = open_storage(uri)
+    if storage.size(FORMAT) is not None:
+        return JobRoot.open(storage, clock or SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
+    stored = read_savepoint(open_location(uri), "")
+    if stored is None:
+        raise ConfigError(
+            "the location is neither a job root nor the folder of a complete savepoint",
+            hint="a job root contains the file FORMAT, the folder of a savepoint the file _savepoint",
+            location=uri,
+        )
+    return stored
 
 
 def savepoint_snapshot(stored: StoredSavepoint) -> Snapshot:
@@ -116,21 +146,13 @@ def savepoint_snapshot(stored: StoredSavepoint) -> Snapshot:
     )
 
 
-def _in_folder(location: str, snapshot: int | str | None) -> Snapshot:
-    uri = savepoint_uri(location)
-    stored = read_savepoint(open_location(uri), "")
-    if stored is None:
-        raise ConfigError(
-            "the location is neither a job root nor the folder of a complete savepoint",
-            hint="a job root contains the file FORMAT, the folder of a savepoint the file _savepoint",
-            location=uri,
-        )
+def _only_savepoint(stored: StoredSavepoint, snapshot: int | str | None) -> Snapshot:
     found = savepoint_snapshot(stored)
     if snapshot not in (None, found.name, found.checkpoint_id, str(found.checkpoint_id)):
         raise ConfigError(
             "the folder contains another savepoint",
             hint="leave the snapshot out, or give the job root as the location",
-            location=uri,
+            location=stored.uri,
             wanted=snapshot,
             found=found.name,
             checkpoint=found.checkpoint_id,
@@ -145,17 +167,17 @@ def _snapshot_of(root: JobRoot, target: Target) -> Snapshot:
     return Snapshot(root.storage, target.manifest, job.job, job.job_uuid, job.max_parallelism, target.checkpoint_id)
 
 
-def _pinned(root: JobRoot, snapshot: int | str | None) -> tuple[Target, Pin | None]:
-    """Returns the target and its pin; None for a savepoint."""
+def _resolve(root: JobRoot, snapshot: int | str | None, pins: bool) -> tuple[Target, Pin | None]:
+    """Returns the target and, for a checkpoint if `pins`, its pin."""
     for attempt in range(_TRIES):
         head = root.head()
         try:
             target = _find(root, head, snapshot)
-            if target.ref is None:
+            if target.ref is None or not pins:
                 return target, None
             return target, root.admin.pin(target.ref, by_process(root.writer), "reading state", lease=LEASE)
         except DataError:
-            # The run may have released the checkpoint, and a collection deleted it, before it was pinned.
+            # The run may have released the checkpoint, and a collection deleted it, before it was read or pinned.
             if attempt == _TRIES - 1 or root.head() == head:
                 raise
     raise AssertionError("unreachable")

@@ -76,7 +76,7 @@ def test_a_location_without_a_snapshot_is_an_error(ran: SummedJob, tmp_path: Pat
     for location, wanted in ((str(tmp_path), None), (str(tmp_path / "nothing"), 3), (str(folder), "canonical")):
         with raises(ConfigError) as caught, open_snapshot(location, wanted):
             pass
-        assert caught.value.facts["location"] == location and caught.value.hint
+        assert str(caught.value.facts["location"]).endswith(location) and caught.value.hint
 
 
 def test_an_unknown_operator_is_an_error_with_the_similar_uid(ran: SummedJob) -> None:

@@ -1,0 +1,243 @@
+"""Metadata of checkpoints and savepoints as Arrow tables: which exist, and the operators, states and files of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryRef, OperatorState, Pin
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
+from stateflow.errors import ConfigError, MissingFile
+from stateflow.query.snapshot import Snapshot, describe_snapshot, open_job_or_savepoint
+from stateflow.requesters import describe_requester
+from stateflow.similar_names import did_you_mean
+from stateflow.state.handles import FilePart, StateSchema
+from stateflow.types.key_groups import KeyGroupRange
+
+Row = dict[str, object]
+
+_READERS = 16
+TIMERS = "_timers"
+"""Name of the timers of an operator among its states."""
+OPERATOR_PREFIX = "_operator/"
+"""Prefix of the names of operator states."""
+
+_TIME = pa.timestamp("ms", "UTC")
+_PINS = pa.list_(
+    pa.struct(
+        [("id", pa.string()), ("owner", pa.string()), ("reason", pa.string()), ("since", _TIME), ("until", _TIME)]
+    )
+)
+SCHEMAS: dict[str, pa.Schema] = {
+    "snapshots": pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("name", pa.string()),
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("at", _TIME),
+            pa.field("bytes", pa.int64()),
+            pa.field("is_current", pa.bool_(), nullable=False),
+            pa.field("pins", _PINS, nullable=False),
+        ]
+    ),
+    "operators": pa.schema(
+        [
+            pa.field("operator", pa.string(), nullable=False),
+            pa.field("parallelism", pa.int64(), nullable=False),
+            pa.field("max_parallelism", pa.int64(), nullable=False),
+            pa.field("key_columns", pa.list_(pa.string()), nullable=False),
+            pa.field("key_types", pa.list_(pa.string()), nullable=False),
+            pa.field("states", pa.int64(), nullable=False),
+            pa.field("files", pa.int64(), nullable=False),
+            pa.field("bytes", pa.int64(), nullable=False),
+            pa.field("watermark", pa.int64()),
+        ]
+    ),
+    "states": pa.schema(
+        [
+            pa.field("operator", pa.string(), nullable=False),
+            pa.field("state", pa.string(), nullable=False),
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("map_key_type", pa.string()),
+            pa.field("value_type", pa.string()),
+            pa.field("ttl", pa.string()),
+            pa.field("queryable", pa.string()),
+        ]
+    ),
+    "files": pa.schema(
+        [
+            pa.field("operator", pa.string(), nullable=False),
+            pa.field("subtask", pa.int64(), nullable=False),
+            pa.field("first_key_group", pa.int64()),
+            pa.field("last_key_group", pa.int64()),
+            pa.field("backend", pa.string()),
+            pa.field("name", pa.string()),
+            pa.field("file", pa.string(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("size", pa.int64(), nullable=False),
+            pa.field("sha256", pa.string(), nullable=False),
+        ]
+    ),
+}
+"""The tables and their columns."""
+
+
+def read_metadata(location: str, table: str, snapshot: int | str | None = None) -> pa.Table:
+    """Returns a table of metadata, also while the job runs. No file of state is read, and nothing is pinned.
+
+    The tables are ``snapshots``: the checkpoints that the job keeps, with their pins, and the savepoints in the job
+    root; and of one snapshot: ``operators``, with watermarks in milliseconds; ``states``, with the names that
+    `read_state` takes, and the time domain of a TTL; and ``files``, with the part of a file where it contains several.
+
+    Args:
+        location: a job root, or the folder of a savepoint.
+        table: name of the table.
+        snapshot: as for `read_state`; not for the table ``snapshots``.
+
+    Raises:
+        ConfigError: the location, the table or the snapshot does not exist.
+        MissingFile, CorruptFile: a manifest, or a savepoint's document, is missing or damaged.
+    """
+    if table not in SCHEMAS:
+        raise ConfigError(
+            "no such table of metadata exists", hint=did_you_mean(table, SCHEMAS), table=table, known=list(SCHEMAS)
+        )
+    if table != "snapshots":
+        return metadata_of(describe_snapshot(location, snapshot), table)
+    if snapshot is not None:
+        raise ConfigError(
+            "the table of snapshots contains all of them", hint="leave the snapshot out", snapshot=snapshot
+        )
+    return pa.Table.from_pylist(list(_snapshots(location)), schema=SCHEMAS[table])
+
+
+def metadata_of(snapshot: Snapshot, table: str) -> pa.Table:
+    """Returns a table of one snapshot: ``operators``, ``states`` or ``files``, as `read_metadata` does."""
+    return pa.Table.from_pylist(list(_READ[table](snapshot)), schema=SCHEMAS[table])
+
+
+def _snapshots(location: str) -> Iterable[Row]:
+    found = open_job_or_savepoint(location)
+    if isinstance(found, StoredSavepoint):
+        return [_savepoint_row(found)]
+    head = found.head()
+    rows = [*_checkpoint_rows(found, head), *map(_savepoint_row, list_savepoints(found.storage))]
+    return sorted(rows, key=lambda row: (row["id"], row["kind"], row["at"]))
+
+
+def _checkpoint_rows(root: JobRoot, head: Head) -> list[Row]:
+    refs = sorted(set(root.checkpoints.kept(head)), key=lambda ref: ref.id)
+    with ThreadPoolExecutor(_READERS) as pool:
+        sizes = list(pool.map(lambda ref: _bytes_of(root, ref), refs))
+    rows: list[Row] = []
+    for ref, (at, size) in zip(refs, sizes, strict=True):
+        pins = [_pin_row(pin) for pin in head.entry.pinned if pin.checkpoint == ref]
+        is_current = ref == head.checkpoint
+        about = {"id": ref.id, "name": None, "kind": "checkpoint", "is_current": is_current}
+        rows.append({**about, "at": _time(ref.at or at), "bytes": size, "pins": pins})
+    return rows
+
+
+def _bytes_of(root: JobRoot, ref: EntryRef) -> tuple[str, int | None]:
+    """Returns the time of a checkpoint and the size of its state; None if the run has released it by now."""
+    try:
+        found = root.checkpoints.resolve(ref)
+        return found.at, root.checkpoints.manifest_of(found).full_bytes
+    except MissingFile:
+        newest = JobRoot(root.log, root.clock, root.writer)
+        if ref in newest.checkpoints.kept(newest.head()):
+            raise
+        return ref.at, None
+
+
+def _savepoint_row(stored: StoredSavepoint) -> Row:
+    document = stored.document
+    return {
+        "id": document.checkpoint_id,
+        "name": document.name,
+        "kind": "savepoint",
+        "at": _time(document.made_at),
+        "bytes": stored.size,
+        "is_current": False,
+        "pins": [],
+    }
+
+
+def _pin_row(pin: Pin) -> Row:
+    owner = describe_requester(pin.owner)
+    return {"id": pin.id, "owner": owner, "reason": pin.reason, "since": _time(pin.since), "until": _time(pin.until)}
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _operators(snapshot: Snapshot) -> Iterator[Row]:
+    for operator in snapshot.manifest.operators:
+        yield {
+            "operator": operator.uid,
+            "parallelism": operator.parallelism,
+            "max_parallelism": snapshot.max_parallelism,
+            "key_columns": operator.key_names,
+            "key_types": operator.key_types,
+            "states": len(operator.states) + len(operator.operator_states),
+            "files": len({handle.key for handle in operator.files}),
+            "bytes": state_bytes([operator]),
+            "watermark": operator.watermark,
+        }
+
+
+def _states(snapshot: Snapshot) -> Iterator[Row]:
+    for operator in snapshot.manifest.operators:
+        for schema in operator.states:
+            yield _state_row(operator, schema, schema.name)
+        if any(part.event_timer is not None or part.processing_timer is not None for part in operator.subtasks):
+            yield {"operator": operator.uid, "state": TIMERS, "kind": "timers"}
+        for schema in operator.operator_states:
+            yield _state_row(operator, schema, OPERATOR_PREFIX + schema.name)
+
+
+def _state_row(operator: OperatorState, schema: StateSchema, name: str) -> Row:
+    return {
+        "operator": operator.uid,
+        "state": name,
+        "kind": schema.kind,
+        "map_key_type": schema.key_type or None,
+        "value_type": schema.value_type,
+        "ttl": schema.ttl_time or None,
+        "queryable": schema.queryable or None,
+    }
+
+
+def _files(snapshot: Snapshot) -> Iterator[Row]:
+    for operator in snapshot.manifest.operators:
+        for state in operator.subtasks:
+            for file in state.files:
+                about = {"operator": operator.uid, "subtask": state.subtask, "backend": state.backend}
+                place = {"file": file.handle.key, "offset": _offset(file.part), "name": file.local_name}
+                yield {**about, **place, **_groups(state.groups), "size": file.size, "sha256": file.sha256}
+        for part in operator.parts:
+            if (handle := part.handle) is not None:
+                about = {"operator": operator.uid, "subtask": part.subtask}
+                yield {**about, "file": handle.key, "offset": 0, "size": handle.size, "sha256": handle.sha256}
+
+
+def _offset(part: FilePart | None) -> int:
+    return part.offset if part else 0
+
+
+def _groups(groups: KeyGroupRange) -> Row:
+    return {"first_key_group": groups.first, "last_key_group": groups.last}
+
+
+_READ: dict[str, Callable[[Snapshot], Iterable[Row]]] = {"operators": _operators, "states": _states, "files": _files}
