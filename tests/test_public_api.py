@@ -88,8 +88,8 @@ PUBLIC_NAMES = [
     "WatermarkStrategy",
     "diff",
     "precision",
-    "read_state",
     "read_metadata",
+    "read_state",
 ]
 
 

@@ -14,6 +14,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
 from stateflow.errors import ConfigError, MissingFile
+from stateflow.query.columns.state_table import OPERATOR_PREFIX, TIMERS
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_job_or_savepoint
 from stateflow.requesters import describe_requester
 from stateflow.similar_names import did_you_mean
@@ -23,10 +24,6 @@ from stateflow.types.key_groups import KeyGroupRange
 Row = dict[str, object]
 
 _READERS = 16
-TIMERS = "_timers"
-"""Name of the timers of an operator among its states."""
-OPERATOR_PREFIX = "_operator/"
-"""Prefix of the names of operator states."""
 
 _TIME = pa.timestamp("ms", "UTC")
 _PINS = pa.list_(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+import stateflow
+from stateflow.errors import MissingFile
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 from tests.support.screens import normalized
@@ -120,6 +125,85 @@ def test_the_screen_of_operators_and_states_matches_the_golden_file(job: CliFixt
     }
 
 
+def _get(job: CliFixture, state: str, key: str, *more: str, operator: str = "sum") -> list[Any]:
+    """The rows of a key, as they are printed."""
+    words = ("state", "get", job.root, "--operator", operator, "--state", state, "--key", key, *more)
+    ended = invoke(*words)
+    assert ended.exit_code == 0, ended.output
+    return [json.loads(line) for line in ended.output.splitlines()]
+
+
+def test_the_entries_of_one_key_are_printed_as_json(job: CliFixture, golden: SnapshotAssertion) -> None:
+    numbers = [0, 3, 6, 9]
+    assert [row["value"] for row in _get(job, "total", "a")] == [sum(numbers)]
+    assert [row["value"] for row in _get(job, "total", "a", "--snapshot", "3")] == [sum(numbers[:3])]
+    assert [row["value"] for row in _get(job, "last", "a", "--snapshot", "before")] == [
+        {"number": 9, "on": "2026-01-10"}
+    ]
+    assert [row["value"] for row in _get(job, "numbers", "a")] == numbers
+    assert [(row["map_key"], row["value"]) for row in _get(job, "seen", "a")] == [(n, f"n{n}") for n in numbers]
+    assert [row["time"] for row in _get(job, "_timers", "a")] == [4_000_000_000_000]
+    for key in ('["b", 4]', '{"number": 4, "key": "b"}'):
+        assert [row["value"] for row in _get(job, "total", key, operator="by-both")] == [4]
+    words = ("get", job.root, "--operator", "sum", "--state", "seen", "--key", "b")
+    assert _shown(job, *words) == golden(name="text")
+    assert _shown(job, *words, "--json") == golden(name="json")
+
+
+def test_a_key_without_an_entry_has_an_exit_code_of_its_own(job: CliFixture) -> None:
+    words = ("state", "get", job.root, "--operator", "sum", "--state", "total", "--key", "z")
+    ended = invoke(*words)
+    assert (ended.exit_code, ended.stdout) == (6, "")
+    ended = invoke(*words, "--json")
+    assert (ended.exit_code, json.loads(ended.stdout)["rows"]) == (6, [])
+
+
+def test_all_rows_are_exported_as_json_lines_and_parquet(job: CliFixture, tmp_path: Path) -> None:
+    words = ("state", "export", job.root, "--operator", "sum", "--state", "seen")
+    lines = [json.loads(line) for line in invoke(*words).stdout.splitlines()]
+    wanted = {("abc"[n % 3], n): f"n{n}" for n in range(12)}
+    assert {(row["key"], row["map_key"]): row["value"] for row in lines} == wanted
+    jsonl, parquet = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    jsonl.write_text("of an earlier export")
+    for output in (jsonl, parquet):
+        ended = invoke(*words, "--output", str(output))
+        assert ended.exit_code == 0 and "12 rows" in ended.output
+    assert [json.loads(line) for line in jsonl.read_text().splitlines()] == lines
+    table = pq.read_table(parquet)
+    assert table.equals(pa.Table.from_batches(stateflow.read_state(job.root, "sum", "seen")))
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "rows.parquet"}
+
+
+def test_a_failed_export_leaves_the_earlier_output(job: CliFixture, tmp_path: Path) -> None:
+    root = tmp_path / "damaged"
+    shutil.copytree(job.root, root)
+    for file in root.glob("data/*/*/*"):
+        if file.suffix != ".json":
+            file.unlink()
+    output = tmp_path / "rows.jsonl"
+    output.write_text("of an earlier export")
+    words = ("state", "export", str(root), "--operator", "sum", "--state", "seen", "--output", str(output))
+    assert invoke(*words).exit_code == MissingFile.exit_code
+    assert output.read_text() == "of an earlier export"
+    assert {path.name for path in tmp_path.iterdir()} == {"damaged", "rows.jsonl"}
+
+
 def test_errors_of_wrong_names_name_the_existing_ones(job: CliFixture) -> None:
     assert "before" in _error("show", job.root, "--snapshot", "befor")
     assert "FORMAT" in _error("show", str(job.folder))
+    get = ("get", job.root, "--operator", "sum", "--state", "total", "--key", "a")
+    assert "'sum'" in _error(*get, "--operator", "sums")
+    assert "'total'" in _error(*get, "--state", "totals")
+    assert "_operator/buffer" in _error(*get, "--state", "_operator/buffers")
+    assert "no keys" in _error(*get, "--state", "_operator/buffer")
+    export = ("export", job.root, "--operator", "sum", "--state", "total")
+    assert "--output" in _error(*export, "--format", "parquet")
+    assert "nowhere" in _error(*export, "--output", str(job.folder / "nowhere" / "rows.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "key", ['"a"', '["a"]', '["a", "x"]', '["a", 1.5]', '["a", true]', '["a", null]', '{"key": "a"}', "a", "[" * 9999]
+)
+def test_keys_that_do_not_have_the_types_of_their_columns_are_errors(job: CliFixture, key: str) -> None:
+    shown = _error("get", job.root, "--operator", "by-both", "--state", "total", "--key", key)
+    assert "number" in shown and "hint" in shown

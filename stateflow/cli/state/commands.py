@@ -1,15 +1,24 @@
-"""Commands that show the state of a checkpoint or savepoint, also during a run."""
+"""Commands that show, read and export the state of a checkpoint or savepoint, also during a run."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import click
+import msgspec
 
-from stateflow.cli.common import JSON
+from stateflow.cli.common import JSON, refuse
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, print_text
+from stateflow.cli.state.export import ExportFormat, print_rows, write_rows
+from stateflow.cli.state.keys import parse_key
+from stateflow.clock import SystemClock
+from stateflow.connectors.json_rows import encode, json_objects
+from stateflow.query.columns.reader import state_table
+from stateflow.query.columns.state_table import Rows, key_fields
 from stateflow.query.metadata import metadata_of
-from stateflow.query.snapshot import Snapshot, describe_snapshot
+from stateflow.query.snapshot import Snapshot, describe_snapshot, open_snapshot
 
 Row = dict[str, str | int | list[str] | None]
 
@@ -20,10 +29,21 @@ _SNAPSHOT = click.option(
     help="In a job root, the id of a checkpoint, or the name or path of a savepoint. Default: the newest checkpoint.",
 )
 
+_OPERATOR = click.option("--operator", required=True, metavar="UID", help="Uid of the operator.")
+_STATE = click.option(
+    "--state",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="Name of the state as `stateflow state show` prints it, such as total, _timers or _operator/buffer.",
+)
+_NO_ENTRY = 6
+"""Exit code of get for a key without an entry."""
+
 
 @click.group()
 def state() -> None:
-    """Show the state of a checkpoint or savepoint, without a run and during one."""
+    """Show, read or export the state of a checkpoint or savepoint, without a run and during one."""
 
 
 @state.command()
@@ -44,6 +64,82 @@ def show(location: str, snapshot: str | None, as_json: bool) -> None:
         print_text(json.dumps({**about, **named, "operators": operators, "states": states}, indent=2))
     else:
         _print_snapshot(found, operators, states)
+
+
+@state.command()
+@_LOCATION
+@_OPERATOR
+@_STATE
+@click.option(
+    "--key",
+    "text",
+    required=True,
+    metavar="KEY",
+    help="Value of the key column; with several, a JSON array of their values, or an object with their names. Dates "
+    "and times are in ISO 8601, binary values are Base64.",
+)
+@_SNAPSHOT
+@JSON
+def get(location: str, operator: str, name: str, text: str, snapshot: str | None, as_json: bool) -> None:
+    """Print the entries of one key as JSON: a line for each element of a list or entry of a map.
+
+    Expired entries that still exist are included. Exit codes: 0 the key has entries; 6 it has none; others: an error.
+    """
+    with open_snapshot(location, snapshot) as opened:
+        found = opened.operator(operator)
+        key = parse_key(text, key_fields(found))
+        table = state_table(opened, operator, name, Rows(keys=(key,)))
+        batches = list(table.batches(opened.storage, SystemClock(), table.schema.names))
+    rows = [row for batch in batches for row in json_objects(batch)]
+    if as_json:
+        about = {"operator": operator, "state": name, "key": list(key), "checkpoint_id": opened.checkpoint_id}
+        print_text(msgspec.json.format(encode({**about, "rows": rows}), indent=2).decode())
+    else:
+        hidden = {"key_group", *(field.name for field in key_fields(found))}
+        for row in rows:
+            hidden_here = hidden if row.get("namespace") else hidden | {"namespace"}
+            print_text(encode({column: row[column] for column in row if column not in hidden_here}).decode())
+    if not rows:
+        print_text(f"the key has no entry in {opened.label}", err=True)
+        sys.exit(_NO_ENTRY)
+
+
+@state.command()
+@_LOCATION
+@_OPERATOR
+@_STATE
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([kind.value for kind in ExportFormat]),
+    help="Format of the rows. Default: parquet for an output that ends with .parquet, otherwise jsonl.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write to a file, which only the current user can read, and which is replaced once it is complete. Default: "
+    "stdout.",
+)
+@_SNAPSHOT
+def export(
+    location: str, operator: str, name: str, kind: str | None, output: Path | None, snapshot: str | None
+) -> None:
+    """Write all rows of a state as JSON lines or Parquet, while they are read.
+
+    In JSON, times are in ISO 8601 and binary values are Base64.
+    """
+    is_parquet = kind == ExportFormat.PARQUET or (kind is None and output is not None and output.suffix == ".parquet")
+    if is_parquet and output is None:
+        refuse("Parquet is not written to the terminal", "pass --output FILE")
+    with open_snapshot(location, snapshot) as opened:
+        table = state_table(opened, operator, name)
+        batches = table.batches(opened.storage, SystemClock(), table.schema.names)
+        if output is None:
+            print_rows(batches)
+            return
+        rows = write_rows(output, ExportFormat.PARQUET if is_parquet else ExportFormat.JSONL, table.schema, batches)
+    print_text(f"{opened.label}: {count_of(rows, 'row')} of {operator}.{name} in {output}")
 
 
 def _print_snapshot(found: Snapshot, operators: list[Row], states: list[Row]) -> None:
