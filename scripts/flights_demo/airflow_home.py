@@ -91,12 +91,21 @@ class AirflowHome:
     def start(self) -> None:
         """Starts the components; `wait_until_healthy` waits for them."""
         for name in self.components:
-            launcher = self._launcher(name)
-            argv = self._airflow(name, *_COMPONENTS[name])
-            if name == "api-server":
-                argv += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-            with launcher.locked():
-                launcher.start(launcher.next_folder(), Command(argv, self._settings()))
+            self.start_component(name)
+
+    def start_component(self, name: str, instance: str = "") -> None:
+        """Starts a component.
+
+        Args:
+            name: name of the component.
+            instance: name of a further process of it; by default its only one, which must not be running.
+        """
+        launcher = self.launcher(instance or name)
+        argv = self._airflow(name, *_COMPONENTS[name])
+        if name == "api-server":
+            argv += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        with launcher.locked():
+            launcher.start(launcher.next_folder(), Command(argv, self._settings()))
 
     def wait_until_healthy(self, seconds: float, waiting: Callable[[], None] = lambda: None) -> None:
         """Waits until all components report that they are healthy.
@@ -115,20 +124,20 @@ class AirflowHome:
 
     def is_running(self) -> bool:
         """Returns whether all components are running."""
-        return all(self._launcher(name).active() for name in self.components)
+        return all(self.launcher(name).active() for name in self.components)
 
     def stop(self) -> None:
         """Ends the components, then every job that their tasks have launched."""
-        for name in self.components:
-            _end_all(self._launcher(name).folder)
+        _end_all(self.folders.home / "components")
         _end_all(self.folders.runs)
 
     def _check_alive(self) -> None:
         for name in self.components:
-            if self._launcher(name).active() is None:
-                raise AirflowError(f"Airflow's {name} has ended; its log is below {self._launcher(name).folder}")
+            if self.launcher(name).active() is None:
+                raise AirflowError(f"Airflow's {name} has ended; its log is below {self.launcher(name).folder}")
 
-    def _launcher(self, component: str) -> Launcher:
+    def launcher(self, component: str) -> Launcher:
+        """Returns the launcher that has the component's process."""
         return Launcher(self.folders.home / "components" / component)
 
     def _airflow(self, *arguments: str) -> list[str]:

@@ -81,7 +81,8 @@ class FolderSink(Sink):
     def rows(self) -> list[dict[str, Any]]:
         """Returns the published rows in order of publication."""
         result = []
-        for name in _contents(_versions(self.folder))[-1]:
+        # The folder exists before the first version.
+        for name in (_contents(_versions(self.folder)) or [[]])[-1]:
             result += [json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()]
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from flights_demo.airflow_home import USER, AirflowHome, Folders
 from flights_demo.client import AirflowClient
 from flights_demo.polling import poll
 
+from stateflow_airflow.launches import processes
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import SPARK_CONNECTION
 
@@ -21,6 +23,8 @@ QUICK_HEARTBEAT = {
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
 }
 """Lets Airflow miss a worker that was killed soon."""
+QUICK_ADOPTION = {"AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5"}
+"""Lets a scheduler repeat the tasks of one that was killed soon after half a minute; by default within five minutes."""
 REJECTED = {"plan": "success", "approve": "failed"} | dict.fromkeys(("restore", "verify", "run"), "upstream_failed")
 """The tasks of a recovery that a person has rejected, with their states."""
 
@@ -31,6 +35,19 @@ class Client(AirflowClient):
     def __init__(self, home: AirflowHome) -> None:
         super().__init__(home.url, USER, home.password)
         self.home = home
+
+    def kill(self, component: str) -> None:
+        """Kills a component with all of its child processes, as the end of its host does."""
+        launcher = self.home.launcher(component)
+        launch = launcher.active()
+        assert launch is not None
+        while members := launcher.members(launch):
+            for member in members:
+                processes.send(member, signal.SIGKILL)
+            processes.wait_for_all(members, PATIENCE)
+
+    def pause(self, dag_id: str) -> None:
+        self.call("PATCH", f"dags/{dag_id}", {"is_paused": True})
 
     def wait_for_dags(self, *dag_ids: str) -> None:
         assert poll(lambda: all(map(self.has_dag, dag_ids)), PATIENCE)
