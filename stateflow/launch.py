@@ -20,7 +20,7 @@ from stateflow.observability.logging import log_event
 from stateflow.observability.metrics import Recorder
 from stateflow.periodic_call import call_periodically
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.driver.take_over import end_active_run
+from stateflow.runtime.driver.take_over import active_generation, end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.idle import need_without_job
@@ -271,6 +271,9 @@ class _Runs:
         request.on_step("restoring the newest checkpoint")
         job = create_or_open_job(self.planned.graph, self.planned.settings, services.storage, services.clock)
         if number == 0 and (timeout := self.planned.settings.run.take_over) is not None:
+            if active_generation(job.root):
+                request.on_step("preparing the first batch")
+                executor.warm_up(job.plan)
             request.on_step("waiting for the active run to end with a checkpoint")
             end_active_run(job.root, timeout, request.note)
         self._run = run = JobRun(replace(job, recorder=services.recorder), executor, self._totals)

@@ -75,6 +75,9 @@ class Executor(ABC):
     def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
         """Keeps the processes alive that upload files in the background; called while no batch runs."""
 
+    def warm_up(self, plan: JobPlan) -> None:  # noqa: B027 - an executor in this process has nothing to start
+        """Starts what the first batch would start; called before a run takes over from the active one."""
+
     def cancel(self) -> None:  # noqa: B027 - an executor in this process cannot be interrupted
         """Interrupts the running batch if possible; called from another thread."""
 

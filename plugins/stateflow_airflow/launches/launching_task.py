@@ -66,7 +66,7 @@ class LaunchingTask(ResumableJobMixin):
     def open_launches(self, context: Context) -> None:
         """Finds the launches of this task; to be called before `execute_resumable`."""
         runs = root_folder(self.run_folder)
-        # Airflow raises max_tries when a task is cleared, even while it runs, and only then.
+        # Airflow raises max_tries when a task is cleared, and only then; if it runs, when its worker has ended it.
         self._launcher = Launcher(run_folder(runs, context), context["ti"].max_tries, runs)
 
     def submit_job(self, context: Context) -> JsonValue:

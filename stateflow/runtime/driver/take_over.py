@@ -33,15 +33,15 @@ def end_active_run(root: JobRoot, timeout: timedelta, note: str) -> bool:
         StorageError: the log or the requests cannot be read or written.
     """
     deadline = root.clock.monotonic() + timeout.total_seconds()
-    while (generation := _open_generation(root)) and (remaining := deadline - root.clock.monotonic()) > 0:
+    while (generation := active_generation(root)) and (remaining := deadline - root.clock.monotonic()) > 0:
         if not _submit(root, generation, timedelta(seconds=remaining), note):
             break
-        while _open_generation(root) == generation and root.clock.monotonic() < deadline:
+        while active_generation(root) == generation and root.clock.monotonic() < deadline:
             root.clock.sleep(_POLL)
     return not generation
 
 
-def _open_generation(root: JobRoot) -> int:
+def active_generation(root: JobRoot) -> int:
     """Returns the generation of the newest run if it has not recorded its end; 0 otherwise."""
     head = root.log.read_head()
     return 0 if head is None or head.entry.ended else head.entry.generation

@@ -77,6 +77,13 @@ class SparkExecutor(Executor):
         frame = SparkSession.active().range(0, plan.parallelism, 1, plan.parallelism)
         frame.mapInArrow(partial(_keep_alive, info), frame.schema).collect()
 
+    def warm_up(self, plan: JobPlan) -> None:
+        """Starts a Python worker for each task of a batch, and lets Spark load its classes, by a job without rows."""
+        count = max(level.targets for level in plan.levels)
+        numbers = SparkSession.active().range(0, count, 1, count)
+        shuffled = numbers.union(numbers).repartition(count, "id")
+        shuffled.mapInArrow(_drop_rows, shuffled.schema).collect()
+
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
         source = _persist(rows, persisted) if reads_of_source(level) > 1 and not rows.is_cached else rows
@@ -119,6 +126,11 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 def _keep_alive(info: BatchInfo, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     store_cache.adopt_uploads(info)
+    for batch in batches:
+        yield batch.slice(0, 0)
+
+
+def _drop_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield batch.slice(0, 0)
 
