@@ -23,6 +23,7 @@ from benchmarks import (
     latency,
     memory,
     micro_batch,
+    query,
     restore,
     retained,
     savepoints,
@@ -46,6 +47,7 @@ NAMES = (
     "connectors",
     "latency",
     "kafka-sink",
+    "query",
 )
 
 
@@ -79,6 +81,7 @@ def main(arguments: list[str]) -> int:
         "connectors": connectors.run,
         "latency": latency.run,
         "kafka-sink": kafka_sink.run,
+        "query": query.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

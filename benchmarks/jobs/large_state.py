@@ -28,7 +28,7 @@ class Keep(KeyedProcessFunction[Touch, Touch]):
     """Keeps random bytes for each key."""
 
     def open(self, ctx: RuntimeContext) -> None:
-        self.value = ctx.get_state(ValueStateDescriptor("value", bytes))
+        self.value = ctx.get_state(ValueStateDescriptor("value", bytes, queryable="values"))
 
     def process_element(self, row: Touch, ctx: Context) -> tuple[Touch, ...]:
         self.value.update(os.urandom(VALUE_BYTES))

@@ -55,6 +55,7 @@ def get_provider_info() -> dict[str, object]:
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                     "stateflow_airflow.operators.validation.diff",
+                    "stateflow_airflow.services.serve",
                 ],
             }
         ],

@@ -16,6 +16,7 @@ from benchmarks import (
     harness,
     increments,
     killed_driver,
+    query,
     rescale,
     restore,
     results,
@@ -208,3 +209,10 @@ def test_cpu_time_between_two_times_is_that_of_the_samples_between() -> None:
 def test_the_error_of_a_program_that_fails_has_its_output(tmp_path: Path) -> None:
     with pytest.raises(ProgramFailed, match="no such thing"):
         run_program(["bash", "-c", "printf '%s such thing' no; exit 3"], {}, tmp_path / "output.txt")
+
+
+@pytest.mark.slow
+def test_the_query_benchmark_runs(tmp_path: Path) -> None:
+    path = query.run(tmp_path, query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=4))
+    figures = json.loads(path.read_text())
+    assert figures["gets_per_s"] > 0 and figures["visible_after_ms"]["checkpoints"] > 0

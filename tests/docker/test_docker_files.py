@@ -148,7 +148,8 @@ def test_java_is_one_that_spark_supports() -> None:
 
 
 def test_all_services_are_defined_and_long_running_ones_have_health_checks() -> None:
-    assert set(SERVICES) == {"postgres", "airflow-init", "api-server", "scheduler", "dag-processor", "triggerer"}
+    airflow = {"airflow-init", "api-server", "scheduler", "dag-processor", "triggerer"}
+    assert set(SERVICES) == {"postgres", *airflow, "state-server"}
     assert {name for name, service in SERVICES.items() if service.get("healthcheck", {}).get("test")} == {*SERVICES} - {
         "airflow-init"
     }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from stateflow.cli.formatting import print_text
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.process_limits import isolate
+
+if TYPE_CHECKING:
+    from stateflow.serving.server import StateServer
 
 _MIB = 1 << 20
 _LARGEST_TOKEN_FILE = 10_000
@@ -94,7 +98,7 @@ def serve(
         app=AppSettings(token=_token(token_file)),
         follow=FollowSettings(keep, RocksDBSettings(block_cache_bytes=cache_mib * _MIB)),
     )
-    with StateServer(job_root, settings) as server, _ends_at_sigterm():
+    with StateServer(job_root, settings) as server, _ends_at_sigterm(server):
         print_text(f"serving {job_root} at {server.url}")
         server.run()
 
@@ -113,13 +117,16 @@ def _token(file: Path | None) -> str:
 
 
 @contextmanager
-def _ends_at_sigterm() -> Iterator[None]:
-    """Lets the process end normally after SIGTERM, which the HTTP server sends to itself again when it has stopped."""
+def _ends_at_sigterm(server: StateServer) -> Iterator[None]:
+    """Lets the server end normally at SIGTERM, also before it serves.
 
-    def ignore(number: int, frame: FrameType | None) -> None:
-        """The server has stopped already, or has not begun to serve."""
+    While it serves, uvicorn handles the signal, and sends it to the process again when it has stopped.
+    """
 
-    before = signal.signal(signal.SIGTERM, ignore)
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.stop()
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:

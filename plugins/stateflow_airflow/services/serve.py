@@ -1,0 +1,92 @@
+"""The operator that runs a state server as a task."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stateflow_airflow.failures import ended_without_result, log_failure
+from stateflow_airflow.operators.base import JobRootOperator
+from stateflow_airflow.operators.template_values import checked_root
+from stateflow_airflow.versions import require_supported
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+require_supported()
+
+_GRACE_SECONDS = 30
+
+
+class StateflowServeOperator(JobRootOperator):
+    """Runs a state server, which answers queries of a job's committed state, for some time.
+
+    The task occupies a slot of a worker as long as it runs. Where services can run, prefer `stateflow serve` as one.
+    When the task is killed, the server ends its lease, and other servers of the job take over its key groups.
+
+    Args:
+        job_root: the job's root, see `StateflowRunOperator`. Templated.
+        host: address to listen at; clients must reach it. Templated.
+        port: port to listen at; 0 for a free one. Templated.
+        token_file: path of a file on the worker with the token of clients; may be empty for a loopback address.
+            Templated.
+        advertise: URL at which clients reach the server; by default made of host and port. Templated.
+        duration: how long the server runs; None until the task is killed.
+    """
+
+    template_fields: Sequence[str] = ("job_root", "host", "port", "token_file", "advertise")
+    ui_color = "#dfe9f2"
+
+    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+        self,
+        *,
+        job_root: str,
+        host: str = "127.0.0.1",
+        port: int | str = 8470,
+        token_file: str = "",
+        advertise: str = "",
+        duration: timedelta | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job_root=job_root, **kwargs)
+        self.host = host
+        self.port = port
+        self.token_file = token_file
+        self.advertise = advertise
+        self.duration = duration
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def execute(self, context: Context) -> None:
+        """Starts the server, and ends it after `duration`; `on_kill` ends it as well.
+
+        Raises:
+            StateflowTaskFailed: the settings are refused, or the server failed.
+        """
+        command = [sys.executable, "-m", "stateflow", "serve", "--job-root", checked_root(self.job_root)]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--token-file", self.token_file] if self.token_file else []
+        command += ["--advertise", self.advertise] if self.advertise else []
+        self._server = subprocess.Popen(command)
+        try:
+            code = self._server.wait(None if self.duration is None else self.duration.total_seconds())
+        except subprocess.TimeoutExpired:
+            return
+        finally:
+            self.on_kill()
+        if code:
+            raise log_failure(ended_without_result(code))
+
+    def on_kill(self) -> None:
+        """Ends the server, with its lease."""
+        server = self._server
+        if server is None or server.poll() is not None:
+            return
+        server.terminate()
+        try:
+            server.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
