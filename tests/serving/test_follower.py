@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
-from stateflow.errors import CheckpointNotServed, NotYetAvailable, UnknownState, WrongKeyType
+from stateflow.errors import CheckpointNotServed, MissingFile, NotYetAvailable, UnknownState, WrongKeyType
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.lookups import Lookups
 from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest
 from stateflow.serving.served_checkpoint import ServedCheckpoint
+from stateflow.storage import PosixStorage
 from stateflow.types.serializers import decode_untyped
 from tests.serving.shops_job import ITEMS, SHOPS, Expected, ShopsJob
 from tests.support.errors import raises
@@ -76,6 +78,10 @@ def plain(values: Expected) -> Expected:
     return Expected(totals, {key: values.items.get(key, {}) for key in totals}, values.largest)  # type: ignore[arg-type]
 
 
+def _problem(follower: Follower) -> str:
+    return follower.problem.code if follower.problem else ""
+
+
 def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower) -> None:
     assert not follower.poll()
     with raises(NotYetAvailable, newest=0), follower.checkpoint():
@@ -95,7 +101,7 @@ def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower)
     for options in ({"at_least": ids[-1] + 1}, {"exactly": ids[-1] + 1}):
         with raises(NotYetAvailable, newest=ids[-1]), follower.checkpoint(**options):
             pass
-    assert follower.problem is None
+    assert _problem(follower) == ""
 
 
 def test_a_checkpoint_in_use_stays_open_and_is_closed_after_its_last_user(jobs: ShopsJob, follower: Follower) -> None:
@@ -138,4 +144,69 @@ def test_a_prefix_selects_the_entries_of_a_map(tmp_path: Path, prefix: str) -> N
                 Lookups(checkpoint, request).get(request)
         with raises(UnknownState, name="secret", found=["largest", "sold-items", "totals"]):
             Lookups(checkpoint, GetRequest(state="secret", keys=[]))
+    follower.close()
+
+
+class CollectedMeanwhile(PosixStorage):
+    """A job root in which files disappear while a server fetches them: a run has committed, and collected garbage.
+
+    Attributes:
+        meanwhile: called before each of the next fetches, which then fails.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+            raise MissingFile("collected", key=key)
+        super().fetch(key, target, limit)
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+            raise MissingFile("collected", key=key)
+        super().fetch_part(key, offset, size, target)
+
+
+def test_files_that_are_collected_while_they_are_fetched_belong_to_an_older_checkpoint(tmp_path: Path) -> None:
+    jobs = ShopsJob(tmp_path, state__backend="filesystem", state__inline_below_bytes=1)
+    storage = CollectedMeanwhile(tmp_path / "root")
+    follower = Follower(storage, tmp_path / "server", SystemClock(), FollowSettings())
+    first = jobs.sell(20)
+    assert follower.poll()
+    jobs.sell(5)
+    storage.meanwhile = [lambda: jobs.sell(5), lambda: jobs.sell(5)]
+    assert follower.poll() and _problem(follower) == ""
+    newest = max(jobs.expected)
+    with follower.checkpoint() as checkpoint:
+        assert checkpoint.checkpoint_id == newest
+        assert served(checkpoint) == plain(jobs.expected[newest])
+    # Without a newer checkpoint a missing file is damage: what is open is still served, and nothing else.
+    jobs.sell(5)
+    storage.meanwhile = [lambda: None]
+    assert not follower.poll() and _problem(follower) == "missing-file"
+    with follower.checkpoint() as checkpoint, follower.checkpoint(exactly=first) as before:
+        assert (checkpoint.checkpoint_id, before.checkpoint_id) == (newest, first)
+    assert follower.poll() and _problem(follower) == ""
+    follower.close()
+
+
+def test_a_restored_checkpoint_is_the_newest_one_again(tmp_path: Path) -> None:
+    jobs = ShopsJob(tmp_path)
+    first, second = jobs.sell(20), jobs.sell(5)
+    follower = Follower(jobs.storage, tmp_path / "server", SystemClock(), FollowSettings())
+    follower.poll()
+    root = JobRoot.open(jobs.storage, jobs.clock)
+    head = root.head()
+    (ref,) = (ref for ref in root.checkpoints.restorable(head) if ref.id == first)
+    root.adopt(root.claim(), root.adoption(root.head(), ref))
+    assert follower.poll()
+    with follower.checkpoint() as checkpoint:
+        assert checkpoint.checkpoint_id == first
+        assert served(checkpoint) == plain(jobs.expected[first])
+    with raises(NotYetAvailable, wanted=second, newest=first), follower.checkpoint(at_least=second):
+        pass
     follower.close()
