@@ -12,7 +12,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Annotated
 
+import msgspec
 from msgspec.structs import replace
 
 from stateflow import failpoints
@@ -47,6 +49,8 @@ class ServerLease(Document, frozen=True, kw_only=True):
     """When it started; servers divide the key groups in this order."""
     until: str
     """When the lease ends unless it is renewed."""
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+    """Its duration: other servers take over when they have not seen a renewal for so long."""
 
     @property
     def ranges(self) -> tuple[KeyGroupRange, ...]:
@@ -126,7 +130,11 @@ class Registration:
         self._renewed_at = 0.0
         now = clock.now()
         self.lease = ServerLease(
-            id=clock.new_id(), url=url, since=now.isoformat(), until=(now + duration).isoformat(), groups=[]
+            id=clock.new_id(),
+            url=url,
+            since=now.isoformat(),
+            until=(now + duration).isoformat(),
+            seconds=duration.total_seconds(),
         )
 
     def is_due(self, groups: Sequence[KeyGroupRange]) -> bool:
@@ -168,7 +176,7 @@ class _Seen:
 class Membership:
     """Keeps the lease of a server, and assigns key groups to its follower, from the leases of all servers.
 
-    A lease counts until it was not renewed for its duration by the clock of this host, so clocks of hosts may differ.
+    A lease counts until it was not renewed for its duration, by the clock of this host, so clocks of hosts may differ.
 
     Args:
         storage: the job root.
@@ -183,7 +191,6 @@ class Membership:
         self._registry = Registry(storage, clock)
         self._follower = follower
         self._clock = clock
-        self._seconds = duration.total_seconds()
         self._seen: dict[str, _Seen] = {}
         follower.assign(())
 
@@ -218,7 +225,7 @@ class Membership:
         seen = self._seen.get(lease.id)
         if seen is None or seen.until != lease.until:
             seen = self._seen[lease.id] = _Seen(lease.until, now)
-        return now - seen.at < self._seconds
+        return now - seen.at < lease.seconds
 
 
 def _numbers(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> set[int]:

@@ -51,6 +51,7 @@ _LEASE = ServerLease(
     groups=[(0, 15)],
     since="2026-01-01T00:00:00+00:00",
     until="2099-01-01T00:00:00+00:00",
+    seconds=10.0,
 )
 _REQUESTS = [
     ("get", {"state": "values", "keys": [_KEY, ["", -1, 0, "1969-12-31T23:59:59.5+05:00"]], "exactly": 7}),

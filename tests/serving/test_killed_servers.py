@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,12 @@ def test_a_killed_server_leaves_no_pin_and_another_one_takes_over(tmp_path: Path
     root = JobRoot.open(jobs.storage, jobs.clock)
     assert root.head().entry.pinned == []
     Collector(root).collect()
-    with serving(jobs.root) as server, QueryableStateClient(jobs.root, token=TOKEN) as client:
+    with (
+        serving(jobs.root, lease=timedelta(seconds=3)) as server,
+        QueryableStateClient(jobs.root, token=TOKEN) as client,
+    ):
         wanted = jobs.expected[newest].totals
-        # The lease of the killed server still counts for a second: its half of the key groups is taken over then.
+        # The lease of the killed server still counts for its second: its half of the key groups is taken over then.
         found = client.get_many("totals", list(wanted), at_least=newest, value_type=Total)
         assert [r.value for r in found] == list(wanted.values())
         assert {r.checkpoint_id for r in found} == {newest}
