@@ -7,6 +7,7 @@ or has no checkpoint that is as new as requested, until the time of the query is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import TypedDict, TypeVar
@@ -51,14 +52,26 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 class _Attempts:
-    """The time of one query, and the servers that failed since the leases were read."""
+    """The time of one query, and how often each server failed it."""
 
     def __init__(self, clock: Clock, timeout: timedelta) -> None:
         self._clock = clock
         self._until = clock.monotonic() + timeout.total_seconds()
         self._pause = _FIRST_PAUSE
-        self.failed: set[str] = set()
+        self._failures: Counter[str] = Counter()
         self.error: StateflowError | None = None
+
+    def add_failure(self, url: str, error: StateflowError) -> None:
+        """Records that a server could not answer."""
+        self._failures[url] += 1
+        self.error = error
+
+    def best(self, servers: Sequence[ServerLease]) -> ServerLease:
+        """Returns the server that failed least, the newest one of several.
+
+        The lease of a dead server stays for a while; an older server may be about to drop the key group.
+        """
+        return min(reversed(servers), key=lambda lease: self._failures[lease.url])
 
     def next_pause(self) -> float:
         """Returns how long to wait before the next attempt; raises the last error when the time is over."""
@@ -199,24 +212,23 @@ class Protocol:
 
     def _describe(self, attempts: _Attempts) -> Generator[Step, Result, StatesAnswer]:
         while True:
-            leases = yield from self._leases(attempts)
-            urls = [lease.url for lease in leases if lease.url not in attempts.failed]
-            if not urls:
+            leases = yield from self._leases()
+            if not leases:
                 yield from self._read_again(attempts)
                 continue
-            (reply,) = _replies((yield [HttpCall(f"{urls[-1]}/v1/states")]))
+            url = attempts.best(leases).url
+            (reply,) = _replies((yield [HttpCall(f"{url}/v1/states")]))
             if reply.status == 200:
                 answer = _decoded(reply.body, StatesAnswer, is_json=True)
                 self._known.states = {state.name: state for state in answer.states}
                 self._known.max_parallelism = answer.max_parallelism
                 return answer
-            yield from self._failed(urls[-1], reply, attempts)
+            yield from self._failed(url, reply, attempts)
 
-    def _leases(self, attempts: _Attempts) -> Generator[Step, Result, list[ServerLease]]:
+    def _leases(self) -> Generator[Step, Result, list[ServerLease]]:
         if self._known.leases is None:
             found = yield ReadLeases()
             self._known.leases = [lease for lease in found or [] if isinstance(lease, ServerLease)]
-            attempts.failed.clear()
         return self._known.leases
 
     def _read_again(self, attempts: _Attempts) -> Generator[Step, Result, None]:
@@ -225,11 +237,10 @@ class Protocol:
 
     def _server_of(self, group: int, attempts: _Attempts) -> Generator[Step, Result, ServerLease]:
         while True:
-            leases = yield from self._leases(attempts)
-            # The newest server first: an older one may be about to drop the key group.
-            for lease in reversed(leases):
-                if lease.url not in attempts.failed and any(group in r for r in lease.ranges):
-                    return lease
+            leases = yield from self._leases()
+            serving = [lease for lease in leases if any(group in r for r in lease.ranges)]
+            if serving:
+                return attempts.best(serving)
             yield from self._read_again(attempts)
 
     def _chunks(
@@ -256,8 +267,7 @@ class Protocol:
             # The next query asks again which states there are: the types of a key may have changed.
             self._known.states = {}
             raise error
-        attempts.error = error
-        attempts.failed.add(url)
+        attempts.add_failure(url, error)
         yield from self._read_again(attempts)
 
     def _group(self, plain: Sequence[object], state: StateDescription) -> int:
