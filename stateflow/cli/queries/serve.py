@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from stateflow.serving.server import StateServer
 
 _MIB = 1 << 20
+_SWITCH_SECONDS = 0.0005
 _LARGEST_TOKEN_FILE = 10_000
 
 
@@ -89,6 +91,8 @@ def serve(
         ) from e
     # A forged file of a store may crash the process that opens it: that is this one, which harms no run.
     isolate(memory_mib * _MIB)
+    # A query must not wait 5 ms for the thread that checks new files whenever it needs the interpreter.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     settings = ServerSettings(
         host=host,
         port=port,
