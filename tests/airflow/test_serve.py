@@ -14,7 +14,7 @@ from stateflow_airflow.services.serve import StateflowServeOperator
 from tests.serving.shops_job import ShopsJob, Total
 
 
-def test_the_task_serves_until_it_is_killed_and_leaves_no_lease(tmp_path: Path, background: ThreadPoolExecutor) -> None:
+def test_a_task_serves_until_on_kill_and_leaves_no_lease(tmp_path: Path, background: ThreadPoolExecutor) -> None:
     jobs = ShopsJob(tmp_path)
     newest = jobs.sell(20)
     task = StateflowServeOperator(task_id="serve", job_root=jobs.root, port="0", duration=timedelta(minutes=5))
