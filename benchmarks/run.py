@@ -29,6 +29,7 @@ from benchmarks import (
     savepoints,
     soak,
     start,
+    state,
     throughput,
 )
 
@@ -44,6 +45,7 @@ NAMES = (
     "retained",
     "soak",
     "start",
+    "state",
     "connectors",
     "latency",
     "kafka-sink",
@@ -78,6 +80,7 @@ def main(arguments: list[str]) -> int:
         "retained": retained.run,
         "soak": partial(soak.run, size=size),
         "start": start.run,
+        "state": state.run,
         "connectors": connectors.run,
         "latency": latency.run,
         "kafka-sink": kafka_sink.run,

@@ -23,6 +23,7 @@ from benchmarks import (
     savepoints,
     soak,
     start,
+    state,
     state_diff,
     throughput,
 )
@@ -52,6 +53,11 @@ def test_the_start_benchmark_runs(tmp_path: Path) -> None:
     path = start.run(tmp_path, start.Size(idle=1, with_spark=1))
     figures = json.loads(path.read_text())
     assert 0 < figures["idle_run_s"] < figures["spark_run_s"]
+
+
+def test_the_state_benchmark_runs(tmp_path: Path) -> None:
+    figures = json.loads(state.run(tmp_path, keys=300).read_text())
+    assert figures["keys"] == 300 and figures["dataframe_rows_per_s_core"] > 0
 
 
 @pytest.mark.slow

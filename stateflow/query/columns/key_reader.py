@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
 from stateflow.query.columns.value_types import json_text
+from stateflow.state.columnar.texts import slices
 from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.types.key_encoding import decode_key_parts
 
@@ -156,20 +157,6 @@ def _read_texts(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     fits &= data[np.where(fits, ends + 1, 0)] != _ESCAPE
     cursor.skip(fits, np.where(fits, ends - before + 1, 0))
     return slices(data, np.where(fits, before + 1, before), np.where(fits, ends, before), kind)
-
-
-def slices(data: Bytes, starts: Numbers, ends: Numbers, kind: pa.DataType) -> pa.Array:
-    """Returns a column of texts or binary data that follow each other in less than 2 GiB of data.
-
-    Raises:
-        pa.ArrowException: a text is not valid UTF-8.
-    """
-    bounds = np.empty(2 * len(starts), np.int32)
-    bounds[::2], bounds[1::2] = starts, ends
-    # Arrow copies every second part: the others are what is between the texts.
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    parts = pa.Array.from_buffers(pa.binary(), max(0, len(bounds) - 1), buffers)
-    return parts.take(pa.array(np.arange(0, len(bounds), 2))).cast(kind)
 
 
 _READERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[_Cursor, pa.DataType], pa.Array]], ...] = (

@@ -89,7 +89,11 @@ class _Read:
 
 def state_table(snapshot: Snapshot, operator: str, state: str, rows: Rows = ALL_ROWS) -> StateTable:
     """Returns a state of an open snapshot as a table; arguments and errors as for `read_state`."""
-    found = snapshot.operator(operator)
+    return table_of(snapshot.operator(operator), state, rows, snapshot.max_parallelism)
+
+
+def table_of(found: OperatorState, state: str, rows: Rows, max_parallelism: int) -> StateTable:
+    """Returns a state of an operator as a table; see `state_table`."""
     if state.startswith(OPERATOR_PREFIX) or state in (RAW, RAW_KEYED):
         return _operator_table(found, state, rows)
     names = {schema.name: schema for schema in found.states}
@@ -98,11 +102,11 @@ def state_table(snapshot: Snapshot, operator: str, state: str, rows: Rows = ALL_
         raise ConfigError(
             "the operator has no such state",
             hint=did_you_mean(state, known),
-            operator=operator,
+            operator=found.uid,
             state=state,
             found=known,
         )
-    keys = None if rows.keys is None else encode_query_keys(rows.keys, found, snapshot.max_parallelism)
+    keys = None if rows.keys is None else encode_query_keys(rows.keys, found, max_parallelism)
     return KeyedTable(found, names.get(state), keys, rows.groups)
 
 

@@ -40,7 +40,7 @@ class ValueReader:
         self._decode: Callable[[Sequence[bytes]], pa.Array]
         if schema.type is not None and schema.type.serializer:
             self.field = pa.field("value", _SERIALIZED, nullable=False)
-            self._decode = _serialized
+            self._decode = self._decode_each = _serialized
             return
         found = value_type(schema.type)
         self.field = pa.field("value", found.arrow, nullable=found.shape.nullable)
@@ -49,6 +49,7 @@ class ValueReader:
         def decode_each(stored: Sequence[bytes]) -> pa.Array:
             return to_column(found.shape, [decoder.decode(_checked_payload(data)) for data in stored])
 
+        self._decode_each = decode_each
         self._decode = lambda stored: decode_column(found.shape, list(stored), decode_each).view(found.arrow)
 
     def read(self, stored: Sequence[bytes], describe: Callable[[int], dict[str, object]]) -> pa.Array:
@@ -72,7 +73,7 @@ class ValueReader:
 
     def _check(self, data: bytes, describe: Callable[[], dict[str, object]]) -> None:
         try:
-            self._decode([data])
+            self._decode_each([data])
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, CorruptFile) as e:
             raise CorruptFile(
                 "a stored value does not decode as the recorded type",

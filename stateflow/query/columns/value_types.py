@@ -137,7 +137,7 @@ def _json_type() -> ValueType:
     return _leaf(str, pa.string(), python=JsonText)
 
 
-_INT, _TEXT = _leaf(int, pa.int64(), True), _leaf(str, pa.string())
+_INT, _TEXT = _leaf(int, pa.int64(), True), _leaf(str, pa.string(), True)
 _SCALARS = {
     "bool": _leaf(bool, pa.bool_(), True),
     "int": _INT,
@@ -145,7 +145,7 @@ _SCALARS = {
     "str": _TEXT,
     "uuid": _TEXT,
     "decimal": _leaf(str, pa.string(), python=DecimalText),
-    **dict.fromkeys(("bytes", "bytearray", "memoryview"), _leaf(bytes, pa.binary())),
+    **dict.fromkeys(("bytes", "bytearray", "memoryview"), _leaf(bytes, pa.binary(), True)),
     "date": _leaf(datetime.date, pa.date32()),
     "time": _leaf(datetime.time, pa.time64("us")),
     "timedelta": _leaf(datetime.timedelta, pa.duration("us")),

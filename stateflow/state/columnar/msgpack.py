@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stateflow.state.columnar.texts import slices
 from stateflow.types.columns.shapes import Leaf, Record
 
 Bytes = NDArray[np.uint8]
@@ -43,6 +44,9 @@ _BYTES_AFTER_TAG = _table(
     -1,
 )
 """Number of bytes after an integer's tag; -1 for other tags."""
+_TEXT_WIDTHS = _table({**dict.fromkeys(range(0xA0, 0xC0), 0), 0xD9: 1, 0xDA: 2, 0xDB: 4}, -1)
+_BINARY_WIDTHS = _table({0xC4: 1, 0xC5: 2, 0xC6: 4}, -1)
+"""Number of bytes of the length after the tag of a text, or of binary data; -1 for other tags."""
 _SIGNED = np.isin(np.arange(256), [0xD0, 0xD1, 0xD2, 0xD3])
 
 
@@ -68,7 +72,7 @@ class _Reader:
             return self._record(shape)
         if shape.kind is bool:
             return self._bools(shape)
-        return self._numbers(shape)
+        return self._texts(shape) if shape.kind in (str, bytes) else self._numbers(shape)
 
     def _record(self, shape: Record) -> pa.Array:
         arrays = []
@@ -104,6 +108,18 @@ class _Reader:
         self._advance(known, 1 + np.where(are_floats, 8, np.maximum(sizes, 0)))
         return pa.array(numbers, shape.arrow, mask=nulls if nulls.any() else None)
 
+    def _texts(self, shape: Leaf) -> pa.Array:
+        at, tags = self.at, self.data[self.at]
+        following = np.ndarray((len(self.data) - 8,), ">u8", self.data, strides=(1,))[at + 1].astype("=u8")
+        widths, nulls = (_TEXT_WIDTHS if shape.kind is str else _BINARY_WIDTHS)[tags], self._nulls(shape, tags)
+        shift = np.where(widths > 0, 64 - 8 * widths, 0).astype(np.uint64)
+        lengths = np.where(widths > 0, (following >> shift).astype(np.int64), tags & 0x1F)
+        sizes = np.where(nulls, 1, 1 + np.maximum(widths, 0) + lengths)
+        self._advance((widths >= 0) | nulls, sizes)
+        fits = self.ok & ~nulls
+        starts, ends = np.where(fits, at + 1 + widths, at), np.where(fits, self.at, at)
+        return slices(self.data, starts, ends, shape.arrow, nulls if nulls.any() else None)
+
     def _nulls(self, shape: Leaf, tags: Bytes) -> Flags:
         return (tags == _NIL) if shape.nullable else np.zeros(len(tags), bool)
 
@@ -122,7 +138,10 @@ def _decode_integers(tags: Bytes, following: NDArray[np.uint64], sizes: Numbers)
 
 
 def read_columns(shape: Leaf | Record, data: bytes, starts: Numbers, ends: Numbers) -> tuple[pa.Array, Flags]:
-    """Returns the n values between `starts` and `ends` in `data`, and a mask of those with the expected layout."""
+    """Returns the n values between `starts` and `ends` in `data`, and a mask of those with the expected layout.
+
+    The values follow each other. Raises pa.ArrowException for a text that is not valid UTF-8.
+    """
     padded = np.frombuffer(data + _PADDING, np.uint8)
     if isinstance(shape, Record):
         longest = max(map(len, _all_field_headers(shape)))

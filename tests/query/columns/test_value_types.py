@@ -264,3 +264,26 @@ def test_a_value_that_takes_too_much_memory_is_refused() -> None:
     stored = VALUE_FORMAT + b"\xdd" + (2 << 20).to_bytes(4) + b"\x90" * (2 << 20)
     with pytest.raises(CorruptFile):
         read(schema_of(Any), [stored])
+
+
+class Texts(msgspec.Struct):
+    text: str
+    data: bytes | None
+    number: int
+
+
+@pytest.mark.parametrize("length", [0, 31, 32, 255, 256, 65_535, 65_536])
+def test_texts_of_every_length_are_read(length: int) -> None:
+    text, data = "é" * (length // 2) + "x" * (length % 2), bytes(length)
+    assert column(str, text, "", text) == [text, "", text]
+    assert column(bytes, data, b"", data) == [data, b"", data]
+    values = [Texts(text, data, 1), Texts("", None, 2), Texts(text, b"", 3)]
+    assert [Texts(**row) for row in column(Texts, *values)] == values
+
+
+def test_a_text_that_is_not_utf8_is_a_corrupt_file_with_its_key() -> None:
+    with pytest.raises(CorruptFile) as raised:
+        read(schema_of(str), [b"\x01\xa1a", b"\x01\xa1\xff"])
+    assert raised.value.facts["key"] == ("k", 1)
+    with pytest.raises(CorruptFile):
+        read(schema_of(str), [b"\x01\xdb\xff\xff\xff\xffa"])
