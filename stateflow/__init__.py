@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from stateflow.connectors.spark import SparkSource
     from stateflow.query.columns.reader import read_state
     from stateflow.query.metadata import read_metadata
+    from stateflow.query.spark.data_source import register_spark_reader
     from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 
 _LAZY = {
@@ -100,6 +101,7 @@ _LAZY = {
     "read_metadata": "stateflow.query.metadata",
     "read_state": "stateflow.query.columns.reader",
     "diff": "stateflow.compare.snapshots",
+    "register_spark_reader": "stateflow.query.spark.data_source",
 }
 
 __all__ = [
@@ -176,6 +178,7 @@ __all__ = [
     "precision",
     "read_metadata",
     "read_state",
+    "register_spark_reader",
 ]
 
 

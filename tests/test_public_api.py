@@ -90,6 +90,7 @@ PUBLIC_NAMES = [
     "precision",
     "read_metadata",
     "read_state",
+    "register_spark_reader",
 ]
 
 

@@ -1,0 +1,75 @@
+"""The data source of Spark, as Spark's Python processes call it, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, Filter, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import stateflow
+from stateflow.errors import ConfigError
+from stateflow.query.spark.data_source import StateDataSource
+from stateflow.types.key_groups import key_group
+from tests.query.summed_job import SummedJob, totals
+
+
+def _source(ran: SummedJob, **options: str) -> StateDataSource:
+    given = {"path": ran.uri, "operator": "sum", "state": "total", **options}
+    return StateDataSource(CaseInsensitiveDict(given))
+
+
+def _rows(source: StateDataSource, filters: Sequence[Filter] = ()) -> list[dict[str, Any]]:
+    """What the tasks return; reader and partitions are sent to them."""
+    schema = source.schema()
+    reader = source.reader(schema)
+    assert list(reader.pushFilters(list(filters))) == list(filters), "Spark must evaluate all filters"
+    reader, partitions = pickle.loads(pickle.dumps((reader, reader.partitions())))
+    batches = [batch for partition in partitions for batch in reader.read(partition)]
+    assert all(batch.schema.equals(to_arrow_schema(schema, timezone="UTC")) for batch in batches)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("snapshot", [{}, {"snapshot": "canonical"}, {"snapshot": "native"}])
+def test_tasks_return_the_rows_of_a_state(ran: SummedJob, snapshot: dict[str, str]) -> None:
+    rows = _rows(_source(ran, **snapshot))
+    assert {row["key"]: row["value"] for row in rows} == totals(12)
+    assert list(_rows(_source(ran, columns="value, key", **snapshot))[0]) == ["value", "key"]
+
+
+def test_filters_reduce_what_tasks_read(ran: SummedJob) -> None:
+    (row,) = _rows(_source(ran), [EqualTo(("key",), "a")])
+    assert (row["key"], row["value"]) == ("a", totals(12)["a"])
+    assert {row["key"] for row in _rows(_source(ran), [In(("key",), ("a", "b", "none"))])} == {"a", "b"}
+    # Spark converts one of the two types, so nothing is left out.
+    assert len(_rows(_source(ran), [EqualTo(("key",), 7)])) == len(totals(12))
+    group = key_group(["a"], ["string"], 16)
+    of_group = [GreaterThanOrEqual(("key_group",), group), LessThan(("key_group",), group + 1)]
+    assert {row["key_group"] for row in _rows(_source(ran), of_group)} == {group}
+
+
+def test_a_query_pins_its_checkpoint_until_the_lease_ends(ran: SummedJob) -> None:
+    before = set(ran.root.head().entry.pinned)
+    source = _source(ran, lease_seconds="60")
+    source.reader(source.schema()).partitions()
+    pins = [pin for pin in ran.root.head().entry.pinned if pin not in before]
+    assert [bool(pin.until) for pin in pins] == [True]
+    for pin in pins:
+        ran.root.admin.unpin(pin.id)
+
+
+@pytest.mark.parametrize("table", ["snapshots", "operators", "states", "files"])
+def test_a_table_of_metadata_is_read(ran: SummedJob, table: str) -> None:
+    source = StateDataSource(CaseInsensitiveDict({"path": ran.uri, "table": table}))
+    assert _rows(source) == stateflow.read_metadata(ran.uri, table).to_pylist()
+
+
+@pytest.mark.parametrize(
+    "options", [{"state": ""}, {"sate": "total"}, {"lease_seconds": "0"}, {"lease_seconds": "soon"}, {"columns": "no"}]
+)
+def test_a_wrong_option_is_a_config_error(ran: SummedJob, options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        _source(ran, **options).schema()
