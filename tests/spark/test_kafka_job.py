@@ -8,92 +8,27 @@ import io
 import json
 import os
 import signal
-import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastavro
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from tests.servers.certificates import certificate
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.running import CANARY, files_with, free_port
 from tests.servers.schema_registry import schema_registry
-from tests.spark.jobs import kafka as job_module
-from tests.spark.processes import ModuleJob
-from tests.support import folder_tables
-from tests.support.processes import Ended, Running, wait_for
+from tests.spark.kafka_job import KafkaJob
+from tests.support.processes import Ended
 
 pytestmark = pytest.mark.spark
-JARS = ",".join(sorted(map(str, (Path(sys.prefix) / "kafka").glob("*.jar"))))
 
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     with kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
-
-
-class KafkaJob(ModuleJob):
-    """The job of `tests.spark.jobs.kafka`, on a topic of its own."""
-
-    def __init__(self, folder: Path, kafka: Kafka, **settings: object) -> None:
-        self.kafka = kafka
-        self.topic = f"orders-{folder.name}"
-        self.sent: list[dict[str, Any]] = []
-        given = {"job__brokers": kafka.address, "job__topics": self.topic, "spark__conf__spark.jars": JARS}
-        super().__init__(folder, job_module, parallelism=2, **(given | settings))  # type: ignore[arg-type]
-
-    def create(self, topic: str = "", partitions: int = 2) -> None:
-        self.kafka.create(topic or self.topic, partitions)
-
-    def send(self, count: int, *, topic: str = "", partition: int = 0) -> None:
-        """Sends the next orders to a partition."""
-        first = len(self.sent)
-        orders = [
-            {"id": n, "name": f"n{n % 3}", "price": n / 4 if n % 5 else None} for n in range(first, first + count)
-        ]
-        self.kafka.send(topic or self.topic, *[json.dumps(order).encode() for order in orders], partition=partition)
-        self.sent += [{**order, "topic": topic or self.topic, "partition": partition} for order in orders]
-
-    def numbered(self, first: int, *, topic: str = "", partition: int = 0) -> list[dict[str, Any]]:
-        """Sends three orders with the numbers from `first` on; returns them as rows."""
-        before, self.sent = self.sent, [{}] * first
-        self.send(3, topic=topic, partition=partition)
-        sent, self.sent = self.sent[first:], before
-        return sent
-
-    def wait_for_rows(self, run: Running) -> None:
-        """Waits until the table has all orders, and then no others."""
-
-        def found() -> list[int]:
-            assert run.poll() is None, str(run)
-            has_table = (self.folder / "orders" / "versions").is_dir()
-            return sorted(row["id"] for row in self.table_rows("orders")) if has_table else []
-
-        expected = sorted(order["id"] for order in self.sent)
-        wait_for(lambda: len(found()) >= len(expected), lambda: f"{expected} in {found()}: {run.errors}")
-        assert found() == expected
-
-    def check_rows(self) -> None:
-        """Each order was read once, and the counts are those of all orders."""
-        found = self.table_rows("orders")
-        assert sorted(row["id"] for row in found) == [order["id"] for order in self.sent]
-        by_id = {row["id"]: row for row in found}
-        assert [{name: by_id[order["id"]][name] for name in order} for order in self.sent] == self.sent
-        names = Counter(order["name"] for order in self.sent)
-        counts = Counter((row["name"], row["count"]) for row in self.table_rows("counts"))
-        assert counts == Counter((name, n) for name, total in names.items() for n in range(1, total + 1))
-        files = DeltaTable(str(self.folder / "newest")).file_uris()
-        newest = [(row["name"], row["count"]) for uri in files for row in pq.read_table(uri).to_pylist()]
-        assert sorted(newest) == sorted(names.items())
-
-    def table_rows(self, table: str) -> list[dict[str, Any]]:
-        return folder_tables.rows(self.folder / table)
 
 
 @pytest.fixture
@@ -226,31 +161,42 @@ def test_a_job_starts_at_a_time(job: KafkaJob) -> None:
     assert sorted(row["id"] for row in job.table_rows("orders")) == [0, 1, 2]
 
 
+DAY = 86_400.0
+
+
 def test_the_watermark_is_the_lowest_of_the_partitions(job: KafkaJob) -> None:
-    def send(partition: int, *seconds: int) -> None:
-        for second in seconds:
-            number = len(job.sent)
-            job.sent.append({"id": number, "name": "a"})
-            value = json.dumps(job.sent[-1]).encode()
-            job.kafka.send(job.topic, {"value": value, "timestamp": 1000 * second}, partition=partition)
-
-    def watermarks() -> tuple[int | None, dict[str, int | None]]:
-        (found,) = job.manifest["watermarks"]
-        splits = {split["name"].rpartition("-")[2]: split["watermark"] for split in found["splits"]}
-        return found["watermark"], splits
-
-    timed = {"job__timed": "yes", "job__budget": 5}
-    send(0, 1000, 900)
+    timed = {"job__idle_s": DAY, "job__budget": 5}
+    job.send_at(0, 1000, 900)
     job.kafka.send(job.topic, {"value": b"{", "timestamp": 5_000_000})
     job.finish(**timed)
-    assert watermarks() == (None, {"0": 999_999, "1": None})
-    send(1, 500)
+    assert job.watermarks() == (None, {"0": 999_999, "1": None})
+    job.send_at(1, 500)
     job.finish(**timed)
-    assert watermarks() == (499_999, {"0": 999_999, "1": 499_999})
-    send(0, 2000)
-    send(1, 700)
+    assert job.watermarks() == (499_999, {"0": 999_999, "1": 499_999})
+    job.send_at(0, 2000)
+    job.send_at(1, 700)
     job.finish(**timed)
-    assert watermarks() == (699_999, {"0": 1_999_999, "1": 699_999})
+    assert job.watermarks() == (699_999, {"0": 1_999_999, "1": 699_999})
+    job.check_rows()
+
+
+@pytest.mark.slow
+def test_a_partition_without_records_holds_back_the_watermark_until_its_idle_timeout(job: KafkaJob) -> None:
+    job.send_at(0, 1000)
+    job.finish(job__idle_s=DAY)
+    assert job.watermarks() == (None, {"0": 999_999, "1": None})
+    job.send_at(0, 2000)
+    # More time has passed since the first batch.
+    job.finish(job__idle_s=0.001)
+    assert job.watermarks() == (1_999_999, {"0": 1_999_999, "1": None})
+    job.check_rows()
+
+
+@pytest.mark.slow
+def test_a_partition_without_records_holds_back_nothing_if_there_is_no_idle_timeout(job: KafkaJob) -> None:
+    job.send_at(0, 1000)
+    job.finish(job__idle_s=0)
+    assert job.watermarks() == (999_999, {"0": 999_999, "1": None})
     job.check_rows()
 
 

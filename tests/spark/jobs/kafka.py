@@ -64,11 +64,13 @@ def _format(registry: str) -> str | AvroFormat:
     return AvroFormat(registry=SchemaRegistry(registry, username="me", password=os.environ["REGISTRY_PASSWORD"]))
 
 
-def _security(ca_file: str) -> KafkaSecurity | None:
-    """Returns the login of a broker with TLS, whose password is in the environment."""
+def _security(env: StreamExecutionEnvironment) -> KafkaSecurity | None:
+    """Returns the login of a broker with TLS, whose password is a setting or in the environment."""
+    ca_file, key_file = env.parameter("ca_file", ""), env.parameter("key_file", "")
     if not ca_file:
         return None
-    return KafkaSecurity("SASL_SSL", "PLAIN", "me", os.environ["KAFKA_PASSWORD"], ca_file=ca_file)
+    password = env.parameter("kafka_password", "") or os.environ["KAFKA_PASSWORD"]
+    return KafkaSecurity("SASL_SSL", "PLAIN", "me", password, ca_file=ca_file, key_file=key_file)
 
 
 def _start(text: str) -> Start:
@@ -90,15 +92,16 @@ def build(env: StreamExecutionEnvironment) -> None:
         pattern=env.parameter("pattern", ""),
         value=_format(env.parameter("registry", "")),
         metadata=METADATA,
-        security=_security(env.parameter("ca_file", "")),
+        security=_security(env),
         start=_start(env.parameter("start", "earliest")),
         on_error=DeadLetters(budget) if budget else "fail",
         on_data_loss=env.parameter("on_data_loss", "fail"),  # type: ignore[arg-type]
     )
     orders = letters = env.from_source(source, uid="orders")
-    if env.parameter("timed", "no") == "yes":
+    idle_s = env.parameter("idle_s", "")
+    if idle_s:
         strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("sent")
-        orders = orders.assign_timestamps_and_watermarks(strategy.with_idleness(timedelta(days=1)))
+        orders = orders.assign_timestamps_and_watermarks(strategy.with_idleness(timedelta(seconds=float(idle_s))))
     orders.sink_to(FolderSink(home / "orders"), uid="orders-out")
     counts = orders.key_by("name").process(Counter(), output=Count, uid="count")
     counts.sink_to(FolderSink(home / "counts"), uid="counts-out")
