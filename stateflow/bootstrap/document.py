@@ -53,7 +53,7 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
     """
     files = [replace(file, key=f"{target.folder}{file.key}") for file in files_of(manifest)]
     check_sizes(target.storage, files)
-    failpoints.hit("savepoint.copied")
+    failpoints.hit("write.stored")
     made_at = facts.at.isoformat(timespec="milliseconds")
     document = Savepoint(
         version=VERSION,

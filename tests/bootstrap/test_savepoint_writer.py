@@ -243,7 +243,7 @@ def test_a_writer_that_fails_leaves_no_savepoint_and_the_next_call_removes_its_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "w"
-    monkeypatch.setenv("STATEFLOW_FAILPOINT", "savepoint.copied:1:error")
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "write.stored:1:error")
     with raises(InternalError):
         _writer(_sums(value=[3, 4])).write(path)
     monkeypatch.delenv("STATEFLOW_FAILPOINT")
