@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from stateflow.api.source import LocalSource
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.errors import ConfigError
+from stateflow.config.settings import Settings
+from stateflow.launch import start_spark
 from stateflow.replay.key_trace import KeyTracer
 from stateflow.replay.local_input import LocalInput, RunRows
 from stateflow.replay.target import PlannedBatch
@@ -18,6 +19,8 @@ from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.preflight import StartContext
+
+_LOCAL_MASTER = "local[2,4]"
 
 
 class BatchReader(Protocol):
@@ -65,11 +68,33 @@ class ReadingContext:
 
 @contextmanager
 def reading(context: ReadingContext) -> Iterator[Reading]:
-    """Yields how the batches run. Raises ConfigError for a job on Spark."""
+    """Starts Spark if the job needs it; yields how the batches run."""
     if not context.start.on_spark:
         nodes = context.start.graph.sources
         sources = {node.uid: node.source for node in nodes if isinstance(node.source, LocalSource)}
-        executor = LocalExecutor(adapt=context.tracer.traced) if context.tracer else LocalExecutor()
-        yield Reading(executor, LocalInput(context.job, sources))
+        local = LocalExecutor(adapt=context.tracer.traced) if context.tracer else LocalExecutor()
+        yield Reading(local, LocalInput(context.job, sources))
         return
-    raise ConfigError("jobs that run on Spark cannot be replayed yet", hint="replay a job whose sources need no Spark")
+    # Importing Spark takes a second, which replays without it save.
+    from stateflow.replay.spark_in_process import InProcessExecutor
+    from stateflow.replay.spark_input import SparkInput, SparkReader
+    from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
+    from stateflow.runtime.spark.executor import SparkExecutor
+
+    context.on_step("starting Spark")
+    start = replace(context.start, settings=_on_this_host(context.start.settings))
+    started, sources_of_spark = start_spark(start, context.job_file)
+    spark = started.session
+    assert spark is not None
+    reader = SparkReader(spark, sources_of_spark, context.folder / "spark")
+    with translate_spark_errors(lambda: is_alive(spark)):
+        executor = InProcessExecutor(context.tracer.traced) if context.tracer else SparkExecutor()
+        yield Reading(executor, SparkInput(context.job, reader, context.target))
+
+
+def _on_this_host(settings: Settings) -> Settings:
+    """Returns settings by which Spark runs on this host: tasks on other hosts cannot write to the scratch folder."""
+    if settings.spark.master.startswith("local[") and "spark.master" not in settings.spark.conf:
+        return settings
+    conf = {name: value for name, value in settings.spark.conf.items() if name != "spark.master"}
+    return replace(settings, spark=replace(settings.spark, master=_LOCAL_MASTER, conf=conf))

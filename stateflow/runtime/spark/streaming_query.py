@@ -22,7 +22,8 @@ from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageErro
 from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import CAUGHT_UP, RunBounds, run_ticks
-from stateflow.runtime.job.job import BatchResult, Positions
+from stateflow.runtime.job.job import BatchResult, Job, Positions
+from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.catalog.registration import register_tables
@@ -187,20 +188,10 @@ class SparkRun:
         location = SparkLocation(folder, root.storage)
         manifest = self._run.manifest
         query_id = _query_id(self._run.job.root.clock.new_id())
-        location.create(manifest.spark if manifest else None, query_id, self._query_sources())
+        sources = query_sources(self._spark, self._run.job.plan, self._sources)
+        location.create(manifest.spark if manifest else None, query_id, sources)
         failpoints.hit("start.seeded")
         return location
-
-    def _query_sources(self) -> list[QuerySource]:
-        # Hadoop's settings, which PySpark has no method for.
-        default = self._spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")  # noqa: SLF001
-        addresses = {node.uid: self._sources[node.uid].files_address for node in self._run.job.plan.sources}
-        return [QuerySource(uid, FilePattern(a, default) if a is not None else None) for uid, a in addresses.items()]
-
-    def _frame(self) -> DataFrame:
-        limits = self._run.job.settings.source
-        nodes = self._run.job.plan.sources
-        return source_frame([(node, self._sources[node.uid].stream(self._spark, limits)) for node in nodes])
 
     def _query(self) -> _Outcome:
         outcome = _Outcome()
@@ -210,7 +201,7 @@ class SparkRun:
 
     def _writer(self, outcome: _Outcome) -> DataStreamWriter:
         return (
-            self._frame()
+            stream_frame(self._spark, self._run.job, self._sources)
             .writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome))
             # Hadoop takes the path literally: it would not decode a percent-encoded URI.
             .option("checkpointLocation", f"file://{self._location.folder}")
@@ -290,14 +281,8 @@ class SparkRun:
             rows.unpersist()
 
     def _with_split_times(self, positions: Positions, rows: DataFrame) -> Positions:
-        latest = latest_by_split(self._run.job.plan, rows)
         offsets = {position.uid: position.offset for position in positions.sources}
-        times = {
-            uid: {split: of_rows.get(split) for split in self._sources[uid].splits(offsets[uid])}
-            for uid, of_rows in latest.items()
-            if offsets[uid] != NOT_BEGUN
-        }
-        return replace(positions, split_times=times)
+        return replace(positions, split_times=split_times(self._run.job.plan, rows, self._sources, offsets))
 
     def _files(self, batch_id: int) -> dict[str, list[str]]:
         """Returns the files of a batch, by uid of the source."""
@@ -311,6 +296,41 @@ class SparkRun:
         at = root.clock.now().isoformat(timespec="milliseconds")
         records = quarantine_records(skipped, at, self._run.head.entry.generation)
         return Positions(source_positions(position, list(self._run.job.sources)), position, records)
+
+
+def query_sources(spark: SparkSession, plan: JobPlan, sources: Mapping[str, Source]) -> list[QuerySource]:
+    """Returns the sources of a job's query, in its order.
+
+    Args:
+        sources: the sources by uid.
+    """
+    # Hadoop's settings, which PySpark has no method for.
+    default = spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")  # noqa: SLF001
+    addresses = {node.uid: sources[node.uid].files_address for node in plan.sources}
+    return [QuerySource(uid, FilePattern(a, default) if a is not None else None) for uid, a in addresses.items()]
+
+
+def stream_frame(spark: SparkSession, job: Job, sources: Mapping[str, Source]) -> DataFrame:
+    """Returns the streaming DataFrame of all sources of a job, which are given by uid."""
+    limits = job.settings.source
+    return source_frame([(node, sources[node.uid].stream(spark, limits)) for node in job.plan.sources])
+
+
+def split_times(
+    plan: JobPlan, rows: DataFrame, sources: Mapping[str, Source], offsets: Mapping[str, str]
+) -> dict[str, dict[str, int | None]]:
+    """Returns the latest event times in a batch of each split, as `Positions.split_times`.
+
+    Args:
+        rows: the rows of the batch, persisted.
+        sources: the sources by uid.
+        offsets: their positions after the batch.
+    """
+    return {
+        uid: {split: of_rows.get(split) for split in sources[uid].splits(offsets[uid])}
+        for uid, of_rows in latest_by_split(plan, rows).items()
+        if offsets[uid] != NOT_BEGUN
+    }
 
 
 def _reached(run: JobRun, bounds: RunBounds) -> str | None:

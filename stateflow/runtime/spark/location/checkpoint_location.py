@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -29,6 +30,22 @@ from stateflow.storage.paths import check_key
 _SHOWN = 10
 _LARGEST_FILE = 1 << 30
 """Bytes of a file of the location: a compacted log of a source lists each file that the source has read."""
+
+
+@dataclass(frozen=True)
+class PlannedOffsets:
+    """A batch in Spark's offset log.
+
+    Attributes:
+        before: the entry of the batch before it; None for the first batch of a job.
+        after: its own entry.
+        shuffle_partitions: value of ``spark.sql.shuffle.partitions``. Spark compares it with that of the batch before
+            to find out whether an uncommitted batch repartitions Spark's own state, and fails without it.
+    """
+
+    before: bytes | None
+    after: bytes
+    shuffle_partitions: str
 
 
 class SparkLocation:
@@ -65,6 +82,33 @@ class SparkLocation:
             self._write(f"offsets/{n - 1}", checked_offsets(position.previous_offsets, sources))
         self._write(f"offsets/{n}", checked_offsets(position.offsets, sources))
         self._write(f"commits/{n}", SPARK_COMMIT)
+        self._write_logs(position, sources)
+
+    def create_planned(
+        self, planned: PlannedOffsets, position: SparkPosition, query_id: str, sources: Sequence[QuerySource]
+    ) -> None:
+        """Creates the location of a query that has planned a batch and not committed it, so that Spark runs it again.
+
+        Args:
+            planned: the batch.
+            position: a position at the end of the batch or after it, with the logs of the sources.
+            query_id: id of the streaming query.
+            sources: the sources of the query, in its order.
+
+        Raises:
+            CorruptFile: as `create` does.
+        """
+        make_new_folder(self.folder)
+        self._write("metadata", json.dumps({"id": query_id}).encode())
+        number = 0
+        if planned.before is not None:
+            self._write("offsets/0", _with_partitions(checked_offsets(planned.before, sources), planned))
+            self._write("commits/0", SPARK_COMMIT)
+            number = 1
+        self._write(f"offsets/{number}", _with_partitions(checked_offsets(planned.after, sources), planned))
+        self._write_logs(position, sources)
+
+    def _write_logs(self, position: SparkPosition, sources: Sequence[QuerySource]) -> None:
         for file in position.source_files:
             self._write(f"sources/{_checked(file.path)}", self._checked_log(file, position, sources))
         self._remember(position.source_files)
@@ -209,6 +253,12 @@ def _content(path: Path) -> bytes:
             path=str(path),
             found=e.strerror,
         ) from e
+
+
+def _with_partitions(entry: bytes, planned: PlannedOffsets) -> bytes:
+    version, about, *lines = offset_lines(entry)
+    metadata = {**json.loads(about), "conf": {"spark.sql.shuffle.partitions": planned.shuffle_partitions}}
+    return "\n".join([version, json.dumps(metadata), *lines]).encode()
 
 
 def _missing_in_checkpoint(position: SparkPosition) -> list[str]:
