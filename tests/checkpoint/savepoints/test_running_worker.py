@@ -51,7 +51,7 @@ CHANGED = (
 """The program of a worker, changed."""
 CRASHING = (
     "check.check_table_file = lambda _: None; "
-    "backend.RocksDBBackend.read_all = lambda self: ((key, self.get(key)) for key, _ in self.scan(bytes()))"
+    "backend.RocksDBBackend.read_range = lambda self, *_: ((key, self.get(key)) for key, _ in self.scan(bytes()))"
 )
 """Reads a forged store as it is, and looks keys up: no store is known that crashes RocksDB and passes the check."""
 BLOCKED = "import ctypes; ctypes.PyDLL(None).pause()"
@@ -286,7 +286,7 @@ def test_a_worker_has_limits_of_memory_and_cpu_time(root: _Root, worker: Running
 
 
 def test_a_task_that_takes_too_long_ends_a_worker(root: _Root) -> None:
-    change = "worker_process._SECONDS = 1; backend.RocksDBBackend.read_all = lambda _: exec('" + BLOCKED + "')"
+    change = "worker_process._SECONDS = 1; backend.RocksDBBackend.read_range = lambda *_: exec('" + BLOCKED + "')"
     with RunningWorker(_changed(change)) as worker, raises(InternalError, exit_code=-signal.SIGALRM):
         worker.run(root.task(1))
 

@@ -1,0 +1,49 @@
+"""The guide about bootstrapped state: its code gives the job the state of the first files, and the job continues."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stateflow.runtime.task import store_cache
+from tests.docs.pages import blocks, read
+from tests.support import local_flights
+from tests.support.commands import invoke
+from tests.support.flights_job import delta_rows
+from tests.support.job_fixture import multiset
+
+GUIDE = read("bootstrap-state")
+
+
+def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "jobs" / "flights.py"
+    job.parent.mkdir()
+    job.write_text(local_flights.job_text())
+    monkeypatch.syspath_prepend(str(job.parent))
+    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    files = local_flights.stage(tmp_path / "data")
+    savepoint = str(tmp_path / "history")
+    given = {"files": files, "folder": str(tmp_path / "data"), "position": {"file": 2}, "savepoint": savepoint}
+    code = "\n".join(blocks(GUIDE, "python"))
+    # As in the job: a source that needs no Spark.
+    code = code.replace("FileSource(", "FlightFiles(").replace(
+        "from stateflow import FileSource, ", "from stateflow import "
+    )
+    exec(compile(f"from tests.support.local_flights import FlightFiles\n{code}", "guide", "exec"), given)
+    options = [
+        f"job.flights={tmp_path / 'data'}",
+        f"job.tables={tmp_path / 'tables'}",
+        f"local_dir={tmp_path / 'local'}",
+    ]
+    settings = [part for option in options for part in ("--set", option)]
+    more = ["--job-root", str(tmp_path / "root"), "--from-savepoint", savepoint, *settings]
+    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    ended = invoke("run", str(job), *more)
+    store_cache.close_all()
+    assert ended.exit_code == 0, ended.output
+    for table, wanted in local_flights.expected(files, skip=2).items():
+        assert multiset(delta_rows(tmp_path / "tables" / table)) == multiset(wanted)
