@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import pyarrow as pa
 
@@ -155,6 +156,9 @@ def _typed(value: object, field: pa.Field) -> pa.Scalar:
     try:
         if value is None or (isinstance(value, bool) and not pa.types.is_boolean(field.type)):
             raise TypeError(f"it is {value}")
+        if pa.types.is_integer(field.type) and not isinstance(value, SupportsIndex):
+            # A scalar of an integer type drops a fraction without an error.
+            raise TypeError("it is not an integer")
         return pa.scalar(value, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
         raise ConfigError(

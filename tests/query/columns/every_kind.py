@@ -248,7 +248,10 @@ def read_rows(given: Snapshot, state: str, **rows: Any) -> list[tuple[Any, ...]]
 
 
 def snapshot_with_entries(
-    entries: Mapping[bytes, bytes], value_type: object = int, key_names: Sequence[str] = ("key",)
+    entries: Mapping[bytes, bytes],
+    value_type: object = int,
+    key_names: Sequence[str] = ("key",),
+    key_type: str = "string",
 ) -> Snapshot:
     """A snapshot of the value state ``last`` whose stored entries are these, inline."""
     content = b"".join(hashmap_snapshot.encode(iter(sorted(entries.items()))))
@@ -257,6 +260,6 @@ def snapshot_with_entries(
     )
     state = StateSchema(name="last", kind="value", value_type="", type=type_schema(value_type))
     operator = OperatorState(
-        uid=OPERATOR, parallelism=1, key_types=["string"], key_names=list(key_names), states=[state], subtasks=[subtask]
+        uid=OPERATOR, parallelism=1, key_types=[key_type], key_names=list(key_names), states=[state], subtasks=[subtask]
     )
     return snapshot_with(MemoryStorage(), operator)

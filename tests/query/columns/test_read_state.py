@@ -90,6 +90,14 @@ def test_a_damaged_key_is_named() -> None:
     assert {"operator": OPERATOR, "state": "last"}.items() <= raised.value.facts.items()
 
 
+@pytest.mark.parametrize("key", [1.5, "1", True, None, 1 << 63])
+def test_a_key_of_another_type_than_its_column_is_refused(key: object) -> None:
+    snapshot = snapshot_with_entries({}, key_type="bigint")
+    with pytest.raises(ConfigError) as raised:
+        read_table(snapshot, "last", keys=(key,))
+    assert {"column": "key", "type": "int64"}.items() <= raised.value.facts.items()
+
+
 def test_batches_are_bounded() -> None:
     value = b"\x01\xda\xff\xff" + b"x" * 0xFFFF
     entries = {b"\0\1" + state_id("last") + encode_key((f"{number:04}", None)): value for number in range(400)}
