@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.context import ConnectionAccessor
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
+from structlog.testing import capture_logs
 
+from stateflow_airflow.failures import TransientFailure
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.fakes import SPARK_CONNECTION, FakeRun, fails
+from tests.servers.certificates import Certificate, certificate
+from tests.servers.kafka import Kafka, kafka_broker
+from tests.servers.running import files_with
+from tests.spark.kafka_job import JARS, KafkaJob
 
 PASSWORD = "password-of-the-broker"
 FROM_CONNECTION = "{{ conn.orders_kafka.password }}"
@@ -46,3 +57,72 @@ def test_a_password_is_masked_in_rendered_templates(connection: None) -> None:
     assert shown["settings"] == dict.fromkeys(settings, "***")
     assert shown["conf"] == {"spark.x": "user:***"}
     assert shown["env_vars"] == {"LOGIN": "***", "KAFKA_PASSWORD": "***"}
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Certificate:
+    (tmp_path / "broker").mkdir()
+    return certificate(tmp_path / "broker")
+
+
+@pytest.fixture
+def broker(tmp_path: Path, tls: Certificate) -> Iterator[Kafka]:
+    with kafka_broker(tmp_path / "broker", tls, PASSWORD) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def job(tmp_path: Path, broker: Kafka, tls: Certificate, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaJob]:
+    """The job; its login is a setting or a variable of the task's environment."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK_CONNECTION)
+    (tmp_path / "job").mkdir()
+    files = {"job__ca_file": tls.ca_file, "job__key_file": tls.key_file}
+    job = KafkaJob(tmp_path / "job", broker, job__brokers=broker.secure_address, **files)
+    job.create()
+    yield job
+    job.close()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.usefixtures("connection")
+@pytest.mark.parametrize("given", ["setting", "variable"])
+def test_a_login_is_in_no_template_result_or_log_of_a_task(
+    job: KafkaJob, tls: Certificate, caplog: pytest.LogCaptureFixture, given: str
+) -> None:
+    runs = job.folder / "runs"
+    key = tls.key_file.read_text().splitlines()[1]
+
+    def task(password: str) -> StateflowRunOperator:
+        settings = {name.replace("__", "."): str(value) for name, value in job.settings.items()}
+        settings |= {"local_dir": str(job.local)} | ({"job.kafka_password": password} if given == "setting" else {})
+        variables = {"KAFKA_PASSWORD": password} if given == "variable" else {}
+        # In spark-submit, a setting of the job is too late for it.
+        spark = SparkSubmit(conf={"spark.jars": JARS}, env_vars=variables)
+        paths: dict[str, Any] = {"job": job.job_file, "job_root": job.job_root, "run_folder": str(runs)}
+        return StateflowRunOperator(task_id="run", settings=settings, spark=spark, **paths)
+
+    def check_hidden(*shown: object) -> None:
+        assert [each for each in shown if PASSWORD in str(each) or key in str(each)] == []
+        holders = {Path(path) for path in files_with(PASSWORD, job.folder)}
+        assert {path.name for path in holders} == ({"settings.toml"} if given == "setting" else set())
+        assert {oct(path.stat().st_mode & 0o777) for path in holders} <= {"0o600"}
+        assert files_with(key, job.folder) == []
+
+    job.send(20)
+    run = FakeRun()
+    with capture_logs() as logged:
+        context, right = run.next_try(), task(FROM_CONNECTION)
+        rendered = _rendered(right, context)
+        returned = right.execute(context)
+    assert returned["rows_in"] == 20
+    assert any("checkpoint" in str(line) for line in (*logged, caplog.text))
+    check_hidden(rendered, returned, run.store, run.events, logged, caplog.text)
+    with capture_logs() as logged, fails(TransientFailure, "storage") as caught:
+        wrong = task(f"{FROM_CONNECTION}-of-last-year")
+        context = run.next_try()
+        rendered = _rendered(wrong, context)
+        wrong.execute(context)
+    check_hidden(rendered, caught.value, caught.value.__cause__, run.store, logged, caplog.text)
