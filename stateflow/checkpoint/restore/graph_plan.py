@@ -82,8 +82,8 @@ def renamed_caution(removed: Sequence[str], new: Sequence[str]) -> str | None:
     if not removed or not new:
         return None
     return (
-        f"a new source, {', '.join(new)}, begins at its start: if it is {removed[0]} under another uid, its input is "
-        f"processed a second time; to keep the position, plan with --map {removed[0]}={new[0]}"
+        f"if a new source, {', '.join(new)}, is {removed[0]} under another uid, its input is processed a second time; "
+        f"to keep the position, plan with --map {removed[0]}={new[0]}"
     )
 
 
