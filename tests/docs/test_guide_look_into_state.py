@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template
@@ -12,7 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
+import stateflow
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read, section
 from tests.support import local_flights
@@ -94,6 +97,16 @@ def test_the_code_returns_the_state_of_the_flights(folder: Path) -> None:
     assert set(names["aircraft"]["tailnum"].to_pylist()) == known
     assert {row["operator"] for row in names["sizes"]} == {"running-delay", "route-delay"}
     assert names["snapshots"]["is_current"].tolist() == [False] * (len(names["snapshots"]) - 1) + [True]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_dataframe_has_the_state_of_the_flights(folder: Path, spark_session: SparkSession) -> None:
+    names: dict[str, Any] = {"spark": spark_session, "stateflow": stateflow, "ROOT": str(folder / "data/jobs/flights")}
+    (block,) = blocks(section(GUIDE, "In Spark"), "python")
+    exec(block, names)
+    flights = Counter(row["origin"] for row in _flights(folder) if row["carrier"] == "UA")
+    assert {row["origin"]: row["value"]["flights"] for row in names["united"].collect()} == flights
 
 
 def test_another_snapshot_is_read_by_its_name_and_id(folder: Path) -> None:
