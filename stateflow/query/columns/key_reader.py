@@ -126,8 +126,11 @@ def _read_ints(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
 def _read_floats(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     bits = cursor.words(1)
     numbers = np.where(bits & _SIGN, bits ^ _SIGN, ~bits).view(np.float64)
-    cursor.skip(cursor.data[cursor.at] == 0x21, 9)
-    return pa.array(numbers.astype(kind.to_pandas_dtype()), kind)
+    # What is no float of this column may overflow; it is read again, or was not a float at all.
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = numbers.astype(kind.to_pandas_dtype())
+    cursor.skip((cursor.data[cursor.at] == 0x21) & ((narrow == numbers) | np.isnan(numbers)), 9)
+    return pa.array(narrow, kind)
 
 
 def _read_bools(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
