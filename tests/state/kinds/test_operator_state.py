@@ -210,9 +210,9 @@ def test_operator_state_that_is_no_longer_declared_is_kept() -> None:
 
 def test_operator_state_does_not_expire() -> None:
     day = StateTtlConfig.new_builder(Time.days(1)).build()
+    with raises(StateError, name="ints"):
+        OperatorStateStore().get_list_state(ListStateDescriptor("ints", int, ttl=day))
     for wrong in ({"ttl": day}, {"queryable": "rules"}):
-        with raises(StateError, name="ints"):
-            OperatorStateStore().get_list_state(ListStateDescriptor("ints", int, **wrong))
         with raises(StateError, name="rules"):
             OperatorStateStore().get_broadcast_state(MapStateDescriptor("rules", str, int, **wrong))
 
