@@ -18,6 +18,7 @@ from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.key_groups import key_group
 from tests.support.errors import raises
 
+_LONGEST = datetime.timedelta(microseconds=(1 << 63) - 1)
 _UTC = st.just(datetime.UTC)
 _WHOLE = st.integers(-(10**7), 10**7).map(lambda n: decimal.Decimal(n).scaleb(-2))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -34,7 +35,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "timestamp": st.datetimes(timezones=_UTC),
     "timestamp_ntz": st.datetimes(),
     "time(6)": st.times(),
-    "interval day to second": st.timedeltas(),
+    "interval day to second": st.timedeltas(-_LONGEST, _LONGEST),
     "decimal(9,2)": _WHOLE,
 }
 

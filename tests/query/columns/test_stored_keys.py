@@ -17,6 +17,7 @@ from stateflow.types.key_encoding import encode_key
 
 PREFIX = b"\0\7name"
 NOON = datetime.datetime(2024, 2, 29, 12)  # noqa: DTZ001 - without a zone
+_LONGEST = datetime.timedelta(microseconds=(1 << 63) - 1)
 _DATETIMES = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))  # noqa: DTZ001
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -32,7 +33,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "timestamp": _DATETIMES.map(lambda at: at.replace(tzinfo=datetime.UTC)),
     "timestamp_ntz": _DATETIMES,
     "time(6)": st.times(),
-    "interval day to second": st.timedeltas(),
+    "interval day to second": st.timedeltas(-_LONGEST, _LONGEST),
     "decimal(9,2)": st.decimals(-1000, 1000, places=2),
 }
 NAMESPACES = st.none() | st.text(max_size=2)
@@ -48,7 +49,7 @@ def tables(draw: Callable[..., Any]) -> tuple[list[str], list[tuple[Any, ...]], 
     return types, keys, namespaces, draw(st.lists(VALUES["bigint"], min_size=count, max_size=count))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=max(150, settings().max_examples))
 @given(tables(), st.booleans())
 def test_columns_have_the_keys_that_were_stored(given_rows: Any, is_map: bool) -> None:
     types, keys, namespaces, map_keys = given_rows

@@ -164,7 +164,7 @@ MANY = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=max(50, settings().max_examples))
 @given(st.lists(INNERS, max_size=5), st.lists(MANY, max_size=5))
 def test_columns_have_the_values_that_were_stored(inners: list[Inner], many: list[Many]) -> None:
     assert column(Inner, *inners) == [msgspec.to_builtins(value) for value in inners]
