@@ -68,7 +68,7 @@ def add_operators(writer: SavepointWriter, expected: Expected, began: datetime, 
         more += [("map_key", pa.string())] if isinstance(descriptor, MapStateDescriptor) else []
         table = _table(expected, rows, [("value", kind), *more])
         # In another order than the keys have.
-        states.append(KeyedStateFrame(descriptor, shape(table.take(list(range(table.num_rows))[::-1]))))
+        states.append(KeyedStateFrame(descriptor, shape(table.take(pa.array(range(table.num_rows)[::-1], pa.int64())))))
     writer.with_operator("every", key=KEY, states=states, timers=shape(_timers(expected)))
     rates = pa.table({"map_key": list(expected.rates), "value": list(expected.rates.values())}, _rate_schema())
     writer.with_operator("rates", key=KEY).with_broadcast_state(
