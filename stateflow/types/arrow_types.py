@@ -30,6 +30,24 @@ NUMPY: dict[type, str] = {
 }
 """The NumPy scalar types that can be stored, with their names in schemas."""
 
+KEY_TYPES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "time(6)": pa.time64("us"),
+    "interval day to second": pa.duration("us"),
+}
+"""Arrow types of key columns by Spark's names; those of Decimals have parameters."""
+
 SUPPORTED = (
     "declare a msgspec.Struct, a dataclass, a NamedTuple or a TypedDict; bool, int, float, str, bytes, date, time, "
     "datetime, timedelta, UUID, Decimal, an Enum or a Literal; a list, tuple, set, frozenset or dict; a union; a "

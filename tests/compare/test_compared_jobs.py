@@ -75,6 +75,28 @@ def test_two_jobs_that_have_processed_the_same_rows_have_equal_state(
     assert {state.operator for state in found.states} == {"every"}
 
 
+_A, _B = '["a",1]', '["b",2]'
+_CHANGES = {
+    ("every", "one", "changed"): [(_A, "1", "2")],
+    ("every", "one", "added"): [(_B, "9")],
+    ("every", "brief", "changed"): [(_A, "1", "2")],
+    ("every", "brief", "added"): [(_B, "9")],
+    ("every", "items", "changed"): [(_A, "[1]", "[1,3]")],
+    ("every", "brief items", "changed"): [(_A, "[1]", "[1,3]")],
+    ("every", "entries", "added"): [(_A, '"y"', "2")],
+    ("every", "entries", "removed"): [(_A, '"x"', "1")],
+    ("every", "brief entries", "added"): [(_A, '"y"', "2")],
+    ("every", "sum", "changed"): [(_A, "1", "4")],
+    ("every", "mean", "changed"): [(_A, "[1,1]", "[2,4]")],
+    ("every", "_timers", "removed"): [(_A, f'{{"time":{timer_time(5)},"domain":"processing"}}')],
+    ("every", "_operator/numbers", "added"): [("[]", "11")],
+    ("every", "_operator/union", "added"): [("[]", "11")],
+    ("every", "_raw", "added"): [("[]", '"MTE="')],
+    ("rates", "_operator/rates", "changed"): [("[]", '"x"', "1", "2")],
+}
+"""What rows of every kind change, by operator, state and change."""
+
+
 def test_every_kind_of_state_is_compared(jobs: LocalJobs) -> None:
     """Between two checkpoints of one job, of which the later one has processed a row of every kind."""
     place: dict[str, Any] = {"key": "a", "shop": 1, "at": -1}
@@ -106,25 +128,7 @@ def test_every_kind_of_state_is_compared(jobs: LocalJobs) -> None:
     changes = changes_of(found)
     pieces = changes.pop(("every", "_raw_keyed", "changed"))
     assert [(json.loads(base64.b64decode(json.loads(text)))) for text in pieces[0][-2:]] == [[4], [4, 11]]
-    a, b = '["a",1]', '["b",2]'
-    assert changes == {
-        ("every", "one", "changed"): [(a, "1", "2")],
-        ("every", "one", "added"): [(b, "9")],
-        ("every", "brief", "changed"): [(a, "1", "2")],
-        ("every", "brief", "added"): [(b, "9")],
-        ("every", "items", "changed"): [(a, "[1]", "[1,3]")],
-        ("every", "brief items", "changed"): [(a, "[1]", "[1,3]")],
-        ("every", "entries", "added"): [(a, '"y"', "2")],
-        ("every", "entries", "removed"): [(a, '"x"', "1")],
-        ("every", "brief entries", "added"): [(a, '"y"', "2")],
-        ("every", "sum", "changed"): [(a, "1", "4")],
-        ("every", "mean", "changed"): [(a, "[1,1]", "[2,4]")],
-        ("every", "_timers", "removed"): [(a, f'{{"time":{timer_time(5)},"domain":"processing"}}')],
-        ("every", "_operator/numbers", "added"): [("[]", "11")],
-        ("every", "_operator/union", "added"): [("[]", "11")],
-        ("every", "_raw", "added"): [("[]", '"MTE="')],
-        ("rates", "_operator/rates", "changed"): [("[]", '"x"', "1", "2")],
-    }
+    assert changes == _CHANGES
     one = {state.state: state for state in found.states if state.operator == "every"}["one"]
     assert (one.kind, one.added, one.removed, one.changed) == ("value", 1, 0, 1)
     assert one.new_bytes > one.old_bytes > 0

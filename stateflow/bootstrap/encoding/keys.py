@@ -14,6 +14,7 @@ from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import ConfigError, DataError, StateflowError
 from stateflow.state.columnar.key_encoding import encode_keys
 from stateflow.state.entry_limits import key_too_large, largest
+from stateflow.types.arrow_types import KEY_TYPES
 from stateflow.types.key_groups import check_key_type
 
 if TYPE_CHECKING:
@@ -21,24 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ARROW: dict[str, pa.DataType] = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "time(6)": pa.time64("us"),
-    "interval day to second": pa.duration("us"),
-}
-"""Arrow types of key columns by Spark's names of their types."""
-_NAMES = {arrow: name for name, arrow in _ARROW.items()}
+_NAMES = {arrow: name for name, arrow in KEY_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -164,8 +148,8 @@ def spark_name(kind: pa.DataType) -> str:
 
 def _arrow_type(kind: str) -> pa.DataType:
     """Returns the Arrow type of a key column. Raises ConfigError for a malformed decimal."""
-    if kind in _ARROW:
-        return _ARROW[kind]
+    if kind in KEY_TYPES:
+        return KEY_TYPES[kind]
     try:
         precision, scale = (int(part) for part in kind.removeprefix("decimal(").removesuffix(")").split(","))
         return pa.decimal128(precision, scale)

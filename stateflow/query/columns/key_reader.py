@@ -17,6 +17,7 @@ from stateflow.errors import CorruptFile
 from stateflow.query.columns.value_types import json_text
 from stateflow.state.columnar.texts import slices
 from stateflow.state.kinds.key_context import KEY_OFFSET
+from stateflow.types.arrow_types import KEY_TYPES
 from stateflow.types.key_encoding import decode_key_parts
 
 Bytes = NDArray[np.uint8]
@@ -31,23 +32,6 @@ _DAY_ZERO = 719_163
 """Number of 1970-01-01, counted from the year 1."""
 _TEXT_END, _ESCAPE = 0, 0xFF
 
-_TYPES = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "time(6)": pa.time64("us"),
-    "interval day to second": pa.duration("us"),
-}
-"""Arrow types of key columns by Spark's names."""
 _MAP_KEYS = {
     "str": pa.string(),
     "int": pa.int64(),
@@ -72,7 +56,7 @@ def key_column_type(spark_type: str) -> pa.DataType:
             return pa.decimal128(precision, scale)
         except (ValueError, pa.ArrowException):
             pass
-    found = _TYPES.get(spark_type)
+    found = KEY_TYPES.get(spark_type)
     if found is None:
         raise CorruptFile("a recorded key column has a type that no key has", type=spark_type)
     return found
