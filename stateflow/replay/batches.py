@@ -1,4 +1,4 @@
-"""Runs batches of the past again, from the state before them, with the times that they had."""
+"""Runs earlier batches again, from the state before them and with their original processing times."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class ReplayedBatches(BatchRunner):
         """Runs a batch; the next one starts from its state.
 
         Args:
+            planned: the batch, with its positions, watermarks and processing time.
             rows: its input rows, as the executor takes them.
             times: the latest event times of splits, as `Positions.split_times`.
         """

@@ -40,7 +40,8 @@ class Values:
     Args:
         codec: the state's serializer.
         columns: the columns of the frame.
-        limits: the largest values.
+        limits: the largest values that may be written.
+        name: name of the state, for errors.
     """
 
     def __init__(self, codec: Codec, columns: StateColumns, limits: EntryLimits, name: str) -> None:
@@ -54,7 +55,7 @@ class Values:
         try:
             return columns_of(self._codec)
         except JobDefinitionError:
-            # Such as a set, which no column has: its values are converted one by one.
+            # The type, such as a set, has no Arrow column: its values are converted one by one.
             return None
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes]:
@@ -111,7 +112,7 @@ def encode_map_keys(keys: MapKeys[T], wanted: ColumnSerializer | None, column: p
 
     Args:
         keys: the map's encoder of one key.
-        wanted: the serializer of columns of its keys; None for keys without one type.
+        wanted: the column serializer of the map's keys; None if they may have several types.
         column: the keys.
         name: name of the column, for errors.
 

@@ -1,4 +1,4 @@
-"""Finds entries that two rows of a user have given the same key."""
+"""Detects rows that have the same key in one state, when a savepoint is written from rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _GROUP_BYTES = 2
 
 
 def without_duplicates(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[EntryBlock]:
-    """Yields entries, which are in order of keys, as they are; a timer that is registered twice is one.
+    """Yields the entries unchanged, but a timer that occurs several times only once.
 
     Args:
         header: the states of the operator.
-        blocks: the entries.
+        blocks: the entries, in ascending order of keys.
 
     Raises:
         DataError: a key of a state occurs twice.
