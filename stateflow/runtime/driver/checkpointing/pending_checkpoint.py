@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -14,6 +15,49 @@ _MAX_BATCHES = 1000
 """Batches that a manifest records."""
 _MAX_OFFSETS = 1 << 20
 """Characters of all positions that a manifest records of its batches."""
+
+
+@dataclass
+class BatchRecords:
+    """Records of the batches since the last checkpoint; none, once a manifest could not have them all.
+
+    Attributes:
+        records: the records, oldest first.
+        characters: of their positions together.
+        is_complete: whether no record was dropped.
+    """
+
+    records: list[BatchRecord] = field(default_factory=list)
+    characters: int = 0
+    is_complete: bool = True
+
+    def add(self, more: Sequence[BatchRecord]) -> None:
+        """Adds the records of the next batches."""
+        if not self.is_complete or not more:
+            return
+        self.records += more
+        self.characters += sum(map(_characters, more))
+        # A manifest has the positions of its last batch anyway.
+        size = self.characters - _characters(more[-1])
+        if len(self.records) > _MAX_BATCHES or size > _MAX_OFFSETS:
+            # There may be any number of batches until the next checkpoint.
+            self.drop()
+
+    def drop(self) -> None:
+        """Drops all records, and those that are added later."""
+        self.records, self.characters, self.is_complete = [], 0, False
+
+    @property
+    def stored(self) -> list[BatchRecord]:
+        """The records as the manifest has them."""
+        if not self.records:
+            return []
+        *earlier, last = self.records
+        return [*earlier, replace(last, offsets=[], spark_time=None)]
+
+
+def _characters(batch: BatchRecord) -> int:
+    return sum(map(len, batch.offsets))
 
 
 @dataclass
@@ -43,7 +87,7 @@ class PendingCheckpoint:
     metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
     triggered_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
-    batches: list[BatchRecord] = field(default_factory=list)
+    batches: BatchRecords = field(default_factory=BatchRecords)
 
     def add(self, barrier: CompletedBarrier, output: dict[str, list[Committable]], seconds: float) -> None:
         """Adds the next barrier.
@@ -58,7 +102,7 @@ class PendingCheckpoint:
         self.compaction_bytes += manifest.compaction_bytes
         self.rows_in += barrier.rows_in
         self.seconds += seconds
-        self.batches += manifest.batches
+        self.batches.add(manifest.batches)
         _add_rows(self.rows_out, barrier.rows_out)
         _add_files(self.committables, output)
 
@@ -77,9 +121,11 @@ class PendingCheckpoint:
             seconds=older.seconds + self.seconds,
             metrics=newest.metrics,
             triggered_at=self.triggered_at,
-            batches=[*older.batches, *self.batches],
         )
         for each in (older, self):
+            merged.batches.add(each.batches.records)
+            if not each.batches.is_complete:
+                merged.batches.drop()
             _add_rows(merged.rows_out, each.rows_out)
             _add_files(merged.committables, each.committables)
         return merged
@@ -97,22 +143,13 @@ class PendingCheckpoint:
             self.manifest,
             increment_bytes=self.increment_bytes,
             compaction_bytes=self.compaction_bytes,
-            batches=_recorded(self.batches),
+            batches=self.batches.stored,
         )
 
     @property
     def output(self) -> list[PendingOutput]:
         """Files to publish."""
         return [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.committables.items()]
-
-
-def _recorded(batches: list[BatchRecord]) -> list[BatchRecord]:
-    """Returns the records as the manifest has them: none if they are too large."""
-    *earlier, last = batches
-    size = sum(len(offset) for batch in earlier for offset in batch.offsets)
-    if len(batches) > _MAX_BATCHES or size > _MAX_OFFSETS:
-        return []
-    return [*earlier, replace(last, offsets=[], spark_time=None)]
 
 
 def _add_rows(counts: dict[str, int], more: dict[str, int]) -> None:
