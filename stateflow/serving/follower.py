@@ -23,7 +23,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, epoch_milliseconds, is_timestamp
-from stateflow.config.state_settings import RocksDBSettings, StateSettings
+from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import (
     CheckpointNotServed,
     DamagedCopy,
@@ -41,10 +41,9 @@ from stateflow.serving.served_checkpoint import (
     queryable_states,
 )
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.factory import StoreLocation, open_to_read
 from stateflow.state.files.host_cache import HostCache
-from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.handles import StateFile, SubtaskState
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, LOG, log_entry
 from stateflow.types.key_groups import KeyGroupRange
@@ -52,7 +51,6 @@ from stateflow.types.key_groups import KeyGroupRange
 log = logging.getLogger(__name__)
 
 ALL_GROUPS = (KeyGroupRange(0, (1 << 15) - 1),)
-_HASH_MAPS = ("memory", "filesystem")
 _TRIES = 5
 """How many newer checkpoints are tried in one poll when files were deleted meanwhile."""
 
@@ -88,7 +86,7 @@ class Follower:
         self._folder = folder
         self._clock = clock
         self._settings = settings
-        self._cache = HostCache.direct(folder / "files", storage, clock)
+        self._cache = HostCache.temporary(folder / "files", storage, clock)
         self._root: JobRoot | None = None
         self._seq = 0
         self._groups: Sequence[KeyGroupRange] = ALL_GROUPS
@@ -264,9 +262,7 @@ class Follower:
     def _open_backend(self, state: SubtaskState) -> KeyedStateBackend:
         rocksdb = self._settings.rocksdb
         location = StoreLocation(self._folder / "stores" / str(next(self._numbers)), self._cache, rocksdb)
-        if state.backend in _HASH_MAPS:
-            return DictBackend(dict(read_entries(location, Base.of(state))))
-        return open_backend(location, Base.of(state), StateSettings(backend="rocksdb"))
+        return open_to_read(location, state)
 
     def _add(self, opened: ServedCheckpoint, replaces_all: bool) -> None:
         with self._lock:

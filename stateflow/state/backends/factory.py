@@ -29,9 +29,12 @@ from stateflow.state.backends.entry_stream import (
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
+from stateflow.state.backends.rocksdb.reader import RocksDBReader
 from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
 from stateflow.types.key_groups import KeyGroupRange
+
+_HASH_MAPS = ("memory", "filesystem")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,19 @@ def open_backend(location: StoreLocation, base: Base, settings: StateSettings) -
     # This backend never reads a file again.
     location.cache.keep_only(())
     return DictBackend(entries)
+
+
+def open_to_read(location: StoreLocation, state: SubtaskState) -> KeyedStateBackend:
+    """Opens the state of one subtask for reading; raises as `open_backend` does.
+
+    A state of a hash map is in memory as a whole.
+    """
+    base = Base.of(state)
+    if state.backend == "rocksdb" and state.has_store:
+        return RocksDBReader(location.folder, location.cache, base, location.rocksdb)
+    if state.backend in _HASH_MAPS:
+        return DictBackend(dict(read_entries(location, base)))
+    return open_backend(location, base, StateSettings(backend="rocksdb"))
 
 
 def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, None]:

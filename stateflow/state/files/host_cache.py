@@ -138,9 +138,13 @@ class HostCache:
         transfer: access to the files of the job root.
         clock: the clock for temporary names and timeouts.
         siblings: caches of other subtasks, to be searched before fetching from the job root.
+        is_synced: whether fetched files survive a power failure; it waits for all that the disk has to write.
     """
 
-    def __init__(self, folder: Path, transfer: FileTransfer, clock: Clock, siblings: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, folder: Path, transfer: FileTransfer, clock: Clock, siblings: Sequence[Path] = (), is_synced: bool = True
+    ) -> None:
+        self._is_synced = is_synced
         self.folder = folder
         self._siblings = siblings
         self._transfer = transfer
@@ -151,6 +155,11 @@ class HostCache:
     def direct(cls, folder: Path, storage: Storage, clock: Clock, siblings: Sequence[Path] = ()) -> HostCache:
         """Returns a cache whose new objects are stored when `store` returns."""
         return cls(folder, FileTransfer.direct(storage, folder, clock), clock, siblings)
+
+    @classmethod
+    def temporary(cls, folder: Path, storage: Storage, clock: Clock) -> HostCache:
+        """Returns a cache in a folder that no later process uses."""
+        return cls(folder, FileTransfer.direct(storage, folder, clock), clock, is_synced=False)
 
     def link(self, file: StateFile, target: Path, check: Check = has_size) -> None:
         """Links a file to `target`, fetching it first if this host has no intact copy.
@@ -274,7 +283,8 @@ class HostCache:
                 check_position(file.handle, part)
                 storage.fetch_part(key, part.offset, part.size, partial)
                 check_file(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
-            _sync_copy(partial)
+            if self._is_synced:
+                _sync_copy(partial)
             os.link(partial, target)
             self._add(partial, self._path(file))
         finally:

@@ -82,13 +82,16 @@ class RocksDBBackend(KeyedStateBackend):
 
     @_translated
     def _restore(self, base: Base, settings: RocksDBSettings) -> None:
-        opened = StoreOpener(self._folder, self._cache, settings).open(base)
+        opened = self._opener(settings).open(base)
         self._db, self._files = opened.db, opened.files
         self._compactor = Compactor(self._db, self._folder, settings, base.subtask)
         self._manifest = ManifestFollower(self._folder)
         self._bounds = BoundsShortener(self._folder)
         self._store_manifest = base.own.store_manifest if base.own else b""
         hide_key_groups(self._db, opened.excess)
+
+    def _opener(self, settings: RocksDBSettings) -> StoreOpener:
+        return StoreOpener(self._folder, self._cache, settings)
 
     @_translated
     def get(self, key: bytes) -> bytes | None:
