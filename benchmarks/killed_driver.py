@@ -27,7 +27,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
 from stateflow.launch import RunRequest, run_job
-from stateflow.runtime.spark import session
+from stateflow.runtime.spark.session import session
 from stateflow.storage import open_storage
 
 _EVENTS = Events(files=2_000, rows_per_file=10_000, keys=100_000)

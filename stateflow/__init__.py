@@ -26,21 +26,20 @@ from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import EnvironmentUnsupported
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.types.columns.precision import precision
+from stateflow.types.custom_serializer import Compatibility, Serializer
 from stateflow.types.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
-    Compatibility,
     FoldingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReduceFunction,
     ReducingStateDescriptor,
-    Serializer,
     ValueStateDescriptor,
 )
 from stateflow.types.ttl_config import StateTtlConfig, Time
@@ -49,17 +48,17 @@ if TYPE_CHECKING:
     from stateflow.bootstrap.encoding.frames import KeyedStateFrame
     from stateflow.bootstrap.writer import SavepointWriter
     from stateflow.compare.snapshots import diff
-    from stateflow.connectors.column_policy import ColumnPolicy
+    from stateflow.connectors.columns.column_policy import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
     from stateflow.connectors.files.sink import FileSink
     from stateflow.connectors.files.source import FileSource
     from stateflow.connectors.foreach_batch import ForeachBatchSink
     from stateflow.connectors.iceberg.sink import IcebergSink
-    from stateflow.connectors.kafka.avro import AvroFormat
+    from stateflow.connectors.kafka.avro.avro_format import AvroFormat
+    from stateflow.connectors.kafka.avro.schema_registry import SchemaRegistry
     from stateflow.connectors.kafka.columns import KafkaHeader
     from stateflow.connectors.kafka.formats import Json, Raw
-    from stateflow.connectors.kafka.schema_registry import SchemaRegistry
     from stateflow.connectors.kafka.security import KafkaSecurity
     from stateflow.connectors.kafka.sink import KafkaSink
     from stateflow.connectors.kafka.source import KafkaSource
@@ -75,9 +74,9 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "AsyncQueryableStateClient": "stateflow.serving.client",
-    "AvroFormat": "stateflow.connectors.kafka.avro",
+    "AvroFormat": "stateflow.connectors.kafka.avro.avro_format",
     "BadRow": "stateflow.connectors.partitioned.split_rows",
-    "ColumnPolicy": "stateflow.connectors.column_policy",
+    "ColumnPolicy": "stateflow.connectors.columns.column_policy",
     "DeltaSink": "stateflow.connectors.delta.sink",
     "DeltaSource": "stateflow.connectors.delta.source",
     "FileSink": "stateflow.connectors.files.sink",
@@ -95,7 +94,7 @@ _LAZY = {
     "QueryableStateClient": "stateflow.serving.client",
     "Raw": "stateflow.connectors.kafka.formats",
     "SavepointWriter": "stateflow.bootstrap.writer",
-    "SchemaRegistry": "stateflow.connectors.kafka.schema_registry",
+    "SchemaRegistry": "stateflow.connectors.kafka.avro.schema_registry",
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
     "read_metadata": "stateflow.query.metadata",

@@ -231,7 +231,7 @@ def start_spark(start: StartContext, job_file: Path) -> tuple[StartContext, dict
     """Starts Spark; returns the start with its session, and the sources by uid as Spark reads them."""
     # Importing Spark takes a second, which runs without it save.
     from stateflow.connectors.partitioned.spark_reader import as_spark_reads
-    from stateflow.runtime.spark.session import job_traits, open_session
+    from stateflow.runtime.spark.session.session import job_traits, open_session
 
     spark = open_session(start.settings, job_file, job_traits(start.graph))
     sources = {n.uid: as_spark_reads(n.source) for n in start.graph.sources}

@@ -174,7 +174,7 @@ def _log_to_file(environment: Mapping[str, str], folder: Path) -> dict[str, str]
     options, home = (given.get(_JAVA_OPTIONS, ""), given.get("SPARK_CONF_DIR") or f"{given.get('SPARK_HOME', '')}/conf")
     if "log4j" in options or (Path(home) / "log4j2.properties").is_file():
         return {}
-    configuration = (_program().parent / "runtime" / "spark" / "log4j2-quiet.properties").as_uri()
+    configuration = (_program().parent / "runtime" / "spark" / "session" / "log4j2-quiet.properties").as_uri()
     added = [f"-Dlog4j2.configurationFile={configuration}", f"-Dstateflow.spark.log={folder / 'spark.log'}"]
     return {_JAVA_OPTIONS: " ".join(filter(None, [options, *map(shlex.quote, added)]))}
 

@@ -49,9 +49,9 @@ def get_provider_info() -> dict[str, object]:
                 "python-modules": [
                     "stateflow_airflow.operators.run",
                     "stateflow_airflow.operators.savepoint",
-                    "stateflow_airflow.operators.approval",
-                    "stateflow_airflow.operators.command_approval",
-                    "stateflow_airflow.operators.claim_approval",
+                    "stateflow_airflow.operators.approvals.approval",
+                    "stateflow_airflow.operators.approvals.command_approval",
+                    "stateflow_airflow.operators.approvals.claim_approval",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                     "stateflow_airflow.operators.validation.diff",

@@ -19,7 +19,7 @@ from stateflow.errors import ConfigError, DataError, JobDefinitionError, StateEr
 from stateflow.runtime.task.operator_state import INLINE_BYTES
 from stateflow.state.columnar.column_serializer import ColumnSerializer
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema
-from stateflow.state.kinds.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.state.kinds.operator_state import OperatorStateStore
 from stateflow.state.operator_content import StoredContent
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory

@@ -15,11 +15,11 @@ from stateflow.cli.health import doctor, verify
 from stateflow.cli.queries.serve import serve
 from stateflow.cli.replay.commands import replay
 from stateflow.cli.restore import fork, restore
-from stateflow.cli.run import run, submit
+from stateflow.cli.run.commands import run, submit
 from stateflow.cli.savepoints import savepoint, stop
 from stateflow.cli.source import source
 from stateflow.cli.state.commands import state
-from stateflow.cli.status import history, status
+from stateflow.cli.status.commands import history, status
 from stateflow.cli.tables.commands import tables
 
 

@@ -11,9 +11,9 @@ from pyspark.sql.streaming import DataStreamReader
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy
-from stateflow.connectors.columns import check_columns
-from stateflow.connectors.declared_values import declared_columns, with_times
+from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.columns.declared_columns import check_columns
+from stateflow.connectors.columns.declared_values import declared_columns, with_times
 from stateflow.errors import ConfigError, JobDefinitionError
 
 _NOT_REPLAYABLE = ("socket", "console", "memory")

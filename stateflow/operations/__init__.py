@@ -12,13 +12,6 @@ from stateflow.operations.checkpoints import (
     undone,
     verify_history,
 )
-from stateflow.operations.external_savepoints import (
-    RekeyRequest,
-    create_savepoint_into,
-    initial_savepoint,
-    list_savepoints_in,
-    rekey_savepoint,
-)
 from stateflow.operations.forks import ForkReport, ForkRequest, fork
 from stateflow.operations.garbage import GarbageReport, can_delete, collect_garbage, explain_files
 from stateflow.operations.job_root import JobCode, drop_pin, list_pins, require_job
@@ -31,9 +24,14 @@ from stateflow.operations.restores import (
     restore,
     restored_tables,
 )
-from stateflow.operations.savepoint_disposal import dispose, dispose_path
-from stateflow.operations.savepoint_retention import PruneReport, prune_savepoints
-from stateflow.operations.savepoints import (
+from stateflow.operations.savepoints.external_savepoints import (
+    RekeyRequest,
+    create_savepoint_into,
+    initial_savepoint,
+    list_savepoints_in,
+    rekey_savepoint,
+)
+from stateflow.operations.savepoints.job_savepoints import (
     SavepointReport,
     SavepointRequest,
     create_savepoint,
@@ -44,6 +42,8 @@ from stateflow.operations.savepoints import (
     why_no_run,
     withdraw,
 )
+from stateflow.operations.savepoints.savepoint_disposal import dispose, dispose_path
+from stateflow.operations.savepoints.savepoint_retention import PruneReport, prune_savepoints
 from stateflow.operations.status import (
     BackgroundFailure,
     Claimed,

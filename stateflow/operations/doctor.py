@@ -21,7 +21,7 @@ from stateflow.checkpoint.requests.mailbox import damaged_requests
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
 from stateflow.private_files import make_own_folder
-from stateflow.runtime.spark.versions import check_java, check_python, check_spark
+from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
 from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.paths import FORMAT, probe_key
 from stateflow.storage.resolve import HDFS_SCHEMES

@@ -24,8 +24,8 @@ from stateflow.errors import StateflowError
 from stateflow.runtime.job.loader import check_format, graph_of_job_root, open_job
 from stateflow.runtime.job.start_checks import StartChecks
 from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
-from stateflow.runtime.spark.settings import check_master, check_required, check_root, check_sinks
-from stateflow.runtime.spark.versions import check_java, check_python, check_spark
+from stateflow.runtime.spark.session.settings import check_master, check_required, check_root, check_sinks
+from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from stateflow.serving.registry import ServerLease
 from stateflow.serving.requests import Scalar, StateDescription
-from stateflow.types.descriptors import Serializer
+from stateflow.types.custom_serializer import Serializer
 
 
 class QueryOptions(TypedDict, total=False):

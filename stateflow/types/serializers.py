@@ -15,9 +15,9 @@ from stateflow.types.arrow_types import SUPPORTED, from_builtin, python_type, to
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.bounds.decoded_size import PLAIN, type_memory
 from stateflow.types.bounds.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
+from stateflow.types.custom_serializer import Serializer
 from stateflow.types.declared_types import describe_type, refuse_custom
 from stateflow.types.decoders import value_decoder
-from stateflow.types.descriptors import Serializer
 
 T = TypeVar("T")
 

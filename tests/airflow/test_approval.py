@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow.requesters import airflow_user, by_process
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.approval import StateflowApprovalOperator
+from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.restore_plan import parse_plan
 from tests.airflow.fakes import FakeRun, fails
 from tests.airflow.jobs import new_run, plan_restore

@@ -14,8 +14,8 @@ from stateflow.checkpoint.savepoints.retention import SavepointRule
 from stateflow.operations import prune_savepoints
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.approval import JobApprovalOperator
-from stateflow_airflow.operators.command_approval import (
+from stateflow_airflow.operators.approvals.approval import JobApprovalOperator
+from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
     StateflowStopApprovalOperator,
 )

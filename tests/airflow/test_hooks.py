@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.runtime.spark import versions
+from stateflow.runtime.spark.session import versions
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import StateflowSubmitHook
 from stateflow_airflow.launches.launcher import Command

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.operations.job_root import open_root
-from stateflow.operations.savepoints import list_all
+from stateflow.operations.savepoints.job_savepoints import list_all
 from stateflow_airflow.dags.restore_targets import suggested_targets
 from tests.airflow.jobs import plan_restore
 from tests.support.job_fixture import AccountsJob

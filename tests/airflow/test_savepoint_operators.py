@@ -22,9 +22,9 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow import operations
 from stateflow.errors import Interrupted
 from stateflow.launch import RunRequest, run_job
-from stateflow.operations import savepoints
 from stateflow.operations.job_root import JobCode
-from stateflow.operations.savepoints import SavepointRequest
+from stateflow.operations.savepoints import job_savepoints as savepoints
+from stateflow.operations.savepoints.job_savepoints import SavepointRequest
 from stateflow.requesters import airflow_user
 from stateflow.testing.sinks import FolderSink
 from stateflow_airflow.failures import PermanentFailure, TransientFailure

@@ -19,7 +19,7 @@ from stateflow.errors import ConfigError, IncompatibleState, UserCodeError
 from stateflow.operations.compatibility import Change
 from stateflow.operations.job_root import JobCode
 from stateflow.operations.restores import plan_restore
-from stateflow.operations.savepoints import SavepointRequest, create_savepoint
+from stateflow.operations.savepoints.job_savepoints import SavepointRequest, create_savepoint
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache
 from stateflow.state.schema.compatibility import Fit

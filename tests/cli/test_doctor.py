@@ -22,7 +22,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.cli import health
 from stateflow.clock import ManualClock
 from stateflow.operations.doctor import Finding, Health, examine, examine_storage, installed_version
-from stateflow.runtime.spark.versions import check_java
+from stateflow.runtime.spark.session.versions import check_java
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult
 from tests.support.commands import invoke
 from tests.support.screens import normalized

@@ -12,7 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log.records import ActionRecord, CheckpointRecord, Record, in_order
-from stateflow.cli.timeline import draw_timeline
+from stateflow.cli.status.timeline import draw_timeline
 from tests.checkpoint.records import record
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stateflow import AvroFormat, DeadLetters, KafkaSource, SchemaRegistry, precision
 from stateflow.api.hidden_columns import REJECTED
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.kafka.avro import ValueDecoder
+from stateflow.connectors.kafka.avro.avro_format import ValueDecoder
 from stateflow.errors import JobDefinitionError
 from tests.servers.schema_registry import schema_registry
 from tests.support.avro_orders import Order

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.input_files import unreadable_in
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
 from stateflow.runtime.spark.location.source_paths import FolderMove, relocate_log

@@ -20,9 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow import FileSink, KafkaSource
 from stateflow.api.schema import RowSchema
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.column_policy import ColumnPolicy
-from stateflow.connectors.columns import check_columns
-from stateflow.connectors.declared_values import with_times
+from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.columns.declared_columns import check_columns
+from stateflow.connectors.columns.declared_values import with_times
 from stateflow.connectors.delta.column_types import stored_type
 from stateflow.connectors.kafka.records import RecordLayout
 from stateflow.connectors.spark import with_columns

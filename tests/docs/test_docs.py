@@ -20,7 +20,7 @@ from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
 from stateflow.observability.metrics import METRICS
-from stateflow.runtime.spark import versions
+from stateflow.runtime.spark.session import versions
 from stateflow.serving.registry import ServerLease
 from stateflow.state import handles
 from stateflow.types.key_encoding import encode_key

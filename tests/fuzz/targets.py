@@ -32,9 +32,9 @@ from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments, read_toml, resolve
 from stateflow.connectors.delta.checks import _refusals
 from stateflow.connectors.delta.log.table_log import entry_path, read_head
-from stateflow.connectors.delta.rewind import _columns, _missing
+from stateflow.connectors.delta.rewind.rewinder import _columns, _missing
 from stateflow.connectors.delta.versions import read_entry, restored
-from stateflow.operations.savepoints import describe_savepoint
+from stateflow.operations.savepoints.job_savepoints import describe_savepoint
 from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs.storage import HdfsStorage
 from stateflow.storage.paths import claim_slot

@@ -19,7 +19,7 @@ from stateflow_airflow.dags.elements import (
 )
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.dags.restore_targets import suggested_targets
-from stateflow_airflow.operators.approval import StateflowApprovalOperator
+from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.markdown import quoted
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,

@@ -10,7 +10,7 @@ from airflow.sdk import DAG, Param, TriggerRule
 
 from stateflow_airflow.dags.elements import RETRIES, approval, new_dag, skip_unless
 from stateflow_airflow.dags.job import StateflowJob
-from stateflow_airflow.operators.command_approval import StateflowRetentionApprovalOperator
+from stateflow_airflow.operators.approvals.command_approval import StateflowRetentionApprovalOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
 from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator

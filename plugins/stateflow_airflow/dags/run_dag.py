@@ -11,7 +11,7 @@ from airflow.sdk import DAG, Param
 from stateflow_airflow.dags.elements import approval, claim_mode, new_dag, run_task
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.operators.claim_approval import StateflowClaimApprovalOperator
+from stateflow_airflow.operators.approvals.claim_approval import StateflowClaimApprovalOperator
 from stateflow_airflow.operators.template_values import to_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from airflow.sdk import DAG, Context, Param
 from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, approval, new_dag, optional_text, skip_unless
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.operators.command_approval import StateflowStopApprovalOperator
+from stateflow_airflow.operators.approvals.command_approval import StateflowStopApprovalOperator
 from stateflow_airflow.operators.markdown import quoted
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stateflow_airflow.dag_status import DagStatus, dag_status
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.run_result import with_offsets
-from stateflow_airflow.operators.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.task_requests import request_id, requester

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.operators.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.command_approval import retention_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
-from stateflow_airflow.operators.command_approval import retention_question
 from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention
 from stateflow_airflow.operators.task_requests import requester
 from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool, to_duration

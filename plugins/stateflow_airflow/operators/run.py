@@ -19,9 +19,9 @@ from stateflow_airflow.launches.launching_task import LaunchingTask
 from stateflow_airflow.launches.renewal import checked_renewal
 from stateflow_airflow.launches.schedule_interval import warn_if_longer
 from stateflow_airflow.launches.task_folders import run_id
-from stateflow_airflow.operators.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.claim_approval import claim_question
 from stateflow_airflow.operators.base import JobOperator
-from stateflow_airflow.operators.claim_approval import claim_question
 from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.operators.template_values import (
     check_job_file,

@@ -16,9 +16,9 @@ from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.launches.driver_environment import passed_environment
 from stateflow_airflow.launches.run_result import with_offsets
-from stateflow_airflow.operators.approval import Answer, ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import Answer, ApprovalCheck
+from stateflow_airflow.operators.approvals.command_approval import stop_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator, environment
-from stateflow_airflow.operators.command_approval import stop_question
 from stateflow_airflow.operators.task_requests import default_name, request_id, requester
 from stateflow_airflow.operators.template_values import (
     checked_location,

@@ -12,7 +12,7 @@ from stateflow.api.side_outputs import OutputTag, SideOutputs
 from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timer_index import TimeDomain

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 
 Array = np.ndarray[Any, Any]

@@ -26,7 +26,7 @@ from stateflow.state.kinds.key_context import KEY_OFFSET, VOID_NAMESPACE, BatchT
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import AnyMapState, AnySingleValueState
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS

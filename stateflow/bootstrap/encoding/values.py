@@ -17,7 +17,7 @@ from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, Stat
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.columnar.key_encoding import encode_keys
 from stateflow.state.entry_limits import largest, value_too_large
-from stateflow.state.kinds.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.types.arrow_types import from_builtin
 from stateflow.types.serializers import Codec, ValueSerializer
 

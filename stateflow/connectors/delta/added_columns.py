@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.connectors.column_policy import columns_to_add
+from stateflow.connectors.columns.column_policy import columns_to_add
 from stateflow.connectors.delta.column_types import (
     FEATURE_READER_VERSION,
     FEATURE_WRITER_VERSION,

@@ -12,7 +12,7 @@ from stateflow.connectors.delta.data_files import FileName, disk_error
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after, entry_path, is_current
 from stateflow.connectors.delta.partitions.values import logged_path, values_of
-from stateflow.connectors.delta.rewind import FileChange, Rewinder, remove_action
+from stateflow.connectors.delta.rewind.rewinder import FileChange, Rewinder, remove_action
 from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
 from stateflow.connectors.upserts import UpsertSettings

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.source import InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.delta.log.listing import list_log
 from stateflow.connectors.delta.log.stream_errors import stream_error
 from stateflow.connectors.source_errors import position_error

@@ -17,8 +17,8 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.column_policy import ColumnPolicy
-from stateflow.connectors.columns import check_columns, check_header
+from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.columns.declared_columns import check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
 from stateflow.connectors.files.new_files import has_new_files
 from stateflow.connectors.files.reader_options import NAMING, PARSED, check_names_columns, check_reader, defaults

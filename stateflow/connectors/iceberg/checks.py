@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.connectors.column_policy import columns_to_add
+from stateflow.connectors.columns.column_policy import columns_to_add
 from stateflow.connectors.iceberg.column_types import iceberg_type, required_part, table_schema, type_text
 from stateflow.connectors.iceberg.partitions import new_spec, unknown_partition
 from stateflow.connectors.iceberg.settings import ADD_COLUMNS, IcebergSettings

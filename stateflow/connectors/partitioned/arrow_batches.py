@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.connectors.column_policy import ColumnPolicy, FoundColumns, check_found_columns
+from stateflow.connectors.columns.column_policy import ColumnPolicy, FoundColumns, check_found_columns
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.conversion import path_of_null
 

@@ -13,7 +13,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shortened
 from stateflow.connectors.partitioned.positions import (
     Available,

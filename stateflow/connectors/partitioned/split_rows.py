@@ -12,7 +12,7 @@ import pyarrow as pa
 from stateflow.api.dead_letters import OnError
 from stateflow.api.hidden_columns import RejectedRecord, rejection_error
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.partitioned.arrow_batches import conformed, nullable_columns
 from stateflow.connectors.partitioned.positions import Split
 from stateflow.errors import UserCodeError, cut

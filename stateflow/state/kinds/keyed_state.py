@@ -17,7 +17,7 @@ from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime, EventClock, KeyContext, encode_namespace
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, SingleValueState, ValueState
 from stateflow.state.kinds.state_registry import StateRegistry
 from stateflow.state.kinds.timer_index import TimerIndex

@@ -13,7 +13,7 @@ from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.columnar.key_encoding import encode_keys
 from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.kinds.write_buffer import ABSENT

@@ -15,7 +15,7 @@ from stateflow.errors import CorruptFile, IncompatibleState
 from stateflow.state.handles import StateSchema, TypeSchema
 from stateflow.state.schema.compare import NEW_NAME, Comparison, Conflict
 from stateflow.state.schema.describe import declaration_text, type_text
-from stateflow.types.descriptors import Compatibility, Serializer
+from stateflow.types.custom_serializer import Compatibility, Serializer
 
 
 class Fit(StrEnum):

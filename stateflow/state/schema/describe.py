@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.types.arrow_types import NUMPY, python_type, to_builtin
+from stateflow.types.custom_serializer import Serializer
 from stateflow.types.declared_types import describe_type, member_types
-from stateflow.types.descriptors import Serializer, StateDescriptor
+from stateflow.types.descriptors import StateDescriptor
 
 TYPE_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _CONTAINERS = (list, dict, set, frozenset, tuple, bytearray)

@@ -25,7 +25,7 @@ from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.planning.physical_plan import check_no_transforms, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states
-from stateflow.runtime.spark.settings import ARROW_ROWS
+from stateflow.runtime.spark.session.settings import ARROW_ROWS
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks

@@ -25,7 +25,7 @@ from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import SPLIT, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timer_index import TimeDomain

@@ -14,7 +14,8 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.checkpoint.savepoints import catalog, create
 from stateflow.errors import ConfigError
-from stateflow.operations import forks, restores, savepoint_disposal, savepoints
+from stateflow.operations import forks, restores
+from stateflow.operations.savepoints import job_savepoints, savepoint_disposal
 from stateflow.runtime.driver import fence_watch, request_poller, request_server
 from stateflow.runtime.driver.checkpointing import pipeline, upload_waiter
 from stateflow.runtime.job.job import Job
@@ -64,7 +65,7 @@ class CommandEnv:
         location = {"open_location": self._location}
         disposal = {"open_root": self._root, "open_root_in": self._root_in, "open_if_allowed": self.storage}
         replacements: list[tuple[Any, dict[str, Any]]] = [
-            (savepoints, {**opening, "open_existing": self._job}),
+            (job_savepoints, {**opening, "open_existing": self._job}),
             (savepoint_disposal, {**disposal, **location}),
             (restores, {"open_existing": self._job}),
             (forks, {"open_root": self._root, **location, "probe_storage": lambda *_: None}),

@@ -113,7 +113,7 @@ _PRINTS = """
 import json, sys
 from pathlib import Path
 from stateflow.config.sources import resolve
-from stateflow.runtime.spark.session import JobTraits, open_session
+from stateflow.runtime.spark.session.session import JobTraits, open_session
 
 names = ["spark.master", "spark.sql.shuffle.partitions", "spark.ui.retainedJobs", "spark.x"]
 settings = resolve({"local_dir": sys.argv[1], "spark.conf.spark.x": "settings"})

@@ -19,7 +19,7 @@ _PROGRAM = """
 import os, sys
 from pathlib import Path
 from stateflow.config.sources import resolve
-from stateflow.runtime.spark.session import JobTraits, open_session
+from stateflow.runtime.spark.session.session import JobTraits, open_session
 
 os.umask(0)
 settings = resolve({"local_dir": sys.argv[1], "spark.master": sys.argv[2]})

@@ -24,7 +24,7 @@ from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, store_files
 from stateflow.checkpoint.savepoints.catalog import TOMBSTONE, StoredSavepoint, put_marker
 from stateflow.errors import InternalError
-from stateflow.operations import external_savepoints
+from stateflow.operations.savepoints import external_savepoints
 from stateflow.runtime.restore import state_import
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation
 from stateflow.state.backends import canonical_file, factory

@@ -15,7 +15,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.claim_slots import Disposal
 from stateflow.checkpoint.savepoints.create import SavepointSpec
 from stateflow.errors import SavepointClaimed, StorageError
-from stateflow.operations import savepoints
+from stateflow.operations.savepoints import job_savepoints as savepoints
 from stateflow.runtime.driver import request_server
 from stateflow.runtime.driver.request_server import RequestServer
 from stateflow.runtime.restore import plan_execution

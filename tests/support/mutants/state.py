@@ -11,7 +11,7 @@ from stateflow.runtime.task import store_cache
 from stateflow.state.kinds.key_context import KeyContext
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import OperatorListState, OperatorStateStore
 from stateflow.state.kinds.timer_index import TimerIndex
 from stateflow.state.kinds.timers import Timers

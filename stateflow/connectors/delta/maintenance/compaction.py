@@ -24,7 +24,7 @@ from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_a
 from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
 from stateflow.connectors.delta.partitions.columns import data_columns
 from stateflow.connectors.delta.partitions.values import folder_of
-from stateflow.connectors.delta.rewind import remove_action
+from stateflow.connectors.delta.rewind.rewinder import remove_action
 from stateflow.connectors.delta.sink_table import add_action, now_ms
 from stateflow.connectors.delta.upsert import remove_files
 from stateflow.connectors.delta.versions import ENGINE, DataFile

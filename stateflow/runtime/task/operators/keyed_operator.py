@@ -13,14 +13,14 @@ import pyarrow as pa
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions.process import KeyedFunction, KeyedProcessFunction, TaskInfo
 from stateflow.checkpoint.barrier.task_report import Failure
-from stateflow.runtime.task.operators.function_lifecycle import FunctionLifecycle
+from stateflow.runtime.task.operators.calls.function_lifecycle import FunctionLifecycle
+from stateflow.runtime.task.operators.calls.row_caller import RowMethod, row_caller
+from stateflow.runtime.task.operators.calls.timer_caller import TimerCaller
 from stateflow.runtime.task.operators.input_reader import KeyedInputs, KeyedRows
 from stateflow.runtime.task.operators.key_time import KeyTime
 from stateflow.runtime.task.operators.key_tracker import KeyTracker
 from stateflow.runtime.task.operators.large_keys import InputRows
 from stateflow.runtime.task.operators.operator_runtime import InitialState, OperatorRuntime
-from stateflow.runtime.task.operators.row_caller import RowMethod, row_caller
-from stateflow.runtime.task.operators.timer_caller import TimerCaller
 from stateflow.runtime.task_spec import ChainSpec, Numbers
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.timer_index import TimeDomain

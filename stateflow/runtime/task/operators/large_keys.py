@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.config.state_settings import EntryLimits
+from stateflow.runtime.task.operators.calls.row_caller import RowCaller
 from stateflow.runtime.task.operators.input_reader import KeyedRows
-from stateflow.runtime.task.operators.row_caller import RowCaller
 from stateflow.runtime.task_spec import Numbers
 from stateflow.state.entry_limits import key_too_large
 

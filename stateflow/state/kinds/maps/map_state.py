@@ -10,8 +10,8 @@ from stateflow.errors import StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.entry_limits import map_key_too_large, value_too_large
 from stateflow.state.kinds.key_context import KeyContext, state_id
-from stateflow.state.kinds.map_access import MapAccess
-from stateflow.state.kinds.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_access import MapAccess
+from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.kinds.write_buffer import ABSENT, Absent
 from stateflow.state.schema.describe import state_schema

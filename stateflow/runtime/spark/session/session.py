@@ -21,10 +21,16 @@ from stateflow.config.settings import FULL, Settings, default_local_folder
 from stateflow.errors import ConfigError, EnvironmentUnsupported, StateflowError
 from stateflow.private_files import make_own_folders
 from stateflow.runtime.planning.physical_plan import has_transform
-from stateflow.runtime.spark.java_process import MASTER, is_started, master_of_arguments, start_java
-from stateflow.runtime.spark.log_settings import is_quiet, quiet_accumulators, quiet_py4j, quiet_spark, quiet_workers
-from stateflow.runtime.spark.settings import ARROW_ROWS, REQUIRED, check_master, check_required, is_local
-from stateflow.runtime.spark.versions import check_java, check_python, check_spark
+from stateflow.runtime.spark.session.java_process import MASTER, is_started, master_of_arguments, start_java
+from stateflow.runtime.spark.session.log_settings import (
+    is_quiet,
+    quiet_accumulators,
+    quiet_py4j,
+    quiet_spark,
+    quiet_workers,
+)
+from stateflow.runtime.spark.session.settings import ARROW_ROWS, REQUIRED, check_master, check_required, is_local
+from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
 
 _PROGRESS = "spark.ui.showConsoleProgress"
 _DEFAULTS = {

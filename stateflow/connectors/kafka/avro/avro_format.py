@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from stateflow.api.schema import Column
 from stateflow.checkpoint.barrier.task_report import message_with
-from stateflow.connectors.kafka.avro_schema import AvroSchema, Decoded, NotDecodable, UnusableSchema
-from stateflow.connectors.kafka.avro_values import misfits, record_converter, to_struct
+from stateflow.connectors.kafka.avro.avro_schema import AvroSchema, Decoded, NotDecodable, UnusableSchema
+from stateflow.connectors.kafka.avro.avro_values import misfits, record_converter, to_struct
+from stateflow.connectors.kafka.avro.schema_registry import SchemaRegistry, check_installed
 from stateflow.connectors.kafka.columns import VALUE, VALUE_ERROR
 from stateflow.connectors.kafka.formats import ValueFormat
-from stateflow.connectors.kafka.schema_registry import SchemaRegistry, check_installed
 from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.types.spark_sql import quoted
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.column_policy import ColumnPolicy, FoundColumns, check_found_columns
+from stateflow.connectors.columns.column_policy import ColumnPolicy, FoundColumns, check_found_columns
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 

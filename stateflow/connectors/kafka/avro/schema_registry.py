@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from stateflow.clock import SystemClock
-from stateflow.connectors.kafka.avro_schema import LONGEST_SCHEMA, AvroSchema, UnusableSchema
+from stateflow.connectors.kafka.avro.avro_schema import LONGEST_SCHEMA, AvroSchema, UnusableSchema
 from stateflow.errors import ConfigError, EnvironmentUnsupported, JobDefinitionError, StorageError
 from stateflow.types.bounded_json import decode_json
 

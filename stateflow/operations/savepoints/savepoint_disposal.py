@@ -21,7 +21,7 @@ from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_ext
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import open_root, open_root_in
-from stateflow.operations.savepoints import SavepointReport, describe_savepoint
+from stateflow.operations.savepoints.job_savepoints import SavepointReport, describe_savepoint
 from stateflow.requesters import os_user
 from stateflow.storage import open_if_allowed, open_location
 from stateflow.storage.paths import FORMAT, SAVEPOINTS, savepoint_folder

@@ -11,7 +11,7 @@ from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 import pyarrow as pa
 
 from stateflow.api.schema import Column
-from stateflow.connectors.kafka.avro_schema import AvroSchema, Decoded, Node, NotDecodable
+from stateflow.connectors.kafka.avro.avro_schema import AvroSchema, Decoded, Node, NotDecodable
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 

@@ -28,7 +28,7 @@ from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
 from stateflow.operations.job_root import now, open_root, pins_of
-from stateflow.operations.savepoints import (
+from stateflow.operations.savepoints.job_savepoints import (
     SavepointReport,
     SavepointRequest,
     describe_savepoint,

@@ -17,7 +17,7 @@ from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
 from stateflow.connectors.delta.data_files import disk_error
 from stateflow.connectors.delta.log.listing import list_log
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Metadata
-from stateflow.connectors.delta.rewind_preview import Divergence, other_commit
+from stateflow.connectors.delta.rewind.rewind_preview import Divergence, other_commit
 from stateflow.connectors.delta.versions import Content, DataFile, Entry, parent, read_content, read_entry
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
 

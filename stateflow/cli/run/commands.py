@@ -20,7 +20,7 @@ from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import CLAIM_MODE, JOB, ROOT, as_stateflow_error, graph_options, settings_layers, with_options
 from stateflow.cli.formatting import count_of, print_text
-from stateflow.cli.progress import make_progress
+from stateflow.cli.run.progress import make_progress
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.operators.approval import JobApprovalOperator, Question, request_digest
+from stateflow_airflow.operators.approvals.approval import JobApprovalOperator, Question, request_digest
 from stateflow_airflow.operators.base import restricted_library
 from stateflow_airflow.operators.markdown import escaped
 from stateflow_airflow.operators.template_values import checked_location, checked_root, to_claim_mode

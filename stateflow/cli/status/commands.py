@@ -15,7 +15,7 @@ from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, ActionRecord, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
 from stateflow.cli.formatting import add_row, human_bytes, in_utc, one_line, print_text, short_offset, to_seconds
-from stateflow.cli.timeline import draw_timeline
+from stateflow.cli.status.timeline import draw_timeline
 from stateflow.operations import JobCode
 from stateflow.requesters import describe_requester, requester_facts
 

@@ -1,0 +1,102 @@
+"""Aggregations of a keyed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from stateflow.api.aggregates.column_aggregates import ColumnAggregates
+from stateflow.api.dead_letters import FAIL, DeadLetters
+from stateflow.api.functions.adapters import AggregateRows, ReduceRows, StreamAggregateFunction
+from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.nodes import Edge, PartialNode, ProcessNode
+from stateflow.api.schema import RowSchema
+from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, operator_name
+from stateflow.errors import JobDefinitionError
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Acc = TypeVar("Acc")
+
+
+class KeyedAggregations(KeyedInput[Stream]):
+    """Aggregations over all rows of a key, row by row or by columns."""
+
+    def reduce(self, function: Callable[[In, In], In], *, uid: str = "", on_error: str | DeadLetters = FAIL) -> Stream:
+        """Combines the rows of each key. Emits the current result for each row.
+
+        Args:
+            function: takes the result of the earlier rows and a row, and returns a row of the same class.
+        """
+        check_callable("reduce", function, uid)
+        schema = self._node.schema
+        name = operator_name("reduce", function)
+        return self._operator(ReduceRows(function, schema.row_class), schema, uid, name, on_error)
+
+    def aggregate(
+        self,
+        function: StreamAggregateFunction[In, Acc, Out],
+        *,
+        accumulator: object,
+        output: type[object],
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
+    ) -> Stream:
+        """Aggregates the rows of each key. Emits the current result for each row.
+
+        Args:
+            function: an object with `create_accumulator`, `add` and `get_result`, as of an `AggregateFunction`.
+            accumulator: type of the accumulator.
+            output: row class of the result.
+
+        Raises:
+            JobDefinitionError: `function` lacks one of these methods.
+        """
+        wanted = ("create_accumulator", "add", "get_result")
+        if isinstance(function, type) or not all(callable(getattr(function, name, None)) for name in wanted):
+            raise JobDefinitionError(
+                "aggregate needs an aggregate function object",
+                hint=f"with the methods {', '.join(wanted)}",
+                given=repr(function),
+                uid=uid,
+            )
+        name = operator_name("aggregate", function)
+        return self._operator(AggregateRows(function, accumulator), RowSchema.of(output), uid, name, on_error)
+
+    def aggregate_columns(
+        self,
+        aggregates: Mapping[str, Sequence[str]],
+        *,
+        output: type[object],
+        uid: str = "",
+        divide_floats: bool = False,
+    ) -> Stream:
+        """Aggregates columns of each key, vectorized. Emits one row for each key that has rows in a batch.
+
+        Args:
+            aggregates: ``(kind, column)`` by output column. Kinds are ``sum``, ``count``, ``min``, ``max``, ``mean``,
+                ``variance`` (of a sample), ``first``, ``last`` and ``approx_distinct`` (error about 2 %). Nulls are
+                ignored. Rows are also aggregated before the shuffle if the stream has no event time and every
+                aggregate is ``count`` of any column, ``sum`` or ``mean`` of an int, or ``min`` or ``max`` of anything
+                but a float.
+            output: row class with the key columns and the aggregates.
+            divide_floats: aggregates sums and means of floats before the shuffle as well. Their last digits then depend
+                on how Spark divides the rows, as in Spark's own aggregations.
+
+        Raises:
+            JobDefinitionError: an aggregate does not exist, or does not fit its column or the output class.
+        """
+        schema = RowSchema.of(output)
+        try:
+            function = ColumnAggregates(aggregates, self._keying.columns, self._node.schema, schema)
+        except JobDefinitionError as e:
+            e.add_facts(operator=uid)
+            raise
+        name = f"aggregate {', '.join(aggregates)}"
+        # Tasks compute watermarks from the rows: with event time, all rows must reach the tasks.
+        partial = None if event_time_of(self._node) else function.split(divide_floats)
+        if partial is None:
+            return self._operator(function, schema, uid, name, FAIL)
+        edge = Edge(PartialNode(self._node, partial), replace(self._keying, order_by=()))
+        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name))

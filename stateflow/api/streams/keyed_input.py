@@ -1,0 +1,54 @@
+"""The input of an operator of a keyed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from stateflow.api.dead_letters import DeadLetters, checked_policy
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.api.graph.event_time import ordered_by_event_time
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph.nodes import Edge, Keying, Node, ProcessNode
+from stateflow.api.schema import RowSchema
+from stateflow.errors import JobDefinitionError
+
+Stream = TypeVar("Stream")
+
+
+class KeyedInput(Generic[Stream]):
+    """A stream with its key. `Stream` is the class of the streams that operators return.
+
+    Args:
+        add_operator: adds an operator to the graph and returns its output.
+    """
+
+    def __init__(self, graph: Graph, node: Node, keying: Keying, add_operator: Callable[[ProcessNode], Stream]) -> None:
+        self._graph = graph
+        self._node = node
+        self._keying = keying
+        self._edge = Edge(node, keying)
+        self._add_operator = add_operator
+
+    def _operator(
+        self, function: KeyedFunction[Any], schema: RowSchema, uid: str, name: str, on_error: str | DeadLetters
+    ) -> Stream:
+        edge = ordered_by_event_time(self._edge, function)
+        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, checked_policy(on_error)))
+
+
+def operator_name(method: str, function: object) -> str:
+    """Returns the name that plans and metrics show for an operator."""
+    return f"{method} {getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def check_callable(method: str, function: object, uid: str) -> None:
+    """Raises JobDefinitionError for a function that is a class, or cannot be called."""
+    if isinstance(function, type) or not callable(function):
+        raise JobDefinitionError(
+            f"{method} needs a function",
+            hint="pass a callable that takes two arguments",
+            called=method,
+            given=repr(function),
+            uid=uid,
+        )
