@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, Filter, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import stateflow
@@ -27,7 +36,8 @@ def _rows(source: StateDataSource, filters: Sequence[Filter] = ()) -> list[dict[
     schema = source.schema()
     reader = source.reader(schema)
     assert list(reader.pushFilters(list(filters))) == list(filters), "Spark must evaluate all filters"
-    reader, partitions = pickle.loads(pickle.dumps((reader, reader.partitions())))
+    planned = reader.partitions() or [InputPartition(None)]
+    reader, partitions = pickle.loads(pickle.dumps((reader, planned)))
     batches = [batch for partition in partitions for batch in reader.read(partition)]
     assert all(batch.schema.equals(to_arrow_schema(schema, timezone="UTC")) for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -49,6 +59,18 @@ def test_filters_reduce_what_tasks_read(ran: SummedJob) -> None:
     group = key_group(["a"], ["string"], 16)
     of_group = [GreaterThanOrEqual(("key_group",), group), LessThan(("key_group",), group + 1)]
     assert {row["key_group"] for row in _rows(_source(ran), of_group)} == {group}
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        [LessThan(("key_group",), 0)],
+        [GreaterThanOrEqual(("key_group",), 9), LessThan(("key_group",), 3)],
+        [EqualNullSafe(("key",), None)],
+    ],
+)
+def test_a_filter_that_no_row_fulfils_leaves_no_row(ran: SummedJob, filters: list[Filter]) -> None:
+    assert _rows(_source(ran), filters) == []
 
 
 def test_a_query_pins_its_checkpoint_until_the_lease_ends(ran: SummedJob) -> None:

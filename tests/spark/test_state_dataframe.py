@@ -59,6 +59,7 @@ def test_filters_reduce_what_is_read(session: SparkSession, ran: SummedJob) -> N
     found = frame.where(f"key_group >= {group} and key_group < {group + 1}")
     assert {row["key_group"] for row in found.collect()} == {group}
     assert found.rdd.getNumPartitions() == 1
+    assert frame.where("key_group < 0").count() == 0
 
 
 def test_tables_of_metadata_are_dataframes(session: SparkSession, ran: SummedJob) -> None:

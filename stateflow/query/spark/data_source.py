@@ -224,6 +224,9 @@ class StateReader(DataSourceReader):
             found = read_metadata(request.path, request.table, request.snapshot)
             yield from (_cast(batch, target) for batch in found.to_batches())
             return
+        if part is None:
+            # Spark passes this partition when `partitions` has returned none: no subtask has rows of the query.
+            return
         assert isinstance(part, _Part)
         operator = msgpack_decoder(OperatorState).decode(part.operator)
         table = table_of(operator, request.state, part.rows, part.max_parallelism)
