@@ -16,6 +16,8 @@ import pyarrow as pa
 from stateflow.compare.merge import Difference, unpack_list
 from stateflow.compare.states import DecodedKey, StatePair
 from stateflow.compare.summary import change_of
+from stateflow.state.handles import StateSchema
+from stateflow.state.schema.named_values import named_value
 from stateflow.types.serializers import decode_untyped
 
 SCHEMA = pa.schema(
@@ -80,17 +82,19 @@ def change_row(uid: str, pair: StatePair, found: Difference, decode: KeyDecoder)
         to_json(list(key.key)),
         None if key.namespace is None else to_json(key.namespace),
         None if key.map_key is None else to_json(key.map_key),
-        None if found.old is None else to_json(_value(pair, found.old, key)),
-        None if found.new is None else to_json(_value(pair, found.new, key)),
+        None if found.old is None else to_json(_value(pair, pair.old, found.old, key)),
+        None if found.new is None else to_json(_value(pair, pair.new, found.new, key)),
     )
 
 
-def _value(pair: StatePair, data: bytes, key: DecodedKey) -> object:
+def _value(pair: StatePair, schema: StateSchema | None, data: bytes, key: DecodedKey) -> object:
     if pair.kind == "timer":
         return {"time": key.time, "domain": key.domain}
     if pair.kind in _RAW_KINDS:
         return data
-    return [decode_untyped(each) for each in unpack_list(data)] if pair.kind == "list" else decode_untyped(data)
+    if pair.kind == "list":
+        return [named_value(decode_untyped(each), schema) for each in unpack_list(data)]
+    return named_value(decode_untyped(data), schema)
 
 
 def to_json(value: object) -> str:

@@ -15,6 +15,7 @@ from stateflow.compare.merge import unpack_list
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.schema.compatibility import Declaration, compare_schemas
+from stateflow.state.schema.named_values import union_member
 from stateflow.types.serializers import decode_untyped, payload_start
 
 _SETS = {"set", "frozenset"}
@@ -121,7 +122,7 @@ class _Reader:
         if isinstance(value, list) and node.kind == "tuple":
             return [self.read(each, part) for each, part in zip(value, node.parts, strict=True)]
         if node.kind == "union" and value is not None:
-            chosen = self._chosen(value, node)
+            chosen = union_member(value, node, self._classes)
             return _plain(value) if chosen is None else self.read(value, chosen)
         return _plain(value)
 
@@ -145,20 +146,6 @@ class _Reader:
         except msgspec.DecodeError:
             # The name of a factory, whose value is not known here.
             return ("default", field.default)
-
-    def _chosen(self, value: object, node: TypeNode) -> TypeNode | None:
-        """Returns the member of a union that a value has; None if its recorded type does not say."""
-        others = [part for part in node.parts if part.kind != "none"]
-        if len(others) == 1:
-            return others[0]
-        tags = {self._classes[part.class_index].tag: part for part in others if part.kind == "class"}
-        for tag, part in tags.items():
-            name, _, expected = tag.partition("=")
-            if tag and isinstance(value, dict) and str(value.get(name)) == expected:
-                return part
-            if tag and isinstance(value, list) and value and str(value[0]) == expected:
-                return part
-        return None
 
 
 def _fields(value: object, described: ClassSchema) -> dict[str, object]:

@@ -18,10 +18,10 @@ from stateflow.replay.keys import WantedKey
 from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.handles import OperatorContent, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import KEY_OFFSET
-from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS, Timer, timers_in
+from stateflow.state.schema.named_values import named_value
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped
@@ -43,7 +43,7 @@ class StateChange:
         key: values of the key columns; empty for operator state.
         namespace: None without a namespace; the time domain of a timer.
         map_key: key in a map state; position of an element of operator state.
-        before, after: the value; None where there is no entry.
+        before, after: the value, or the element of a list; None where there is no entry.
         kind: ``added``, ``removed`` or ``changed``; ``same`` where entries that do not differ were requested.
     """
 
@@ -136,11 +136,12 @@ class StateComparison:
         self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateDiff
     ) -> None:
         left, right = self._elements(old), self._elements(new)
+        schemas = {each.name: each for operator in (old, new) if operator for each in operator.operator_states}
         for kind, name, subtask, at in sorted(left.keys() | right.keys()):
             element = kind, name, subtask, at
             before, after = left.get(element), right.get(element)
             if before != after:
-                old_value, new_value = (None if data is None else decode_untyped(data) for data in (before, after))
+                old_value, new_value = (_decoded(data, schemas.get(name)) for data in (before, after))
                 state, place = f"_operator/{name}", at if kind == "broadcast" else f"subtask {subtask}, {at}"
                 change = StateChange(uid, state, (), None, place, old_value, new_value, _kind(before, after))
                 found.add(change, self.max_changes)
@@ -202,6 +203,10 @@ def _kind(before: bytes | None, after: bytes | None) -> str:
     return "added" if before is None else "removed" if after is None else "changed"
 
 
+def _decoded(data: bytes | None, schema: StateSchema | None) -> object:
+    return None if data is None else named_value(decode_untyped(data), schema)
+
+
 @dataclass(frozen=True)
 class _EntryReader:
     """Decodes the stored entries of an operator."""
@@ -219,10 +224,9 @@ class _EntryReader:
         found = check_entry(self.names, self.columns, stored, before if before is not None else after or b"")
         if found is None:
             return None
-        old, new = (None if data is None else decode_untyped(data) for data in (before, after))
-        is_list = (schema := self.names[stored[_GROUP_BYTES:KEY_OFFSET]]) is not None and schema.kind == "list"
-        place = stored[-POSITION_BYTES:].hex() if is_list else found.map_key
-        return StateChange(self.operator, found.state, found.key, found.namespace, place, old, new, kind)
+        schema = self.names[stored[_GROUP_BYTES:KEY_OFFSET]]
+        old, new = (_decoded(data, schema) for data in (before, after))
+        return StateChange(self.operator, found.state, found.key, found.namespace, found.map_key, old, new, kind)
 
     def _timer(self, stored: bytes, domain: TimeDomain, kind: str) -> StateChange:
         timer: Timer = timers_in([(stored, b"")], domain)[0]

@@ -95,6 +95,36 @@ def test_timers_side_outputs_and_state_that_does_not_change_are_shown(cli: CliFi
     assert {(each.state, each.before, each.after) for each in key.state} == {("total", 1, 12), ("_timers", 0, 0)}
 
 
+POSITIONAL = """
+from stateflow import ListStateDescriptor
+
+class Seen(msgspec.Struct, array_like=True):
+    number: int
+
+class Sum(KeyedProcessFunction):
+    def open(self, ctx):
+        self.last = ctx.get_state(ValueStateDescriptor("last", Seen))
+        self.all = ctx.get_list_state(ListStateDescriptor("all", Seen))
+
+    def process_element(self, row, ctx):
+        self.last.update(Seen(row.number))
+        self.all.add(Seen(row.number))
+        return [Total(row.key, row.number)]
+"""
+
+
+def test_values_have_the_names_of_their_fields_and_elements_of_lists_are_in_order(cli: CliFixture) -> None:
+    cli.write(POSITIONAL + BUILD, JOB)
+    cli.run()
+    (key,) = replay(_request(cli, "b")).keys
+    assert [(each.state, each.map_key, each.before, each.after) for each in key.state] == [
+        ("last", None, {"number": 1}, {"number": 7}),
+        ("all", None, {"number": 1}, {"number": 1}),
+        ("all", None, None, {"number": 4}),
+        ("all", None, None, {"number": 7}),
+    ]
+
+
 def test_a_key_without_rows_and_state_has_no_calls(job: CliFixture) -> None:
     (key,) = replay(_request(job, "z")).keys
     assert (key.calls, key.state) == ((), ())
