@@ -14,6 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 import stateflow
 from stateflow.errors import MissingFile
+from stateflow.query.metadata import SCHEMAS
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 from tests.support.screens import normalized
@@ -123,6 +124,18 @@ def test_the_screen_of_operators_and_states_matches_the_golden_file(job: CliFixt
         ("_timers", "timers"),
         ("_operator/buffer", "split-list"),
     }
+
+
+def test_tables_of_metadata_are_printed(job: CliFixture, golden: SnapshotAssertion) -> None:
+    for table in SCHEMAS:
+        shown = invoke("state", "show", job.root, "--table", table, "--json")
+        lines = [json.loads(line) for line in shown.output.splitlines()]
+        rows = stateflow.read_metadata(job.root, table).to_pylist()
+        assert [list(line) for line in lines] == [list(row) for row in rows]
+        assert [line.get("file") for line in lines] == [row.get("file") for row in rows]
+    for table in ("snapshots", "states"):
+        assert _shown(job, "show", job.root, "--table", table) == golden(name=table)
+    assert "leave the snapshot out" in _error("show", job.root, "--table", "snapshots", "--snapshot", "2")
 
 
 def _get(job: CliFixture, state: str, key: str, *more: str, operator: str = "sum") -> list[Any]:

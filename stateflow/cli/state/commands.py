@@ -13,11 +13,12 @@ from stateflow.cli.common import JSON, refuse
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, print_text
 from stateflow.cli.state.export import ExportFormat, print_rows, write_rows
 from stateflow.cli.state.keys import parse_key
+from stateflow.cli.state.metadata import print_metadata
 from stateflow.clock import SystemClock
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.query.columns.reader import state_table
 from stateflow.query.columns.state_table import Rows, key_fields
-from stateflow.query.metadata import metadata_of
+from stateflow.query.metadata import SCHEMAS, metadata_of, read_metadata
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_snapshot
 
 Row = dict[str, str | int | list[str] | None]
@@ -49,12 +50,21 @@ def state() -> None:
 @state.command()
 @_LOCATION
 @_SNAPSHOT
+@click.option(
+    "--table",
+    type=click.Choice(list(SCHEMAS)),
+    help="Print this table of metadata instead: all snapshots of the job root; or the operators, states or files of "
+    "one, with all columns. With --json, one line for each row.",
+)
 @JSON
-def show(location: str, snapshot: str | None, as_json: bool) -> None:
+def show(location: str, snapshot: str | None, table: str | None, as_json: bool) -> None:
     """Show the operators and states of a checkpoint or savepoint.
 
     JOB_ROOT|SAVEPOINT is a job root, or the folder of a savepoint: a path or URI.
     """
+    if table is not None:
+        print_metadata(read_metadata(location, table, snapshot), as_json)
+        return
     found = describe_snapshot(location, snapshot)
     operators: list[Row] = metadata_of(found, "operators").to_pylist()
     states: list[Row] = metadata_of(found, "states").to_pylist()
