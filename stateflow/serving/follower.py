@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +54,13 @@ ALL_GROUPS = (KeyGroupRange(0, (1 << 15) - 1),)
 _TRIES = 5
 """How many newer checkpoints are tried in one poll when files were deleted meanwhile."""
 
+Prepare = Callable[[Sequence[SubtaskState]], object]
+"""Fetches and checks the files of states before they are opened."""
+
+
+def _not_prepared(states: Sequence[SubtaskState]) -> None:
+    """Leaves everything to the follower."""
+
 
 @dataclass(frozen=True)
 class FollowSettings:
@@ -76,24 +83,30 @@ class Follower:
         folder: a folder of this process for files and stores.
         clock: the clock for names of files.
         settings: what to keep.
+        prepare: puts the files of states into the folder `files` in another process; what it leaves is done here.
 
     Attributes:
+        files: the folder for files of checkpoints.
         problem: why the newest poll failed; None after a success.
     """
 
-    def __init__(self, storage: Storage, folder: Path, clock: Clock, settings: FollowSettings) -> None:
+    def __init__(
+        self, storage: Storage, folder: Path, clock: Clock, settings: FollowSettings, prepare: Prepare = _not_prepared
+    ) -> None:
         self._storage = storage
         self._folder = folder
         self._clock = clock
         self._settings = settings
-        self._cache = HostCache.temporary(folder / "files", storage, clock)
+        self._prepare = prepare
+        self.files = folder / "files"
+        self._cache = HostCache.temporary(self.files, storage, clock)
         self._root: JobRoot | None = None
         self._seq = 0
         self._groups: Sequence[KeyGroupRange] = ALL_GROUPS
         self._opened_groups: Sequence[KeyGroupRange] = ()
         self._current: EntryRef | None = None
         self._open: deque[ServedCheckpoint] = deque()
-        self._files: dict[str, list[StateFile]] = {}
+        self._files_of: dict[str, list[StateFile]] = {}
         self._is_damaged = False
         self._numbers = count(1)
         self._lock = threading.Lock()
@@ -227,10 +240,13 @@ class Follower:
     ) -> ServedCheckpoint:
         committed = epoch_milliseconds(datetime.fromisoformat(ref.at)) if is_timestamp(ref.at) else None
         subtasks: dict[str, list[OpenSubtask]] = {}
+        newest = self.newest
+        known = {s.snapshot: s for s in newest.open_subtasks()} if newest and not anew else {}
+        wanted = {o.uid: _states_of(o, groups) for o in manifest.operators if queryable_schemas(o)}
+        self._prepare([s for stored in wanted.values() for s in stored if s.snapshot not in known])
         try:
-            for operator in manifest.operators:
-                if queryable_schemas(operator):
-                    self._open_operator(operator, groups, subtasks.setdefault(operator.uid, []), anew)
+            for uid, stored in wanted.items():
+                self._open_subtasks(stored, known, subtasks.setdefault(uid, []))
         except BaseException:
             for opened in subtasks.values():
                 for subtask in opened:
@@ -239,19 +255,16 @@ class Follower:
         states = queryable_states(manifest, committed)
         return ServedCheckpoint(ref.id, root.job.max_parallelism, states, subtasks, groups)
 
-    def _open_operator(
-        self, operator: OperatorState, groups: Sequence[KeyGroupRange], opened: list[OpenSubtask], anew: bool
+    def _open_subtasks(
+        self, states: Sequence[SubtaskState], known: Mapping[str, OpenSubtask], opened: list[OpenSubtask]
     ) -> None:
-        newest = self.newest
-        known = {s.snapshot: s for s in newest.open_subtasks()} if newest and not anew else {}
-        for state in operator.subtasks:
-            if any(state.groups.overlap(wanted) for wanted in groups):
-                reused = known.get(state.snapshot)
-                store = reused.store.acquire() if reused else SharedStore(self._open_store(state))
-                opened.append(OpenSubtask(state.snapshot, state.groups, store))
+        for state in states:
+            reused = known.get(state.snapshot)
+            store = reused.store.acquire() if reused else SharedStore(self._open_store(state))
+            opened.append(OpenSubtask(state.snapshot, state.groups, store))
 
     def _open_store(self, state: SubtaskState) -> KeyedStateBackend:
-        self._files[state.snapshot] = list(state.files)
+        self._files_of[state.snapshot] = list(state.files)
         failpoints.hit("serve.fetching")
         try:
             return self._open_backend(state)
@@ -274,5 +287,9 @@ class Follower:
         failpoints.hit("serve.swapped")
         for checkpoint in [*same, *surplus]:
             checkpoint.release()
-        self._files = {name: files for name, files in self._files.items() if name in remaining}
-        self._cache.keep_only(file for files in self._files.values() for file in files)
+        self._files_of = {name: files for name, files in self._files_of.items() if name in remaining}
+        self._cache.keep_only(file for files in self._files_of.values() for file in files)
+
+
+def _states_of(operator: OperatorState, groups: Sequence[KeyGroupRange]) -> list[SubtaskState]:
+    return [state for state in operator.subtasks if any(state.groups.overlap(wanted) for wanted in groups)]

@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -21,8 +21,10 @@ from stateflow.observability.logging import log_event
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.serving.app import AppSettings, StateApp
 from stateflow.serving.connections import BoundedProtocol
+from stateflow.serving.fetching.fetch_process import FetchProcess
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.registry import Membership
+from stateflow.state.handles import SubtaskState
 from stateflow.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class ServerSettings:
         connections: maximum number of connections; further ones are answered with status 503.
         app: limits of requests, and the token.
         follow: checkpoints that are kept open, and memory.
+        fetches_apart: whether a child process fetches and checks files, so that queries do not wait for it.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +56,7 @@ class ServerSettings:
     connections: int = 200
     app: AppSettings = field(default_factory=AppSettings)
     follow: FollowSettings = field(default_factory=FollowSettings)
+    fetches_apart: bool = False
 
     def check(self) -> None:
         """Raises ConfigError for settings that would let any host query the state, or that cannot be used."""
@@ -97,7 +101,8 @@ class StateServer:
         self._storage = open_storage(job_root) if isinstance(job_root, str) else job_root
         self._socket = _bound(settings)
         self._scratch = ScratchFolder()
-        self.follower = Follower(self._storage, self._scratch.path, self._clock, settings.follow)
+        self._fetching: FetchProcess | None = None
+        self.follower = Follower(self._storage, self._scratch.path, self._clock, settings.follow, self._prepare)
         self._membership = Membership(self._storage, self.follower, self._clock, self.url, settings.lease)
         self._http = uvicorn.Server(_uvicorn_config(self.follower, settings))
         self._stopping = threading.Event()
@@ -155,12 +160,22 @@ class StateServer:
     def _follow(self) -> None:
         poll = self._settings.poll or timedelta(seconds=0.05 if self._storage.host_local else 1)
         try:
+            # The process ends with the thread that starts it, which is this one.
+            if self._settings.fetches_apart:
+                self._fetching = FetchProcess(self._storage.uri, self.follower.files)
             while not self._stopping.is_set():
                 self.step()
                 self._stopping.wait(poll.total_seconds())
         except BaseException as e:
             self._failure = e
             self.stop()
+        finally:
+            if self._fetching is not None:
+                self._fetching.close()
+
+    def _prepare(self, states: Sequence[SubtaskState]) -> None:
+        if self._fetching is not None:
+            self._fetching.prepare(states)
 
 
 @contextlib.contextmanager

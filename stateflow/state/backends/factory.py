@@ -29,7 +29,7 @@ from stateflow.state.backends.entry_stream import (
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.backends.rocksdb.reader import RocksDBReader
+from stateflow.state.backends.rocksdb.reader import RocksDBReader, fetch_and_check
 from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
 from stateflow.types.key_groups import KeyGroupRange
@@ -77,11 +77,25 @@ def open_to_read(location: StoreLocation, state: SubtaskState) -> KeyedStateBack
     A state of a hash map is in memory as a whole.
     """
     base = Base.of(state)
-    if state.backend == "rocksdb" and state.has_store:
+    if _has_rocksdb_store(state):
         return RocksDBReader(location.folder, location.cache, base, location.rocksdb)
     if state.backend in _HASH_MAPS:
         return DictBackend(dict(read_entries(location, base)))
     return open_backend(location, base, StateSettings(backend="rocksdb"))
+
+
+def prepare_to_read(location: StoreLocation, state: SubtaskState) -> None:
+    """Does what takes most of the time of `open_to_read`, for another process of the host with the same cache folder.
+
+    The files of a RocksDB store are fetched into the cache and checked; for other backends, there is nothing to do.
+    Raises as `open_backend` does.
+    """
+    if _has_rocksdb_store(state):
+        fetch_and_check(location.folder, location.cache, state)
+
+
+def _has_rocksdb_store(state: SubtaskState) -> bool:
+    return _is_native(state) and state.has_store
 
 
 def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, None]:

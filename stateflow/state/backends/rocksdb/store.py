@@ -103,9 +103,7 @@ class StoreOpener:
         return {}, ()
 
     def _link(self, state: SubtaskState) -> dict[str, StateFile]:
-        for stored in state.files:
-            _check_name(stored.local_name)
-        files = {file.local_name: file for file in state.files}
+        files = checked_files(state)
         manifest = read_store_manifest(self._cache, state)
         check_once(self._folder.with_name(f"{self._folder.name}.check"), self._cache, manifest, files)
         self._cache.link_all({self._folder / f.name: files[f.name] for f in manifest.files})
@@ -171,6 +169,13 @@ def hide_key_groups(store: Rdict, ranges: Sequence[KeyGroupRange]) -> None:
 def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
     """Returns the smallest possible key of the range, and that of the next key group after it."""
     return struct.pack(">H", groups.first), struct.pack(">H", groups.last + 1)
+
+
+def checked_files(state: SubtaskState) -> dict[str, StateFile]:
+    """Returns the files of a stored state by local name; raises CorruptFile for a name that no store has."""
+    for stored in state.files:
+        _check_name(stored.local_name)
+    return {file.local_name: file for file in state.files}
 
 
 def _check_name(name: str) -> None:
