@@ -46,6 +46,7 @@ from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
     from stateflow.bootstrap.encoding.frames import KeyedStateFrame
+    from stateflow.bootstrap.spark_checkpoint.checkpoint import SparkCheckpoint
     from stateflow.bootstrap.writer import SavepointWriter
     from stateflow.compare.snapshots import diff
     from stateflow.connectors.columns.column_policy import ColumnPolicy
@@ -95,6 +96,7 @@ _LAZY = {
     "Raw": "stateflow.connectors.kafka.formats",
     "SavepointWriter": "stateflow.bootstrap.writer",
     "SchemaRegistry": "stateflow.connectors.kafka.avro.schema_registry",
+    "SparkCheckpoint": "stateflow.bootstrap.spark_checkpoint.checkpoint",
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
     "read_metadata": "stateflow.query.metadata",
@@ -161,6 +163,7 @@ __all__ = [
     "SavepointWriter",
     "SchemaRegistry",
     "Serializer",
+    "SparkCheckpoint",
     "SparkSource",
     "Split",
     "StateTtlConfig",

@@ -74,6 +74,7 @@ PUBLIC_NAMES = [
     "SavepointWriter",
     "SchemaRegistry",
     "Serializer",
+    "SparkCheckpoint",
     "SparkSource",
     "Split",
     "StateTtlConfig",

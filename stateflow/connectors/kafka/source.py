@@ -203,7 +203,7 @@ class KafkaSource(Source):
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`: asks Kafka for the offsets of a time."""
         if start.kind is StartKind.POSITION:
-            return InitialPosition(format_offsets(self._parsed(start.position)))
+            return InitialPosition(format_offsets(self._own(self._parsed(start.position))))
         client = self._client()
         partitions = client.partitions(self.topics)
         if start.kind is StartKind.LATEST:
@@ -253,6 +253,18 @@ class KafkaSource(Source):
         except ValueError as e:
             hint = 'such as {"flights":{"0":1200,"1":1150}}, with all partitions'
             raise position_error("a Kafka source", hint, self.description, offset, e) from e
+
+    def _own(self, position: dict[Partition, int]) -> dict[Partition, int]:
+        """Returns a position; raises ConfigError if it has topics that the source does not read."""
+        others = sorted({topic for topic, _ in position if not self.topics.matches(topic)})
+        if others:
+            raise ConfigError(
+                "a position has topics that the source does not read",
+                hint="give the offsets of the source's own topics",
+                source=self.description,
+                topics=others[:10],
+            )
+        return position
 
     def _client(self) -> KafkaClient:
         return KafkaClient(self.bootstrap_servers, self._security.for_client() if self._security else {})
