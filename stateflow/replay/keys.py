@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Context, Decimal, InvalidOperation
 
-from stateflow.errors import ConfigError, StateError
+from stateflow.errors import ConfigError, WrongKeyType
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.types.columns.conversion import stored_scalar
-from stateflow.types.key_encoding import encode_key
-from stateflow.types.key_groups import key_group, key_hash
+from stateflow.types.key_values import encoded, group_of, parse_key
 
 _GROUP_BYTES, _TIME_BYTES = 2, 8
 _TIMERS = frozenset(TIMER_IDS.values())
@@ -49,95 +46,9 @@ class WantedKey:
         return tuple(map(stored_scalar, values)) == self.values
 
 
-def parse_key(texts: Sequence[str], types: Sequence[str], max_parallelism: int) -> WantedKey:
-    """Returns the key with the given values.
-
-    Args:
-        texts: the value of each key column.
-        types: Spark's type names of the key columns.
-        max_parallelism: number of key groups.
-
-    Raises:
-        ConfigError: the number of values differs from that of the columns, or a value is not of its column's type.
-    """
-    if len(texts) != len(types):
-        raise ConfigError(
-            "the number of values of the key differs from that of the key columns",
-            hint="pass --key once for each key column, in their order",
-            given=list(texts),
-            types=list(types),
-        )
-    values = tuple(_parse(text, kind) for text, kind in zip(texts, types, strict=True))
-    return WantedKey(values, key_group(values, types, max_parallelism), encode_key(values))
-
-
-def _parse(text: str, kind: str) -> object:
-    try:
-        value = _value(text, kind)
-        key_hash([value], [kind])
-        encode_key([value])
-    except (ValueError, InvalidOperation, OverflowError, StateError) as e:
-        raise ConfigError(
-            "a value of the key is not of its column's type",
-            hint="write numbers in decimal, dates and times in ISO 8601, bytes in hexadecimal, intervals in seconds",
-            value=text[:200],
-            type=kind,
-            reason=str(e)[:200],
-        ) from e
-    return value
-
-
-def _value(text: str, kind: str) -> object:
-    """Returns a value as a function receives it from a column. Raises ValueError if it is none of the type."""
-    parse = _PARSERS.get(kind)
-    if parse is not None:
-        return parse(text)
-    if kind.startswith("decimal("):
-        scale = int(kind.rstrip(")").partition(",")[2] or 0)
-        # Decimals of different scale are different keys.
-        return Decimal(text).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
-    raise ValueError(f"keys of this type cannot be given as a text: {kind}")
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("neither true nor false")
-    return text.lower() == "true"
-
-
-def _timestamp(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _local_timestamp(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    if found.tzinfo:
-        raise ValueError("a time zone in a timestamp without one")
-    return found
-
-
-def _seconds(text: str) -> timedelta:
-    return timedelta(seconds=float(text))
-
-
-_EXACT = Context(prec=100)
-_PARSERS: dict[str, Callable[[str], object]] = {
-    "string": str,
-    "tinyint": int,
-    "smallint": int,
-    "int": int,
-    "bigint": int,
-    "float": float,
-    "double": float,
-    "boolean": _boolean,
-    "date": date.fromisoformat,
-    "time(6)": time.fromisoformat,
-    "timestamp": _timestamp,
-    "timestamp_ntz": _local_timestamp,
-    "binary": bytes.fromhex,
-    "interval day to second": _seconds,
-}
+def _wanted(texts: Sequence[str], columns: Mapping[str, str], max_parallelism: int) -> WantedKey:
+    values = parse_key(texts, columns)
+    return WantedKey(values, group_of(values, list(columns.values()), max_parallelism), encoded(values))
 
 
 @dataclass(frozen=True)
@@ -145,47 +56,45 @@ class KeyRequest:
     """The key that a user asks for.
 
     Attributes:
-        texts: the value of each key column, in their order.
+        texts: the value of each key column in its order, or a JSON array or object of them; see `parse_key`.
         operator: uid of the operator; empty for every operator whose key columns have such values.
     """
 
     texts: tuple[str, ...]
     operator: str = ""
 
-    def keys(self, types: Mapping[str, Sequence[str]], max_parallelism: int) -> dict[str, WantedKey]:
+    def keys(self, operators: Mapping[str, Mapping[str, str]], max_parallelism: int) -> dict[str, WantedKey]:
         """Returns the key of each operator that it is of, by uid.
 
         Args:
-            types: Spark's type names of the key columns of each operator, by uid.
+            operators: Spark's type name of each key column by its name, for each operator by uid.
             max_parallelism: number of key groups.
 
         Raises:
-            ConfigError: there is no such operator, or no operator has such keys.
+            ConfigError: there is no such operator.
+            WrongKeyType: the operator, or every operator, has keys of other types.
         """
-        if self.operator:
-            if self.operator not in types:
-                raise ConfigError(
-                    "the job has no such keyed operator",
-                    hint="use one of the uids found",
-                    operator=self.operator,
-                    found=sorted(types),
-                )
-            return {self.operator: parse_key(self.texts, types[self.operator], max_parallelism)}
+        if self.operator and self.operator not in operators:
+            raise ConfigError(
+                "the job has no such keyed operator",
+                hint="use one of the uids found",
+                operator=self.operator,
+                found=sorted(operators),
+            )
+        wanted = {self.operator: operators[self.operator]} if self.operator else operators
         found, errors = {}, []
-        for uid, kinds in types.items():
+        for uid, columns in wanted.items():
             try:
-                found[uid] = parse_key(self.texts, kinds, max_parallelism)
-            except ConfigError as e:
+                found[uid] = _wanted(self.texts, columns, max_parallelism)
+            except WrongKeyType as e:
                 errors.append(e)
+        if len(errors) == 1 and not found:
+            raise errors[0]
         if not found:
-            raise (
-                errors[0]
-                if len(errors) == 1
-                else ConfigError(
-                    "no operator has keys of these values",
-                    hint="pass --key once for each key column of an operator",
-                    key=list(self.texts),
-                    types={uid: list(kinds) for uid, kinds in types.items()},
-                )
+            raise WrongKeyType(
+                "no operator has keys of these values",
+                hint="pass --key once for each key column of an operator",
+                key=list(self.texts),
+                types={uid: list(columns.values()) for uid, columns in operators.items()},
             )
         return found

@@ -157,8 +157,8 @@ class _Replay:
         return self._report(planned, runner)
 
     def _wanted_keys(self) -> dict[str, WantedKey]:
-        plan, key = self._job.plan, self._request.key
-        return key.keys(plan.key_types, self._job.root.job.max_parallelism) if key else {}
+        key = self._request.key
+        return key.keys(self._job.plan.key_columns, self._job.root.job.max_parallelism) if key else {}
 
     def _reading_context(self) -> ReadingContext:
         start, job, folder = replace(self._start, settings=self._job.settings), self._job, self._folder

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from stateflow.errors import QueryError, StateflowError
 from stateflow.query.columns.value_reader import ValueReader
-from stateflow.serving.keys import plain_key
 from stateflow.serving.lookups import Page
 from stateflow.serving.requests import ErrorAnswer
+from stateflow.types.key_values import plain_key
 
 
 class Format(Enum):

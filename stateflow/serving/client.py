@@ -38,6 +38,9 @@ R = TypeVar("R")
 _CONCURRENT = 8
 """Requests of one query that are sent at the same time."""
 _LARGEST = 2 * LARGEST_ANSWER
+_CONNECT_SECONDS = 3.0
+FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError)
+"""What sending a request raises; UnicodeError for a name of a host that cannot be encoded."""
 
 
 class _Leases:
@@ -179,17 +182,14 @@ class QueryableStateClient:
                 result = [self._call(step[0])] if len(step) == 1 else list(self._threads.map(self._call, step))
 
     def _call(self, call: HttpCall) -> HttpReply:
+        body = _Body(self._clock, call)
         try:
-            with self._http.stream(_method(call), call.url, content=call.body) as answer:
-                pieces, size = [], 0
+            with self._http.stream(_method(call), call.url, content=call.body, timeout=_timeout(call)) as answer:
                 for piece in answer.iter_raw():
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > _LARGEST:
-                        return HttpReply(failure=f"the answer has more than {_LARGEST} bytes")
-                return HttpReply(answer.status_code, b"".join(pieces))
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            return HttpReply(failure=f"{type(e).__name__}: {e}"[:200])
+                    body.add(piece)
+                return HttpReply(answer.status_code, body.content())
+        except FAILURES as e:
+            return HttpReply(failure=_reason(e))
 
 
 class AsyncQueryableStateClient:
@@ -202,9 +202,9 @@ class AsyncQueryableStateClient:
     """
 
     def __init__(self, job_root: str, *, token: str = "", timeout: timedelta = timedelta(seconds=30)) -> None:
-        clock = SystemClock()
-        self._leases = _Leases(job_root, clock)
-        self._protocol = Protocol(clock, timeout)
+        self._clock = SystemClock()
+        self._leases = _Leases(job_root, self._clock)
+        self._protocol = Protocol(self._clock, timeout)
         self._http = httpx.AsyncClient(**_http_options(token))
 
     async def __aenter__(self) -> Self:
@@ -277,22 +277,44 @@ class AsyncQueryableStateClient:
                 result = list(await asyncio.gather(*map(self._call, step)))
 
     async def _call(self, call: HttpCall) -> HttpReply:
+        body = _Body(self._clock, call)
         try:
-            async with self._http.stream(_method(call), call.url, content=call.body) as answer:
-                pieces, size = [], 0
+            async with (
+                asyncio.timeout(call.seconds),
+                self._http.stream(_method(call), call.url, content=call.body, timeout=_timeout(call)) as answer,
+            ):
                 async for piece in answer.aiter_raw():
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > _LARGEST:
-                        return HttpReply(failure=f"the answer has more than {_LARGEST} bytes")
-                return HttpReply(answer.status_code, b"".join(pieces))
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            return HttpReply(failure=f"{type(e).__name__}: {e}"[:200])
+                    body.add(piece)
+                return HttpReply(answer.status_code, body.content())
+        except FAILURES as e:
+            return HttpReply(failure=_reason(e))
+
+
+class _Body:
+    """The body of one answer, which has bounds for its size and duration."""
+
+    def __init__(self, clock: Clock, call: HttpCall) -> None:
+        self._clock = clock
+        self._until = clock.monotonic() + call.seconds
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        """Adds bytes that have arrived; raises HTTPError for an answer that is too large or too slow."""
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > _LARGEST:
+            raise httpx.HTTPError(f"the answer has more than {_LARGEST} bytes")
+        if self._clock.monotonic() > self._until:
+            raise httpx.HTTPError("the answer did not arrive in time")
+
+    def content(self) -> bytes:
+        """Returns the whole body."""
+        return b"".join(self._pieces)
 
 
 class _HttpOptions(TypedDict):
     headers: dict[str, str]
-    timeout: httpx.Timeout
     limits: httpx.Limits
     trust_env: bool
 
@@ -305,10 +327,17 @@ def _http_options(token: str) -> _HttpOptions:
     # of the job root only.
     return {
         "headers": headers,
-        "timeout": httpx.Timeout(10.0, connect=3.0),
         "limits": httpx.Limits(max_connections=64, max_keepalive_connections=32, keepalive_expiry=30.0),
         "trust_env": False,
     }
+
+
+def _timeout(call: HttpCall) -> httpx.Timeout:
+    return httpx.Timeout(call.seconds, connect=min(_CONNECT_SECONDS, call.seconds))
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def _method(call: HttpCall) -> str:

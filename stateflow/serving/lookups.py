@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stateflow.errors import ConfigError, QueryError, QueryTooLarge, WrongKeyType
-from stateflow.serving.keys import encoded, group_of, typed_key, typed_map_key
 from stateflow.serving.requests import GetRequest, KeysRequest, Request, ScanRequest
 from stateflow.serving.served_checkpoint import QueryableState, ServedCheckpoint
 from stateflow.state.backends.base import KeyedStateBackend, after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.types.key_encoding import decode_key, decode_key_parts
+from stateflow.types.key_values import encoded, group_of, typed_key, typed_map_key
 from stateflow.types.serializers import VALUE_FORMAT, payload_start
 
 LARGEST_ANSWER = 8 << 20
@@ -93,7 +93,7 @@ class Lookups:
         self._check_map(request.prefix)
         base = self._stored_key(request.key)
         prefix = base if request.prefix is None else base + encoded((request.prefix,))[:-1]
-        start = max(prefix, base + _token(request.after) + b"\0") if request.after else prefix
+        start = max(prefix, base + page_token(request.after) + b"\0") if request.after else prefix
         page, size = Page(), 0
         store = self._store(int.from_bytes(base[:_GROUP_BYTES]))
         for key, data in self._entries(store, start, prefix, base):
@@ -126,7 +126,7 @@ class Lookups:
             NotYetAvailable: another server has one of the key groups.
             ConfigError: `after` is not from a previous page.
         """
-        token = _token(request.after) if request.after else b""
+        token = page_token(request.after) if request.after else b""
         groups = self._groups(request, int.from_bytes(token[:_GROUP_BYTES]))
         page, size = Page(), 0
         for visited, group in enumerate(groups):
@@ -195,7 +195,7 @@ class Lookups:
 
     def _stored_key(self, given: Sequence[object]) -> bytes:
         types = self.state.key_types
-        key = typed_key(given, types)
+        key = typed_key(given, types, self.state.key_names)
         group = group_of(key, types, self._checkpoint.max_parallelism)
         return group.to_bytes(_GROUP_BYTES) + self._id + encoded(key) + self._namespace
 
@@ -221,14 +221,15 @@ def without_timestamp(data: bytes) -> bytes:
 
 def listing_group(after: str) -> int:
     """Returns the key group in which the page of keys after `after` begins; raises ConfigError."""
-    return int.from_bytes(_token(after)[:_GROUP_BYTES])
+    return int.from_bytes(page_token(after)[:_GROUP_BYTES])
 
 
 def _text_of(token: bytes) -> str:
     return base64.urlsafe_b64encode(token).decode()
 
 
-def _token(text: str) -> bytes:
+def page_token(text: str) -> bytes:
+    """Returns the bytes of a position between pages, which sort as the pages do; raises ConfigError."""
     try:
         return base64.b64decode(text.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError, UnicodeEncodeError) as e:

@@ -8,29 +8,19 @@ or has no checkpoint that is as new as requested, until the time of the query is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from datetime import timedelta
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
 import msgspec
 
 from stateflow import errors
 from stateflow.clock import Clock
-from stateflow.errors import NotYetAvailable, QueryError, StateflowError, UnknownState, WrongKeyType
-from stateflow.serving.answers import MsgpackPage, MsgpackValues
-from stateflow.serving.keys import group_of, plain_key, typed_key, typed_map_key
+from stateflow.errors import NotYetAvailable, StateflowError, UnknownState, WrongKeyType
 from stateflow.serving.lookups import listing_group
 from stateflow.serving.registry import ServerLease
-from stateflow.serving.requests import (
-    ErrorAnswer,
-    GetRequest,
-    KeysRequest,
-    Request,
-    Scalar,
-    ScanRequest,
-    StateDescription,
-    StatesAnswer,
-)
+from stateflow.serving.replies import entries_of, error_of, keys_of, states_of, values_of
+from stateflow.serving.requests import GetRequest, KeysRequest, Request, ScanRequest, StateDescription, StatesAnswer
 from stateflow.serving.steps import (
     HttpCall,
     HttpReply,
@@ -44,11 +34,13 @@ from stateflow.serving.steps import (
     Result,
     Step,
 )
-from stateflow.types.serializers import decode_untyped, value_serializer
+from stateflow.types.key_values import Scalar, group_of, plain_key, typed_key, typed_map_key
 
 CHUNK = 1_000
 """Keys of one HTTP request; a query for more makes several."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_SHORTEST_CALL, _LONGEST_CALL = 1.0, 10.0
+"""Seconds that an HTTP request may take: another server may answer while one hangs."""
 
 
 class _Attempts:
@@ -72,6 +64,12 @@ class _Attempts:
         The lease of a dead server stays for a while; an older server may be about to drop the key group.
         """
         return min(reversed(servers), key=lambda lease: self._failures[lease.url])
+
+    @property
+    def seconds(self) -> float:
+        """How long the next HTTP request may take."""
+        left = self._until - self._clock.monotonic()
+        return min(max(left, _SHORTEST_CALL), _LONGEST_CALL)
 
     def next_pause(self) -> float:
         """Returns how long to wait before the next attempt; raises the last error when the time is over."""
@@ -123,12 +121,13 @@ class Protocol:
         limit = CHUNK
         while pending := [i for i, result in enumerate(results) if result is None]:
             chunks = yield from self._chunks(pending, groups, limit, attempts)
-            calls = [_call(url, "get", _part(request, chunk)) for url, chunk in chunks]
+            calls = [_call(url, "get", _part(request, chunk), attempts) for url, chunk in chunks]
             replies = yield calls
             for (url, chunk), reply in zip(chunks, _replies(replies), strict=True):
                 if reply.status == 200:
-                    _fill(results, chunk, reply.body, options)
-                elif _error(reply).code == errors.QueryTooLarge.code and len(chunk) > 1:
+                    for position, result in zip(chunk, values_of(reply.body, len(chunk), options), strict=True):
+                        results[position] = result
+                elif error_of(reply).code == errors.QueryTooLarge.code and len(chunk) > 1:
                     limit = max(1, len(chunk) // 2)
                 else:
                     yield from self._failed(url, reply, attempts)
@@ -151,13 +150,7 @@ class Protocol:
         common = _common(name, options)
         request = ScanRequest(key=plain, prefix=page.prefix, after=page.after, limit=page.limit, **common)
         body = yield from self._ask("scan", request, self._group(plain, state), attempts)
-        answer = _decoded(body, MsgpackPage)
-        decode = _decoder(options)
-        entries = [
-            QueryEntry(answer.checkpoint_id, typed_map_key(key, state.map_key_type), decode(value))
-            for key, value in zip(answer.keys, answer.values, strict=True)
-        ]
-        return entries, answer.next
+        return entries_of(body, page.after, state, options)
 
     def keys_page(
         self, name: str, at: ListingPosition, limit: int, options: QueryOptions
@@ -178,21 +171,19 @@ class Protocol:
             request = KeysRequest(
                 first_group=at.group, last_group=last, after=at.after, limit=limit, **_common(name, options)
             )
-            (reply,) = _replies((yield [_call(lease.url, "keys", request)]))
+            (reply,) = _replies((yield [_call(lease.url, "keys", request, attempts)]))
             if reply.status == 200:
                 break
             yield from self._failed(lease.url, reply, attempts)
-        answer = _decoded(reply.body, MsgpackPage)
-        keys = [typed_key(key, state.key_types) for key in answer.keys if isinstance(key, list)]
-        entries = [QueryEntry(answer.checkpoint_id, key) for key in keys]
-        if answer.next:
-            return entries, ListingPosition(listing_group(answer.next), answer.next)
+        entries, following = keys_of(reply.body, request, state.key_types, options)
+        if following:
+            return entries, ListingPosition(listing_group(following), following)
         return entries, ListingPosition(last + 1) if last + 1 < self._known.max_parallelism else None
 
     def _ask(self, path: str, request: Request, group: int, attempts: _Attempts) -> Generator[Step, Result, bytes]:
         while True:
             lease = yield from self._server_of(group, attempts)
-            (reply,) = _replies((yield [_call(lease.url, path, request)]))
+            (reply,) = _replies((yield [_call(lease.url, path, request, attempts)]))
             if reply.status == 200:
                 return reply.body
             yield from self._failed(lease.url, reply, attempts)
@@ -217,9 +208,9 @@ class Protocol:
                 yield from self._read_again(attempts)
                 continue
             url = attempts.best(leases).url
-            (reply,) = _replies((yield [HttpCall(f"{url}/v1/states")]))
+            (reply,) = _replies((yield [HttpCall(f"{url}/v1/states", attempts.seconds)]))
             if reply.status == 200:
-                answer = _decoded(reply.body, StatesAnswer, is_json=True)
+                answer = states_of(reply.body)
                 self._known.states = {state.name: state for state in answer.states}
                 self._known.max_parallelism = answer.max_parallelism
                 return answer
@@ -262,7 +253,7 @@ class Protocol:
 
     def _failed(self, url: str, reply: HttpReply, attempts: _Attempts) -> Generator[Step, Result, None]:
         """Raises the error of a reply, or waits if another attempt may succeed."""
-        error = _error(reply)
+        error = error_of(reply)
         if not (reply.failure or error.retryable):
             # The next query asks again which states there are: the types of a key may have changed.
             self._known.states = {}
@@ -292,7 +283,7 @@ def _common(name: str, options: QueryOptions) -> _Common:
 
 def _plain(key: object, state: StateDescription) -> list[Scalar]:
     values = key if isinstance(key, tuple | list) else (key,)
-    return plain_key(typed_key(values, state.key_types))
+    return plain_key(typed_key(values, state.key_types, state.key_names))
 
 
 def _plain_map_keys(map_keys: Sequence[object] | None, state: StateDescription) -> list[Scalar] | None:
@@ -316,57 +307,9 @@ def _part(request: GetRequest, chunk: Sequence[int]) -> GetRequest:
     )
 
 
-def _call(url: str, path: str, request: Request) -> HttpCall:
-    return HttpCall(f"{url}/v1/{path}", msgspec.json.encode(request))
+def _call(url: str, path: str, request: Request, attempts: _Attempts) -> HttpCall:
+    return HttpCall(f"{url}/v1/{path}", attempts.seconds, msgspec.json.encode(request))
 
 
 def _replies(result: Result) -> list[HttpReply]:
     return [reply for reply in result or [] if isinstance(reply, HttpReply)]
-
-
-def _error(reply: HttpReply) -> StateflowError:
-    """Returns the error that a reply reports; one that can be retried if the reply is not from a state server."""
-    if not reply.failure:
-        try:
-            answer = msgspec.json.decode(reply.body, type=ErrorAnswer)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return NotYetAvailable("a state server could not answer", status=reply.status)
-        kind = _KINDS.get(answer.code, QueryError)
-        return kind(answer.message, hint=answer.hint, **answer.facts)
-    return NotYetAvailable("a state server cannot be reached", reason=reply.failure)
-
-
-def _kinds(base: type[StateflowError]) -> dict[str, type[StateflowError]]:
-    found = {base.code: base}
-    for kind in base.__subclasses__():
-        found |= _kinds(kind)
-    return found
-
-
-_KINDS = _kinds(StateflowError)
-"""The classes of errors by code."""
-
-D = TypeVar("D")
-
-
-def _decoded(body: bytes, kind: type[D], is_json: bool = False) -> D:
-    try:
-        return msgspec.json.decode(body, type=kind) if is_json else msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise QueryError("the answer of a state server is not of the documented form", reason=str(e)[:200]) from e
-
-
-def _decoder(options: QueryOptions) -> Callable[[bytes], object]:
-    if "value_type" not in options and "serializer" not in options:
-        return decode_untyped
-    return value_serializer(options.get("value_type", object), options.get("serializer")).decode
-
-
-def _fill(results: list[QueryResult | None], chunk: Sequence[int], body: bytes, options: QueryOptions) -> None:
-    answer = _decoded(body, MsgpackValues)
-    if len(answer.values) != len(chunk):
-        raise QueryError("a state server answered for another number of keys", wanted=len(chunk))
-    decode = _decoder(options)
-    for position, data in zip(chunk, answer.values, strict=True):
-        value = None if data is None else decode(data)
-        results[position] = QueryResult(answer.checkpoint_id, value, data is not None)

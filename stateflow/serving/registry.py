@@ -9,6 +9,7 @@ do not differ: they serve committed checkpoints.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,7 +27,7 @@ from stateflow.serving.follower import Follower
 from stateflow.state.handles import Document
 from stateflow.storage import Storage
 from stateflow.storage.paths import SERVERS, parse_server, server_key
-from stateflow.types.key_groups import KeyGroupRange, range_of
+from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange, range_of
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ LIMIT = 64 << 10
 CLOCK_DIFFERENCE = timedelta(seconds=60)
 """How much the clocks of servers and clients may differ: a lease is not used after its end and this time."""
 _MOST_SERVERS = 500
+_LONGEST_URL = 2_000
+_URL = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?(/[!-~]*)?")
+_PORTS = 1 << 16
 
 
 class ServerLease(Document, frozen=True, kw_only=True):
@@ -104,12 +108,26 @@ class Registry:
             log_event(log, logging.WARNING, "damaged-lease", key=key, reason=str(e))
             return None
         parsed = parse_server(key)
-        is_valid = is_timestamp(lease.until) and parsed is not None and parsed[0] == lease.id
-        return lease if is_valid and lease.url.startswith(("http://", "https://")) else None
+        is_own = parsed is not None and parsed[0] == lease.id
+        is_valid = is_own and is_timestamp(lease.until) and is_url(lease.url) and _are_ascending(lease.groups)
+        return lease if is_valid else None
+
+
+def is_url(text: str) -> bool:
+    """Returns whether a text can be the URL of a state server."""
+    found = _URL.fullmatch(text) if len(text) <= _LONGEST_URL else None
+    return found is not None and int(found[2] or 0) < _PORTS
+
+
+def _are_ascending(groups: Sequence[tuple[int, int]]) -> bool:
+    """Returns whether ranges are in order and disjoint, so that they have few key groups in total."""
+    ends = [-1, *(end for each in groups for end in each)]
+    starts_after = all(last < first for last, first in zip(ends[::2], ends[1::2], strict=False))
+    return starts_after and all(first <= last for first, last in groups) and ends[-1] < MAX_PARALLELISM_LIMIT
 
 
 def _has_ended(lease: ServerLease, now: datetime) -> bool:
-    return datetime.fromisoformat(lease.until) + CLOCK_DIFFERENCE < now
+    return datetime.fromisoformat(lease.until) < now - CLOCK_DIFFERENCE
 
 
 class Registration:

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
+from stateflow.types.key_values import Scalar
 
 MOST_KEYS = 10_000
 """Keys of one request."""
@@ -14,8 +15,6 @@ PAGE = 1_000
 """Entries of a page unless the request states another number."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
-Scalar = str | int | float | bool | None
-"""A value of a key in JSON."""
 Key = Annotated[list[Scalar], msgspec.Meta(min_length=1, max_length=100)]
 CheckpointId = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MOST_KEYS)]
@@ -111,7 +110,7 @@ class StatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The states that can be queried, as of the newest checkpoint."""
 
     checkpoint_id: int
-    max_parallelism: int
+    max_parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM_LIMIT)]
     states: list[StateDescription]
 
 

@@ -23,7 +23,7 @@ from stateflow.serving.app import AppSettings, StateApp
 from stateflow.serving.connections import BoundedProtocol
 from stateflow.serving.fetching.fetch_process import FetchProcess
 from stateflow.serving.follower import Follower, FollowSettings
-from stateflow.serving.registry import Membership
+from stateflow.serving.registry import Membership, is_url
 from stateflow.state.handles import SubtaskState
 from stateflow.storage import Storage, open_storage
 
@@ -69,8 +69,12 @@ class ServerSettings:
                 hint="pass a file with a token, or listen at 127.0.0.1",
                 host=self.host,
             )
-        if self.advertise and not self.advertise.startswith(("http://", "https://")):
-            raise ConfigError("the URL of a state server begins with http:// or https://", advertise=self.advertise)
+        if self.advertise and not is_url(self.advertise):
+            raise ConfigError(
+                "the URL of a state server is not one that clients can use",
+                hint="pass http:// or https://, and a host, with or without a port and a path",
+                advertise=self.advertise,
+            )
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from stateflow.serving.registry import ServerLease
-from stateflow.serving.requests import Scalar, StateDescription
+from stateflow.serving.requests import StateDescription
 from stateflow.types.custom_serializer import Serializer
+from stateflow.types.key_values import Scalar
 
 
 class QueryOptions(TypedDict, total=False):
@@ -80,9 +81,10 @@ class Pause:
 
 @dataclass(frozen=True)
 class HttpCall:
-    """A request to a server: POST with a body, GET without."""
+    """A request to a server: POST with a body, GET without; it may take so many seconds."""
 
     url: str
+    seconds: float
     body: bytes | None = None
 
 

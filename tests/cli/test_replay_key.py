@@ -12,7 +12,7 @@ import sys
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.errors import ConfigError, Interrupted
+from stateflow.errors import ConfigError, Interrupted, WrongKeyType
 from stateflow.replay.debugger import KeyDebugger
 from stateflow.replay.keys import KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
@@ -137,7 +137,7 @@ def test_options_for_a_key_need_one(job: CliFixture, options: tuple[str, ...]) -
 
 
 def test_values_that_are_no_key_of_the_operator_are_refused(job: CliFixture) -> None:
-    with raises(ConfigError, given=["b", "c"], types=["string"]):
+    with raises(WrongKeyType, given=2, types=["string"], columns=["key"]):
         replay(_request(job, "b", "c"))
 
 

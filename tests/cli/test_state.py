@@ -13,7 +13,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import stateflow
-from stateflow.errors import MissingFile
+from stateflow.errors import ConfigError, MissingFile, WrongKeyType
 from stateflow.query.metadata import SCHEMAS
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
@@ -103,9 +103,9 @@ def _shown(job: CliFixture, *words: str) -> str:
     return normalized(ended.output, root=job.root, folder=folder)
 
 
-def _error(*words: str) -> Any:
+def _error(*words: str, exit_code: int = ConfigError.exit_code) -> Any:
     ended = invoke("state", *words)
-    assert ended.exit_code == 2, ended.output
+    assert ended.exit_code == exit_code, ended.output
     return ended.output
 
 
@@ -218,5 +218,6 @@ def test_errors_of_wrong_names_name_the_existing_ones(job: CliFixture) -> None:
     "key", ['"a"', '["a"]', '["a", "x"]', '["a", 1.5]', '["a", true]', '["a", null]', '{"key": "a"}', "a", "[" * 9999]
 )
 def test_keys_that_do_not_have_the_types_of_their_columns_are_errors(job: CliFixture, key: str) -> None:
-    shown = _error("get", job.root, "--operator", "by-both", "--state", "total", "--key", key)
-    assert "number" in shown and "hint" in shown
+    words = ("get", job.root, "--operator", "by-both", "--state", "total", "--key", key)
+    shown = _error(*words, exit_code=WrongKeyType.exit_code)
+    assert f"[{WrongKeyType.code}]" in shown and "number" in shown and "hint" in shown

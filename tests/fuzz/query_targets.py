@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 from collections.abc import Iterator
@@ -13,15 +14,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from stateflow import errors
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.serving.answers import MsgpackPage, MsgpackValues
 from stateflow.serving.app import AppSettings, StateApp, describe
+from stateflow.serving.client import FAILURES
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.protocol import Protocol
-from stateflow.serving.registry import Registry, ServerLease
+from stateflow.serving.registry import Membership, Registry, ServerLease
+from stateflow.serving.requests import ScanRequest
 from stateflow.serving.served_checkpoint import OpenSubtask, QueryableState, ServedCheckpoint, SharedStore
 from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, Pause, ReadLeases, Result
 from stateflow.state.backends.memory import DictBackend
@@ -123,21 +127,45 @@ async def _answer(app: Any, path: str, body: bytes, token: bytes) -> tuple[int, 
 
 
 @contextmanager
-def server_lease(_: Path) -> Iterator[Target]:
+def server_lease(folder: Path) -> Iterator[Target]:
     """Reads changed leases: a damaged one is skipped, and never reaches a client with another scheme than HTTP."""
     storage, key = MemoryStorage(), server_key(_LEASE.id, 1)
     intact = sealed(msgspec.json.encode(_LEASE))
+    urls = [
+        "http://h",
+        "https://[::1]:1/a/",
+        "http://xn--a",
+        f"http://{'a' * 99}",
+        "http://h:99999",
+        "http://a..b",
+        "ftp://x",
+    ]
+
+    def mutate(rng: random.Random) -> bytes:
+        if rng.random() < 0.1:
+            url = changed_bytes(rng, rng.choice(urls).encode(), [b"://@:/"]).decode("latin-1")
+            return sealed(msgspec.json.encode(msgspec.structs.replace(_LEASE, url=url)))
+        return changed_document(rng, intact, [intact])
 
     def read(data: bytes) -> None:
         storage.delete([key])
         storage.put_new(key, data)
-        found = Registry(storage, SystemClock()).read()
+        registry = Registry(storage, ManualClock())
+        found = registry.read()
+        registry.remove_ended()
+        # A server divides the key groups, and a client connects.
+        membership = Membership(storage, follower, ManualClock(), "http://h", timedelta(seconds=1))
+        membership.groups([_GROUPS], 1 << 15)
         for lease in found:
-            assert lease.url.startswith(("http://", "https://")) and lease.ranges is not None
+            assert lease.url.startswith(("http://", "https://")) and sum(map(len, lease.ranges)) <= 1 << 15
+            with contextlib.suppress(*FAILURES):
+                client.build_request("GET", f"{lease.url}/v1/states")
         if not found:
             raise errors.CorruptFile("skipped")
 
-    yield Target(lambda rng: changed_document(rng, intact, [intact]), read)
+    follower = _Served(folder)
+    with httpx.Client() as client:
+        yield Target(mutate, read)
 
 
 @contextmanager
@@ -146,25 +174,42 @@ def server_answer(_: Path) -> Iterator[Target]:
     checkpoint = _checkpoint()
     known = msgspec.json.encode(describe(checkpoint))
     values: ValueSerializer[int] = ValueSerializer(int)
-    value = values.encode(7)
+    value, following = values.encode(7), base64.urlsafe_b64encode(b"\0\1x").decode()
     answers = [
         msgspec.msgpack.encode(MsgpackValues(7, [value, None])),
-        msgspec.msgpack.encode(MsgpackPage(7, [_KEY], [], base64.urlsafe_b64encode(b"\0\1x").decode())),
+        msgspec.msgpack.encode(MsgpackPage(7, [_KEY], [], following)),
+        msgspec.msgpack.encode(MsgpackPage(7, ["a", "b"], [value, value], following)),
     ]
+    error = {"code": "unknown-key", "message": "m", "hint": "h", "facts": {"hint": "x", "message": "y", "self": "z"}}
+    failed = json.dumps(error).encode()
 
     def mutate(rng: random.Random) -> tuple[bytes, bytes, int]:
         status = 200 if rng.random() < 0.8 else rng.choice([0, 400, 404, 422, 500, 503])
         described = changed_json(rng, known, [known]) if rng.random() < 0.3 else known
-        return described, changed_bytes(rng, rng.choice(answers), answers), status
+        is_error = status != 200 and rng.random() < 0.8
+        body = changed_json(rng, failed, [failed]) if is_error else changed_bytes(rng, rng.choice(answers), answers)
+        return described, body, status
 
     def read(answer: tuple[bytes, bytes, int]) -> None:
         described, body, status = answer
-        protocol = Protocol(ManualClock(), timedelta(0))
-        steps: Any = protocol.get_many("values", [_KEY, _KEY], None, {})
-        for query in (steps, protocol.keys_page("values", ListingPosition(), 2, {})):
-            _run(query, described, HttpReply(status, body))
+        accepted = 0
+        for query in _queries(Protocol(ManualClock(), timedelta(0))):
+            # All of them, though most answers are not for most.
+            with contextlib.suppress(errors.StateflowError):
+                _run(query, described, HttpReply(status, body))
+                accepted += 1
+        if not accepted:
+            raise errors.QueryError("refused")
 
     yield Target(mutate, read)
+
+
+def _queries(protocol: Protocol) -> Iterator[Any]:
+    page = ScanRequest(state="maps", key=[], after="AA==")
+    yield protocol.get_many("values", [_KEY, _KEY], None, {})
+    yield protocol.get_many("values", [_KEY, _KEY], None, {"value_type": int, "exactly": 7})
+    yield protocol.scan_page("maps", _KEY, page, {"at_least": 7})
+    yield protocol.keys_page("values", ListingPosition(), 2, {})
 
 
 def _run(steps: Any, described: bytes, reply: HttpReply) -> None:

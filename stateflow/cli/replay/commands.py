@@ -38,7 +38,8 @@ from stateflow.replay.run import replay as run_replay
     "key",
     multiple=True,
     metavar="VALUE",
-    help="Show one key only: its rows, timers, emitted rows and state. Once for each key column, in their order.",
+    help="Show one key only: its rows, timers, emitted rows and state. Once for each key column, in their order, or as "
+    "for state get.",
 )
 @click.option("--operator", default="", metavar="UID", help="With --key: only this operator. Default: all that fit.")
 @click.option(

@@ -12,7 +12,6 @@ import msgspec
 from stateflow.cli.common import JSON, refuse
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, print_text
 from stateflow.cli.state.export import ExportFormat, print_rows, write_rows
-from stateflow.cli.state.keys import parse_key
 from stateflow.cli.state.metadata import print_metadata
 from stateflow.clock import SystemClock
 from stateflow.connectors.json_rows import encode, json_objects
@@ -20,6 +19,7 @@ from stateflow.query.columns.reader import state_table
 from stateflow.query.columns.state_table import Rows, key_fields
 from stateflow.query.metadata import SCHEMAS, metadata_of, read_metadata
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_snapshot
+from stateflow.types.key_values import parse_key
 
 Row = dict[str, str | int | list[str] | None]
 
@@ -82,22 +82,24 @@ def show(location: str, snapshot: str | None, table: str | None, as_json: bool) 
 @_STATE
 @click.option(
     "--key",
-    "text",
+    "texts",
     required=True,
+    multiple=True,
     metavar="KEY",
-    help="Value of the key column; with several, a JSON array of their values, or an object with their names. Dates "
-    "and times are in ISO 8601, binary values are Base64.",
+    help="Value of the key column; with several, once for each in their order, or a JSON array of their values, or an "
+    "object with their names. Dates, times and durations are in ISO 8601, binary values are Base64.",
 )
 @_SNAPSHOT
 @JSON
-def get(location: str, operator: str, name: str, text: str, snapshot: str | None, as_json: bool) -> None:
+def get(location: str, operator: str, name: str, texts: tuple[str, ...], snapshot: str | None, as_json: bool) -> None:
     """Print the entries of one key as JSON: a line for each element of a list or entry of a map.
 
     Expired entries that still exist are included. Exit codes: 0 the key has entries; 6 it has none; others: an error.
     """
     with open_snapshot(location, snapshot) as opened:
         found = opened.operator(operator)
-        key = parse_key(text, key_fields(found))
+        columns = [field.name for field in key_fields(found)]
+        key = parse_key(texts, dict(zip(columns, found.key_types, strict=True)))
         table = state_table(opened, operator, name, Rows(keys=(key,)))
         batches = list(table.batches(opened.storage, SystemClock(), table.schema.names))
     rows = [row for batch in batches for row in json_objects(batch)]
@@ -105,7 +107,7 @@ def get(location: str, operator: str, name: str, text: str, snapshot: str | None
         about = {"operator": operator, "state": name, "key": list(key), "checkpoint_id": opened.checkpoint_id}
         print_text(msgspec.json.format(encode({**about, "rows": rows}), indent=2).decode())
     else:
-        hidden = {"key_group", *(field.name for field in key_fields(found))}
+        hidden = {"key_group", *columns}
         for row in rows:
             hidden_here = hidden if row.get("namespace") else hidden | {"namespace"}
             print_text(encode({column: row[column] for column in row if column not in hidden_here}).decode())

@@ -200,6 +200,12 @@ class JobPlan:
         return {chain.uid: list(chain.operator.keying.types) for chain in self.chains if chain.operator}
 
     @property
+    def key_columns(self) -> dict[str, dict[str, str]]:
+        """Spark type names of the key columns by their names, by uid of the operator."""
+        keyings = {chain.uid: chain.operator.keying for chain in self.chains if chain.operator}
+        return {uid: dict(zip(k.columns, k.types, strict=True)) for uid, k in keyings.items()}
+
+    @property
     def strategies(self) -> dict[str, WatermarkStrategy]:
         """The watermark strategies of the sources that reach an operator, by uid of the source."""
         return watermark_strategies(e.node for chain in self.chains if chain.operator for e in chain.inputs)

@@ -1,4 +1,8 @@
-"""Keys of queries: conversion to the recorded types, from JSON or from Python values, and their stored form."""
+"""Keys that users give: conversion to the recorded types of the key columns, from JSON, Python values or texts.
+
+The values 1 and "1" are different keys in different key groups, so a value of another type is refused: a look-up with
+it would find nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +11,85 @@ import binascii
 import datetime
 import decimal
 import math
+import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
 from stateflow.errors import StateError, StateflowError, WrongKeyType
-from stateflow.serving.requests import Scalar
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
 
+Scalar = str | int | float | bool | None
+"""A value of a key in JSON."""
+
+_MOST_CHARACTERS = 100
 _EXACT = decimal.Context(prec=100)
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_WHOLE = re.compile("[+-]?[0-9]{1,100}")
+_NUMBER = re.compile(r"[+-]?[0-9]{0,400}\.?[0-9]{1,400}([eE][+-]?[0-9]{1,9})?|[+-]?[0-9]{1,400}\.")
+_EXAMPLES = {
+    "boolean": "true",
+    "date": '"2026-01-31"',
+    "timestamp": '"2026-01-31T03:00:00Z"',
+    "timestamp_ntz": '"2026-01-31T03:00:00"',
+    "time(6)": '"03:00:00"',
+    "interval day to second": '"PT1.5S"',
+    "binary": 'Base64, "AAEC"',
+}
 
 
 class _Unfit(Exception):
     """A value is not of the type; the message says why."""
 
 
-def typed_key(given: Sequence[object], types: Sequence[str]) -> tuple[object, ...]:
+_UNFIT = (_Unfit, msgspec.ValidationError, ValueError, OverflowError, ArithmeticError, struct.error)
+"""What conversions raise for a value that is not of the type."""
+
+
+def typed_key(given: Sequence[object], types: Sequence[str], names: Sequence[str] = ()) -> tuple[object, ...]:
     """Returns a key with the types of the key columns.
 
     Args:
-        given: one value for each key column, as Python objects or as JSON has them: dates, times and Decimals as text,
-            bytes in base64, and floats that are not finite as ``"NaN"`` or ``"Infinity"``.
+        given: one value for each key column, as Python objects or as JSON has them: dates, times, durations and
+            Decimals as text, bytes in Base64, and floats that are not finite as ``"NaN"`` or ``"Infinity"``.
         types: Spark's simple type name of each key column.
+        names: names of the key columns, for errors; empty if they are not known.
 
     Raises:
         WrongKeyType: a value is not of its type, or their number differs.
     """
     if len(given) != len(types):
-        raise WrongKeyType(
-            "a key does not have one value for each key column",
-            hint="pass the values in the order of key_by",
-            given=len(given),
-            types=list(types),
-        )
-    return tuple(_typed(value, name) for value, name in zip(given, types, strict=True))
+        raise _wrong_number(len(given), types, names)
+    try:
+        return tuple(_converter(name)(value) for value, name in zip(given, types, strict=True))
+    except _UNFIT:
+        # Again, with the column of the value.
+        columns = names if len(names) == len(types) else [""] * len(types)
+        return tuple(_typed(*column) for column in zip(given, types, columns, strict=True))
+
+
+def parse_key(texts: Sequence[str], columns: Mapping[str, str]) -> tuple[object, ...]:
+    """Returns a key with the types of the key columns, from texts of a command line.
+
+    Args:
+        texts: the value of each key column in its order, as `typed_key` takes it, with numbers in decimal, and ``true``
+            or ``false``; for several columns also one text, a JSON array of the values or an object with the names.
+        columns: Spark's simple type name of each key column, by its name.
+
+    Raises:
+        WrongKeyType: a value is not of its type, or their number differs.
+    """
+    types, names = list(columns.values()), list(columns)
+    if len(texts) == 1 and len(columns) > 1:
+        return typed_key(_json_values(texts[0], columns), types, names)
+    if len(texts) != len(columns):
+        raise _wrong_number(len(texts), types, names)
+    given = [_value_of(text, kind, name) for text, kind, name in zip(texts, types, names, strict=True)]
+    return typed_key(given, types, names)
 
 
 def typed_map_key(given: object, declared: str) -> object:
@@ -87,22 +132,68 @@ def group_of(key: Sequence[object], types: Sequence[str], max_parallelism: int) 
         raise _wrong(repr(key), ", ".join(types), e.message if isinstance(e, StateflowError) else str(e)) from e
 
 
-def _typed(value: object, name: str) -> object:
-    convert = _CONVERTERS.get(name, _decimal_of(name))
+def _typed(value: object, name: str, column: str = "") -> object:
     try:
-        return convert(value)
-    except (_Unfit, msgspec.ValidationError, ValueError, OverflowError, ArithmeticError, struct.error) as e:
-        raise _wrong(repr(value), name, str(e)) from e
+        return _converter(name)(value)
+    except _UNFIT as e:
+        raise _wrong(repr(value), name, str(e), column) from e
 
 
-def _wrong(value: str, name: str, reason: str) -> WrongKeyType:
+def _wrong(value: str, name: str, reason: str, column: str = "") -> WrongKeyType:
+    facts = {"column": column} if column else {}
     return WrongKeyType(
         "a value of a key does not have the recorded type",
-        hint="pass a value of this type; JSON has dates, times and decimals as text, and bytes in base64",
+        hint=_hint(name),
+        **facts,
         value=value[:200],
         type=name,
         reason=reason[:200],
     )
+
+
+def _hint(name: str) -> str:
+    example = _EXAMPLES.get(name, '"1.50"' if name.startswith("decimal(") else "")
+    return "pass a value of this type" + (f", such as {example}" if example else "")
+
+
+def _wrong_number(given: int, types: Sequence[str], names: Sequence[str]) -> WrongKeyType:
+    return WrongKeyType(
+        "a key does not have one value for each key column",
+        hint="pass the values in the order of the key columns",
+        given=given,
+        types=list(types),
+        **({"columns": list(names)} if names else {}),
+    )
+
+
+def _json_values(text: str, columns: Mapping[str, str]) -> Sequence[object]:
+    """Returns the values of key columns that a JSON array or object has; raises WrongKeyType."""
+    try:
+        values = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        values = None
+    if isinstance(values, dict) and values.keys() == columns.keys():
+        return [values[name] for name in columns]
+    if isinstance(values, list):
+        return values
+    raise WrongKeyType(
+        "the key is not JSON with a value for each key column",
+        hint="""pass an array of the values in this order, or an object, such as '["a", 7]'""",
+        value=text[:200],
+        columns=list(columns),
+        types=list(columns.values()),
+    )
+
+
+def _value_of(text: str, name: str, column: str) -> object:
+    """Returns the value that a text of a command line has: a number or truth value, or the text for other types."""
+    if name == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if name in _BITS and _WHOLE.fullmatch(text):
+        return int(text)
+    if name in ("float", "double") and _NUMBER.fullmatch(text):
+        return float(text)
+    return text
 
 
 def _plain(value: object) -> Scalar:
@@ -209,8 +300,10 @@ def _decimal_of(name: str) -> Callable[[object], decimal.Decimal]:
             raise _Unfit(f"it is of type {type(value).__name__}")
         if not name.startswith("decimal("):
             raise _Unfit("keys of this type cannot be queried")
+        if isinstance(value, str) and (len(value) > _MOST_CHARACTERS or not _NUMBER.fullmatch(value)):
+            raise _Unfit("it is not a number")
         precision, scale = (int(part) for part in name.removeprefix("decimal(").rstrip(")").split(","))
-        given = decimal.Decimal(value[:100] if isinstance(value, str) else value)
+        given = decimal.Decimal(value)
         if not given.is_finite() or given.adjusted() >= precision - scale:
             raise _Unfit(f"it has more than {precision - scale} digits before the point")
         found = given.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT)
@@ -236,3 +329,8 @@ _CONVERTERS: dict[str, Callable[[object], object]] = {
 }
 _MAP_KEYS = {"str": "string", "int": "bigint", "float": "double", "bool": "boolean", "bytes": "binary", "date": "date"}
 """Type of key columns with the same Python type, by the declared type of a map's keys."""
+
+
+@lru_cache(1000)
+def _converter(name: str) -> Callable[[object], object]:
+    return _CONVERTERS.get(name) or _decimal_of(name)

@@ -1,7 +1,8 @@
-"""Keys of queries: what JSON makes of a typed key is the same key, in the same key group."""
+"""Keys that users give: as JSON or as text of a command line, a typed key is the same key, in the same key group."""
 
 from __future__ import annotations
 
+import base64
 import datetime
 import decimal
 import json
@@ -13,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import WrongKeyType
-from stateflow.serving.keys import encoded, group_of, plain_key, typed_key, typed_map_key
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.key_groups import key_group
+from stateflow.types.key_values import encoded, group_of, parse_key, plain_key, typed_key, typed_map_key
 from tests.support.errors import raises
 
 _LONGEST = datetime.timedelta(microseconds=(1 << 63) - 1)
@@ -40,11 +41,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@given(
-    st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
-        lambda types: st.tuples(st.just(types), st.tuples(*(VALUES[name] for name in types)))
-    )
+KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
+    lambda types: st.tuples(st.just(types), st.tuples(*(VALUES[name] for name in types)))
 )
+
+
+@given(KEYS)
 def test_a_key_survives_json_and_has_the_group_and_the_bytes_that_the_job_stores(case: Any) -> None:
     types, key = case
     stored = encode_key(key)
@@ -52,6 +54,27 @@ def test_a_key_survives_json_and_has_the_group_and_the_bytes_that_the_job_stores
         typed = typed_key(given_key, types)
         assert encoded(typed) == stored
         assert group_of(typed, types, 128) == key_group(key, types, 128)
+
+
+@given(KEYS)
+def test_the_texts_of_a_key_on_a_command_line_are_the_key(case: Any) -> None:
+    types, key = case
+    columns = {f"column {number}": name for number, name in enumerate(types)}
+    stored = encode_key(key)
+    assert encoded(parse_key([_text(value) for value in key], columns)) == stored
+    if len(types) > 1:
+        plain = plain_key(key)
+        assert encoded(parse_key([json.dumps(plain)], columns)) == stored
+        assert encoded(parse_key([json.dumps(dict(reversed([*zip(columns, plain, strict=True)])))], columns)) == stored
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    (plain,) = plain_key([value])
+    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 @given(
@@ -91,7 +114,20 @@ WRONG: dict[str, list[object]] = {
     "timestamp_ntz": ["2026-01-01T00:00:00Z", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)],
     "time(6)": ["25:00:00", 1],
     "interval day to second": ["1 day", 5],
-    "decimal(9,2)": ["1.001", "10000000.00", "NaN", "Infinity", "1e400", 1.5, True, "x"],
+    "decimal(9,2)": [
+        "1_0",
+        "٣",
+        " 1",
+        f"1.{'0' * 100}1",
+        "1.001",
+        "10000000.00",
+        "NaN",
+        "Infinity",
+        "1e400",
+        1.5,
+        True,
+        "x",
+    ],
     "struct<a:int>": [1, "x"],
 }
 
@@ -101,3 +137,35 @@ def test_a_value_of_another_type_is_refused(name: str) -> None:
     for value in WRONG[name]:
         with raises(WrongKeyType):
             group_of(typed_key([value], [name]), [name], 128)
+
+
+def test_times_with_a_zone_are_the_same_time_in_utc() -> None:
+    wanted = datetime.datetime(2026, 1, 31, 2, tzinfo=datetime.UTC)
+    for text in ("2026-01-31T02:00:00Z", "2026-01-31T03:00:00+01:00"):
+        assert parse_key([text], {"at": "timestamp"}) == (wanted,)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *(("x", "bigint"), ("1.5", "bigint"), ("1_0", "bigint"), ("٣", "bigint"), ("", "int"), ("128", "tinyint")),
+        *(("2", "boolean"), ("31.1.2026", "date"), ("2026-01-31T03:00:00", "timestamp"), ("§", "binary")),
+        *(("1.234", "decimal(9,2)"), ("1.5", "interval day to second"), ("inf", "double"), ("1", "array<int>")),
+    ],
+)
+def test_a_text_without_a_value_of_the_type_is_an_error_that_names_column_type_and_value(text: str, kind: str) -> None:
+    with raises(WrongKeyType, column="of", type=kind) as caught:
+        parse_key([text], {"of": kind})
+    assert text in str(caught.value.facts["value"]) and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "texts", [["a"], ["[1"], ['["a"]'], ['{"a": "x"}'], ['"a"'], ["\ud800"], ["[" * 9999], ["a"] * 3]
+)
+def test_texts_that_are_not_one_value_for_each_column_are_an_error_that_names_the_columns(texts: list[str]) -> None:
+    with raises(WrongKeyType, columns=["a", "b"], types=["string", "int"]):
+        parse_key(texts, {"a": "string", "b": "int"})
+
+
+def test_a_decimal_of_json_keeps_its_digits() -> None:
+    assert parse_key(['["1.10", 2]'], {"a": "decimal(9,2)", "b": "tinyint"}) == (decimal.Decimal("1.10"), 2)
