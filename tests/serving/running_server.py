@@ -1,11 +1,15 @@
-"""State servers in threads of the test's process."""
+"""State servers: in threads of the test's process, and in processes of their own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from stateflow.serving.app import AppSettings
@@ -27,3 +31,23 @@ def serving(job_root: str, token: str = TOKEN, **settings: Any) -> Iterator[Stat
         finally:
             server.stop()
             thread.join()
+
+
+def serve_process(folder: Path, job_root: str, *options: str, failpoint: str = "") -> subprocess.Popen[str]:
+    """Starts ``stateflow serve`` at a free port, with a lease of a second.
+
+    Args:
+        folder: for the file with the token.
+        job_root: the job root.
+        options: further options.
+        failpoint: where the process dies.
+    """
+    token = folder / "token"
+    token.write_text(f"{TOKEN}\n")
+    command = [sys.executable, "-m", "stateflow", "serve", "--job-root", job_root, "--port", "0", "--lease", "1"]
+    return subprocess.Popen(
+        [*command, "--token-file", str(token), *options],
+        env={**os.environ, "STATEFLOW_FAILPOINT": failpoint},
+        stdout=subprocess.PIPE,
+        text=True,
+    )

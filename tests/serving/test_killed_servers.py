@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,30 +12,18 @@ from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.failpoints import NAMES
 from stateflow.serving.client import QueryableStateClient
-from tests.serving.running_server import TOKEN, serving
+from tests.serving.running_server import TOKEN, serve_process, serving
 from tests.serving.shops_job import ShopsJob, Total
 from tests.support.job_fixture import KILLED, mostly_slow
 
 POINTS = sorted(name for name in NAMES if name.startswith("serve."))
 
 
-def _serve(jobs: ShopsJob, *options: str, failpoint: str = "") -> subprocess.Popen[str]:
-    token = jobs.folder / "token"
-    token.write_text(f"{TOKEN}\n")
-    command = [sys.executable, "-m", "stateflow", "serve", "--job-root", jobs.root, "--port", "0", "--lease", "1"]
-    return subprocess.Popen(
-        [*command, "--token-file", str(token), *options],
-        env={**os.environ, "STATEFLOW_FAILPOINT": failpoint},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.parametrize("point", mostly_slow(POINTS, ["serve.opened"]))
 def test_a_killed_server_leaves_no_pin_and_another_one_takes_over(tmp_path: Path, point: str) -> None:
     jobs = ShopsJob(tmp_path, state__backend="rocksdb")
     jobs.sell(20)
-    with _serve(jobs, failpoint=point) as killed:
+    with serve_process(jobs.folder, jobs.root, failpoint=point) as killed:
         assert killed.wait(120) == KILLED
     newest = jobs.sell(5)
     root = JobRoot.open(jobs.storage, jobs.clock)
@@ -59,7 +44,7 @@ def test_a_killed_server_leaves_no_pin_and_another_one_takes_over(tmp_path: Path
 def test_the_command_serves_until_a_signal_arrives(tmp_path: Path) -> None:
     jobs = ShopsJob(tmp_path, state__backend="rocksdb")
     newest = jobs.sell(20)
-    with _serve(jobs) as process:
+    with serve_process(jobs.folder, jobs.root) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("serving ")
         with QueryableStateClient(jobs.root, token=TOKEN) as client:
             for _ in range(2):
