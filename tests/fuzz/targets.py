@@ -43,6 +43,7 @@ from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.operator_target import operator_state
 from tests.fuzz.query_targets import query_request, server_answer, server_lease
+from tests.fuzz.state_table_target import state_table
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
 from tests.servers.hostile import answer, hostile_server
@@ -331,6 +332,7 @@ TARGETS = {
     "table-file": table_file,
     "canonical-file": canonical_file,
     "operator-state": operator_state,
+    "state-table": state_table,
     "avro-value": avro_value,
     "delta-log": delta_log,
     "savepoint": savepoint,
