@@ -67,16 +67,17 @@ def is_isolated() -> bool:
     return _isolated
 
 
-def end_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when the thread that started it ends.
+def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel to send a signal to this process when the thread that started it ends.
 
-    A thread of this process could not always do that: a library may block while it holds the interpreter lock.
+    A thread of this process could not always end it: a library may block while it holds the interpreter lock.
 
     Args:
         parent: the id of the parent process; if it has ended already, this process does, too.
+        number: the signal.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, number) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent:
         os._exit(1)

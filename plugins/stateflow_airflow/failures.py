@@ -85,7 +85,7 @@ def misconfigured(message: str, hint: str, /, **facts: object) -> PermanentFailu
 
 
 def ended_without_result(exit_code: int | None) -> StateflowTaskFailed:
-    """Returns the failure for a program that ended before it wrote its result.
+    """Returns the failure for a run whose program ended before it wrote its result.
 
     Args:
         exit_code: negative for a signal; None if it is unknown.
@@ -99,6 +99,20 @@ def ended_without_result(exit_code: int | None) -> StateflowTaskFailed:
         return PermanentFailure(code, f"the run ended with exit code {exit_code}", hint, facts)
     message = f"the run ended with exit code {exit_code} and wrote no result"
     return TransientFailure("no-result", message, hint, facts)
+
+
+def server_ended(exit_code: int) -> StateflowTaskFailed:
+    """Returns the failure for a state server that ended before its time.
+
+    Args:
+        exit_code: negative for a signal.
+    """
+    if exit_code < 0:
+        facts = {"signal": -exit_code}
+        return TransientFailure("signal", f"the state server was killed by signal {-exit_code}", facts=facts)
+    code = PERMANENT_EXIT_CODES.get(exit_code)
+    message, hint = f"the state server ended with exit code {exit_code}", "see its log above"
+    return failure(code or "server-ended", message, hint, {"exit_code": exit_code}, retryable=code is None)
 
 
 @contextmanager

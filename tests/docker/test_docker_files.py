@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import image_digests
 import pytest
 import yaml
+
+from stateflow.cli.queries.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -171,6 +174,20 @@ def test_a_service_has_a_pinned_image_no_root_and_no_port_for_other_machines(nam
     user = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", service["user"]).partition(":")[0]
     assert user not in {"", "0", "root"}
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_the_command_of_the_state_server_has_options_and_a_token_that_exist() -> None:
+    service = SERVICES["state-server"]
+    shell = service["command"][-1].replace("$${STATEFLOW_SERVED_JOB}", service["environment"]["STATEFLOW_SERVED_JOB"])
+    program, command, *options = shlex.split(shell.removeprefix("exec "))
+    assert (program, command) == ("stateflow", "serve")
+    given = serve.make_context("serve", options).params
+    (published,) = service["ports"]
+    assert published.endswith(f":{given['port']}") and given["advertise"] == f"http://state-server:{given['port']}"
+    assert f"localhost:{given['port']}/" in service["healthcheck"]["test"][-1]
+    # Made at the first start, in a volume that the service has.
+    assert f"> {given['token_file']}" in SERVICES["airflow-init"]["command"][-1]
+    assert any(str(given["token_file"]).startswith(volume.split(":")[1]) for volume in service["volumes"])
 
 
 def test_every_variable_sets_an_option_that_airflow_has_and_no_secret_is_written_down() -> None:

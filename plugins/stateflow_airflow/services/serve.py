@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import ended_without_result, log_failure
+from stateflow_airflow.failures import log_failure, server_ended
 from stateflow_airflow.operators.base import JobRootOperator
+from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.operators.template_values import checked_root
 from stateflow_airflow.versions import require_supported
 
@@ -24,8 +26,10 @@ _GRACE_SECONDS = 30
 class StateflowServeOperator(JobRootOperator):
     """Runs a state server, which answers queries of a job's committed state, for some time.
 
-    The task occupies a slot of a worker as long as it runs. Where services can run, prefer `stateflow serve` as one.
-    When the task is killed, the server ends its lease, and other servers of the job take over its key groups.
+    The task occupies a slot of a worker as long as it runs: a server is not deferrable. Where services can run, prefer
+    `stateflow serve` as one. When the task is cleared, marked or timed out, or its worker is killed, the server ends
+    with its lease, and other servers of the job take over its key groups. A server that ends for another reason is
+    a failure that is retried, unless its settings are refused.
 
     Args:
         job_root: the job's root, see `StateflowRunOperator`. Templated.
@@ -58,29 +62,37 @@ class StateflowServeOperator(JobRootOperator):
         self.advertise = advertise
         self.duration = duration
         self._server: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
 
     def execute(self, context: Context) -> None:
         """Starts the server, and ends it after `duration`; `on_kill` ends it as well.
 
         Raises:
-            StateflowTaskFailed: the settings are refused, or the server failed.
+            StateflowTaskFailed: the settings are refused, or the server has ended before its time.
         """
         command = [sys.executable, "-m", "stateflow", "serve", "--job-root", checked_root(self.job_root)]
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--token-file", self.token_file] if self.token_file else []
         command += ["--advertise", self.advertise] if self.advertise else []
-        self._server = subprocess.Popen(command)
+        # A worker that is killed leaves no server, which would occupy the port of the next try.
+        command += ["--end-with", str(os.getpid())]
+        self._is_killed = False
+        self._server = subprocess.Popen(command, env={**os.environ, **allowed_locations(self.locations)})
         try:
             code = self._server.wait(None if self.duration is None else self.duration.total_seconds())
         except subprocess.TimeoutExpired:
             return
         finally:
-            self.on_kill()
-        if code:
-            raise log_failure(ended_without_result(code))
+            self._end()
+        if not self._is_killed:
+            raise log_failure(server_ended(code))
 
     def on_kill(self) -> None:
         """Ends the server, with its lease."""
+        self._is_killed = True
+        self._end()
+
+    def _end(self) -> None:
         server = self._server
         if server is None or server.poll() is not None:
             return

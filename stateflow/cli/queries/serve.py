@@ -18,7 +18,7 @@ from stateflow.cli.common import ROOT, SECONDS
 from stateflow.cli.formatting import print_text
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, EnvironmentUnsupported
-from stateflow.process_limits import isolate
+from stateflow.process_limits import end_with_parent, isolate
 
 if TYPE_CHECKING:
     from stateflow.serving.server import StateServer
@@ -64,6 +64,9 @@ _LARGEST_TOKEN_FILE = 10_000
     show_default=True,
     help="Memory that the process may use; it ends when it needs more.",
 )
+@click.option(
+    "--end-with", "parent", type=click.IntRange(1), metavar="PID", help="Id of the parent process, to end with it."
+)
 def serve(
     job_root: str,
     host: str,
@@ -75,6 +78,7 @@ def serve(
     lease: float,
     cache_mib: int,
     memory_mib: int,
+    parent: int | None,
 ) -> None:
     """Serve the committed state of a job to queries over HTTP, until SIGINT or SIGTERM arrives.
 
@@ -90,6 +94,9 @@ def serve(
         raise EnvironmentUnsupported(
             "a package for state servers is not installed", hint="pip install 'stateflow[serve]'", package=e.name
         ) from e
+    if parent is not None:
+        # As from a user, so that the lease ends.
+        end_with_parent(parent, signal.SIGTERM)
     # A forged file of a store may crash the process that opens it: that is this one, which harms no run.
     isolate(memory_mib * _MIB)
     # A query must not wait 5 ms for the thread that checks new files whenever it needs the interpreter.
