@@ -33,7 +33,14 @@ from stateflow.errors import (
 from stateflow.serving.answers import Format, encode_entries, encode_error, encode_keys, encode_values
 from stateflow.serving.follower import Follower
 from stateflow.serving.lookups import Lookups
-from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest, StateDescription, StatesAnswer
+from stateflow.serving.requests import (
+    LARGEST_REQUEST,
+    GetRequest,
+    KeysRequest,
+    ScanRequest,
+    StateDescription,
+    StatesAnswer,
+)
 from stateflow.serving.served_checkpoint import ServedCheckpoint
 from stateflow.types.bounded_json import largest_size
 
@@ -70,7 +77,7 @@ class AppSettings:
     """
 
     token: str = ""
-    largest_request: int = 1 << 20
+    largest_request: int = LARGEST_REQUEST
     read_seconds: float = 10.0
     threads: int = 4
 
@@ -122,7 +129,8 @@ class StateApp:
         given = request.headers.get("authorization", "")
         if self._token and not hmac.compare_digest(given.encode(), b"Bearer " + self._token):
             raise Unauthorized(
-                "the token is missing or wrong", hint="send the token of the server as Authorization: Bearer TOKEN"
+                "the token is missing or wrong",
+                hint="pass the server's token to the client, or send it as Authorization: Bearer TOKEN",
             )
 
     def _failed(self, error: StateflowError) -> Response:

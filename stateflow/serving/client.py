@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -66,13 +67,22 @@ class QueryableStateClient:
         token: the token of the servers; empty for none.
         timeout: how long a query may take, with its repetitions: servers may be restarting, and a checkpoint that is
             requested with `at_least` may not be committed yet.
+        tls: for servers with a proxy that has TLS: the authorities that the client trusts, and the certificate that it
+            presents; None for the public authorities, and no certificate.
     """
 
-    def __init__(self, job_root: str, *, token: str = "", timeout: timedelta = timedelta(seconds=30)) -> None:
+    def __init__(
+        self,
+        job_root: str,
+        *,
+        token: str = "",
+        timeout: timedelta = timedelta(seconds=30),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._clock = SystemClock()
         self._leases = _Leases(job_root, self._clock)
         self._protocol = Protocol(self._clock, timeout)
-        self._http = httpx.Client(**_http_options(token))
+        self._http = httpx.Client(**_http_options(token, tls))
         self._threads = ThreadPoolExecutor(_CONCURRENT, "stateflow-query")
 
     def __enter__(self) -> Self:
@@ -199,13 +209,21 @@ class AsyncQueryableStateClient:
         job_root: as for `QueryableStateClient`.
         token: the token of the servers; empty for none.
         timeout: how long a query may take, with its repetitions.
+        tls: as for `QueryableStateClient`.
     """
 
-    def __init__(self, job_root: str, *, token: str = "", timeout: timedelta = timedelta(seconds=30)) -> None:
+    def __init__(
+        self,
+        job_root: str,
+        *,
+        token: str = "",
+        timeout: timedelta = timedelta(seconds=30),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._clock = SystemClock()
         self._leases = _Leases(job_root, self._clock)
         self._protocol = Protocol(self._clock, timeout)
-        self._http = httpx.AsyncClient(**_http_options(token))
+        self._http = httpx.AsyncClient(**_http_options(token, tls))
 
     async def __aenter__(self) -> Self:
         return self
@@ -317,9 +335,10 @@ class _HttpOptions(TypedDict):
     headers: dict[str, str]
     limits: httpx.Limits
     trust_env: bool
+    verify: ssl.SSLContext | bool
 
 
-def _http_options(token: str) -> _HttpOptions:
+def _http_options(token: str, tls: ssl.SSLContext | None) -> _HttpOptions:
     headers = {"accept": Format.MSGPACK.value, "content-type": "application/json", "accept-encoding": "identity"}
     if token:
         headers["authorization"] = f"Bearer {token}"
@@ -329,6 +348,7 @@ def _http_options(token: str) -> _HttpOptions:
         "headers": headers,
         "limits": httpx.Limits(max_connections=64, max_keepalive_connections=32, keepalive_expiry=30.0),
         "trust_env": False,
+        "verify": True if tls is None else tls,
     }
 
 

@@ -16,11 +16,19 @@ import msgspec
 
 from stateflow import errors
 from stateflow.clock import Clock
-from stateflow.errors import NotYetAvailable, StateflowError, UnknownState, WrongKeyType
+from stateflow.errors import NotYetAvailable, QueryTooLarge, StateflowError, UnknownState, WrongKeyType
 from stateflow.serving.lookups import listing_group
 from stateflow.serving.registry import ServerLease
 from stateflow.serving.replies import entries_of, error_of, keys_of, states_of, values_of
-from stateflow.serving.requests import GetRequest, KeysRequest, Request, ScanRequest, StateDescription, StatesAnswer
+from stateflow.serving.requests import (
+    LARGEST_REQUEST,
+    GetRequest,
+    KeysRequest,
+    Request,
+    ScanRequest,
+    StateDescription,
+    StatesAnswer,
+)
 from stateflow.serving.steps import (
     HttpCall,
     HttpReply,
@@ -75,7 +83,9 @@ class _Attempts:
         """Returns how long to wait before the next attempt; raises the last error when the time is over."""
         left = self._until - self._clock.monotonic()
         if left <= 0:
-            raise self.error or NotYetAvailable("no state server answered in time", hint="start one: stateflow serve")
+            raise self.error or NotYetAvailable(
+                "no state server answered in time", hint="start one: stateflow serve --job-root ROOT"
+            )
         pause = min(self._pause, left)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return pause
@@ -122,7 +132,10 @@ class Protocol:
         while pending := [i for i, result in enumerate(results) if result is None]:
             chunks = yield from self._chunks(pending, groups, limit, attempts)
             calls = [_call(url, "get", _part(request, chunk), attempts) for url, chunk in chunks]
-            replies = yield calls
+            if any(map(_is_too_large, calls)) and limit > 1:
+                limit = max(1, min(limit, len(pending)) // 2)
+                continue
+            replies = yield [_checked(call) for call in calls]
             for (url, chunk), reply in zip(chunks, _replies(replies), strict=True):
                 if reply.status == 200:
                     for position, result in zip(chunk, values_of(reply.body, len(chunk), options), strict=True):
@@ -183,7 +196,7 @@ class Protocol:
     def _ask(self, path: str, request: Request, group: int, attempts: _Attempts) -> Generator[Step, Result, bytes]:
         while True:
             lease = yield from self._server_of(group, attempts)
-            (reply,) = _replies((yield [_call(lease.url, path, request, attempts)]))
+            (reply,) = _replies((yield [_checked(_call(lease.url, path, request, attempts))]))
             if reply.status == 200:
                 return reply.body
             yield from self._failed(lease.url, reply, attempts)
@@ -309,6 +322,17 @@ def _part(request: GetRequest, chunk: Sequence[int]) -> GetRequest:
 
 def _call(url: str, path: str, request: Request, attempts: _Attempts) -> HttpCall:
     return HttpCall(f"{url}/v1/{path}", attempts.seconds, msgspec.json.encode(request))
+
+
+def _is_too_large(call: HttpCall) -> bool:
+    return len(call.body or b"") > LARGEST_REQUEST
+
+
+def _checked(call: HttpCall) -> HttpCall:
+    """Returns the call; raises QueryTooLarge for one that a server refuses, perhaps before it has read it."""
+    if _is_too_large(call):
+        raise QueryTooLarge("the key is too large for a query", size=len(call.body or b""), limit=LARGEST_REQUEST)
+    return call
 
 
 def _replies(result: Result) -> list[HttpReply]:

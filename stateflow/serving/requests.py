@@ -11,6 +11,8 @@ from stateflow.types.key_values import Scalar
 
 MOST_KEYS = 10_000
 """Keys of one request."""
+LARGEST_REQUEST = 1 << 20
+"""Bytes of a request's body."""
 PAGE = 1_000
 """Entries of a page unless the request states another number."""
 

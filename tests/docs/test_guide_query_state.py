@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import ssl
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,17 @@ from typing import Any
 import httpx
 import pytest
 
+from stateflow import QueryableStateClient
 from tests.docs.pages import blocks, load_module, read
+from tests.servers.certificates import certificate
 from tests.serving.running_server import serving
 from tests.support import local_flights
 from tests.support.commands import invoke
 from tests.support.job_fixture import Row
 
 GUIDE = read("query-state")
-NAMED, STREAM, CLIENT = blocks(GUIDE, "python")
-_, REQUEST = blocks(GUIDE, "console")
+NAMED, STREAM, TLS, CLIENT = blocks(GUIDE, "python")
+_, _, REQUEST = blocks(GUIDE, "console")
 (ANSWER,) = blocks(GUIDE, "text")
 _OPEN = '        self.stats = ctx.get_state(ValueStateDescriptor("stats", Stats))\n'
 
@@ -95,3 +98,15 @@ def test_the_client_and_the_request_of_the_guide_get_what_the_job_has_computed(f
         (found,) = httpx.post(f"{server.url}/v1/get", json=asked, headers=headers).json()["values"]
         newest = flights.newest(row["carrier"], row["flight"])
         assert (found["value"]["dest"], found["value"]["arr_delay"]) == (newest["dest"], newest["arr_delay"])
+
+
+def test_the_client_for_a_proxy_of_the_guide_loads_its_certificates(tmp_path: Path) -> None:
+    made = certificate(tmp_path)
+    files = {"servers.pem": made.ca_file, "client.pem": made.ca_file, "client.key": made.key_file}
+    code = TLS.replace("s3://bucket/jobs/flights", str(tmp_path))
+    for name, file in files.items():
+        assert f"/etc/state/{name}" in code
+        code = code.replace(f"/etc/state/{name}", str(file))
+    found: dict[str, Any] = {"ssl": ssl, "QueryableStateClient": QueryableStateClient}
+    exec(code, found)
+    found["client"].close()

@@ -18,6 +18,7 @@ from stateflow.errors import (
     CheckpointNotServed,
     ConfigError,
     NotYetAvailable,
+    QueryTooLarge,
     Unauthorized,
     UnknownJob,
     UnknownKey,
@@ -113,6 +114,11 @@ def test_each_failure_is_an_error_of_its_own(jobs: ShopsJob, server: StateServer
             client.get("totals", key, exactly=newest + 1)
         with raises(CheckpointNotServed, wanted=str(newest - 1)):
             client.get("totals", key, exactly=newest - 1)
+        large = [("x" * 3_000, day) for day in range(1_000)]
+        # Several requests: one would exceed the limit.
+        assert not any(result.found for result in client.get_many("totals", large))
+        with raises(QueryTooLarge, limit=1 << 20):
+            client.get("totals", ("x" * (1 << 20), 1))
     for token in ("", "wrong", f"{TOKEN}x"):
         with QueryableStateClient(jobs.root, token=token, timeout=AT_ONCE) as client, raises(Unauthorized):
             client.get("totals", key)
