@@ -1,12 +1,14 @@
 """A program that queries a job: ``query_load.py JOB_ROOT KEYS KEYS_PER_SECOND KEYS_PER_REQUEST RESULT``.
 
-It ends with SIGTERM, and then writes each request to RESULT: when it ended, how long it took, and its checkpoint, with
-times of the wall clock in seconds. A rate of 0 is without a pause.
+It ends with SIGTERM, and then writes each request to RESULT, in seconds: when it ended by the wall clock, how long it
+took, its checkpoint, the CPU time of this process for it, and how long this process was ready to run meanwhile while no
+core was free. A rate of 0 is without a pause.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sys
@@ -19,11 +21,22 @@ from stateflow import QueryableStateClient
 _STATE = "values"
 
 
+class Waits:
+    """How long this thread has waited for a core since it began, by the scheduler of Linux."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def seconds(self) -> float:
+        """Returns the time in seconds."""
+        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+
+
 def main(arguments: list[str]) -> None:
     """Queries until SIGTERM."""
     root, keys, rate, chunk, result = arguments
     asked_per_request, pause = int(chunk), int(chunk) / float(rate) if float(rate) else 0.0
-    rng, ended = random.Random(1), []
+    rng, ended, waits = random.Random(os.getpid()), [], Waits()
 
     def end(*_: object) -> None:
         ended.append(True)
@@ -36,11 +49,11 @@ def main(arguments: list[str]) -> None:
         due = time.time()
         while not ended:
             asked = [rng.randrange(int(keys)) for _ in range(asked_per_request)]
-            began = time.time()
+            began, worked, waited = time.time(), time.thread_time(), waits.seconds()
             found = client.get_many(_STATE, asked)
-            now = time.time()
+            now, worked, waited = time.time(), time.thread_time() - worked, waits.seconds() - waited
             assert all(each.found for each in found)
-            samples.append((now, now - began, max(each.checkpoint_id for each in found)))
+            samples.append((now, now - began, max(each.checkpoint_id for each in found), worked, waited))
             if pause:
                 due = max(due + pause, now - 1)
                 time.sleep(max(0.0, due - time.time()))
