@@ -88,6 +88,11 @@ def check_location(uri: str, allowed: Iterable[str]) -> None:
         _refuse(uri, locations)
 
 
+def is_below(uri: str, location: str) -> bool:
+    """Returns whether an address leads to a location or below it."""
+    return _Place.of(uri).is_below(_Place.of(location))
+
+
 def _opened(uri: str, place: _Place, locations: Iterable[str]) -> Storage | None:
     location = place.outermost(locations)
     if location is None:

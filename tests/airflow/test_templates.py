@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from stateflow_airflow.operators.export import StateflowExportOperator
 from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
@@ -32,6 +33,7 @@ TEXT = "{{ value }}"
             {},
         ),
         (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
+        (StateflowExportOperator, {"job_root", "operator_uid", "state_name", "into", "stored_as", "snapshot"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
         (StateflowTablesOperator, {"job", "job_root", "preview"}, {}),
         (StateflowTablesOperator, {"job", "job_root"}, {"settings": {"job.day": "5"}}),

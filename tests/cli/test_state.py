@@ -187,6 +187,17 @@ def test_all_rows_are_exported_as_json_lines_and_parquet(job: CliFixture, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "rows.parquet"}
 
 
+def test_rows_are_exported_to_a_storage(job: CliFixture, tmp_path: Path) -> None:
+    words = ("state", "export", job.root, "--operator", "sum", "--state", "total", "--output")
+    for _ in range(2):
+        ended = invoke(*words, (tmp_path / "a b" / "rows.jsonl").as_uri())
+        assert ended.exit_code == 0 and "3 rows" in ended.output
+    rows = [json.loads(line) for line in (tmp_path / "a b" / "rows.jsonl").read_text().splitlines()]
+    assert [(row["key"], row["value"]) for row in rows] == [("a", 18), ("b", 22), ("c", 26)]
+    for refused in (f"file://{job.root}/log/1", "s3://bucket/", "ftp://host/rows"):
+        assert invoke(*words, refused).exit_code == ConfigError.exit_code
+
+
 def test_a_failed_export_leaves_the_earlier_output(job: CliFixture, tmp_path: Path) -> None:
     root = tmp_path / "damaged"
     shutil.copytree(job.root, root)

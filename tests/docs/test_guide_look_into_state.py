@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 
 import stateflow
 from stateflow.runtime.task import store_cache
-from tests.docs.pages import blocks, read, section
+from tests.airflow.fakes import FakeRun
+from tests.docs.pages import blocks, load_module, read, section
 from tests.support import local_flights
 from tests.support.commands import invoke
 from tests.support.screens import normalized
@@ -79,6 +80,15 @@ def test_the_commands_print_what_the_guide_shows(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "routes.jsonl").read_text().splitlines()]
     for rows in (lines, pq.read_table(folder / "routes.parquet").to_pylist()):
         assert {(row["carrier"], row["origin"]) for row in rows} == wanted
+
+
+def test_the_dag_exports_the_routes(folder: Path) -> None:
+    (block,) = blocks(section(GUIDE, "On the command line"), "python")
+    dag = load_module(folder / "export_dag.py", block.replace('"/data/', f'"{folder}/data/')).dag
+    task = dag.task_dict["export"]
+    task.render_template_fields({"ds": "2026-01-31"})
+    assert task.execute(FakeRun().next_try())["rows"] == len({(r["carrier"], r["origin"]) for r in _flights(folder)})
+    assert pq.read_table(folder / "data/exports/2026-01-31/routes.parquet").num_rows > 0
 
 
 def test_the_code_returns_the_state_of_the_flights(folder: Path) -> None:

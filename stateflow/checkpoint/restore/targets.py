@@ -94,12 +94,12 @@ def is_relative_target(text: str) -> bool:
 
 
 def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) -> Target:
-    """Returns a checkpoint that `head` retains or pins. Raises ConfigError with `hint` when it is no longer kept."""
+    """Returns a checkpoint that `head` retains or pins. Raises ConfigError with `hint` when it is not kept."""
     for ref in root.checkpoints.kept(head):
         if ref.id == checkpoint_id:
             return _checkpoint(root, ref)
     raise ConfigError(
-        "the checkpoint is no longer kept",
+        "the job does not keep such a checkpoint",
         hint=hint,
         checkpoint=checkpoint_id,
         kept=sorted({r.id for r in root.checkpoints.kept(head)}),

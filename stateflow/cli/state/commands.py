@@ -11,10 +11,11 @@ import msgspec
 
 from stateflow.cli.common import JSON, refuse
 from stateflow.cli.formatting import align_columns, count_of, human_bytes, print_text
-from stateflow.cli.state.export import ExportFormat, print_rows, write_rows
+from stateflow.cli.state.export import new_file, print_rows
 from stateflow.cli.state.metadata import print_metadata
 from stateflow.clock import SystemClock
 from stateflow.connectors.json_rows import encode, json_objects
+from stateflow.operations.state_export import ExportFormat, ExportRequest, export_state, write_rows
 from stateflow.query.columns.reader import state_table
 from stateflow.query.columns.state_table import Rows, key_fields
 from stateflow.query.metadata import SCHEMAS, metadata_of, read_metadata
@@ -128,29 +129,31 @@ def get(location: str, operator: str, name: str, texts: tuple[str, ...], snapsho
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write to a file, which only the current user can read, and which is replaced once it is complete. Default: "
-    "stdout.",
+    metavar="FILE|URI",
+    help="Write to a file, which only the current user can read, and which is replaced once it is complete; or to an "
+    "object, such as s3://bucket/rows.parquet. Default: stdout.",
 )
 @_SNAPSHOT
-def export(
-    location: str, operator: str, name: str, kind: str | None, output: Path | None, snapshot: str | None
-) -> None:
+def export(location: str, operator: str, name: str, kind: str | None, output: str | None, snapshot: str | None) -> None:
     """Write all rows of a state as JSON lines or Parquet, while they are read.
 
     In JSON, times are in ISO 8601 and binary values are Base64.
     """
-    is_parquet = kind == ExportFormat.PARQUET or (kind is None and output is not None and output.suffix == ".parquet")
-    if is_parquet and output is None:
+    found = ExportFormat(kind) if kind is not None else ExportFormat.of(output or "")
+    if found is ExportFormat.PARQUET and output is None:
         refuse("Parquet is not written to the terminal", "pass --output FILE")
+    if output is not None and "://" in output:
+        report = export_state(ExportRequest(location, operator, name, output, found, snapshot))
+        print_text(f"{report.snapshot}: {count_of(report.rows, 'row')} of {operator}.{name} in {output}")
+        return
     with open_snapshot(location, snapshot) as opened:
         table = state_table(opened, operator, name)
         batches = table.batches(opened.storage, SystemClock(), table.schema.names)
         if output is None:
             print_rows(batches)
             return
-        rows = write_rows(output, ExportFormat.PARQUET if is_parquet else ExportFormat.JSONL, table.schema, batches)
+        with new_file(Path(output)) as file:
+            rows = write_rows(file, found, table.schema, batches)
     print_text(f"{opened.label}: {count_of(rows, 'row')} of {operator}.{name} in {output}")
 
 

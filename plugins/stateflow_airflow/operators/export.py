@@ -1,0 +1,96 @@
+"""The operator that exports a state of a job for other tasks and DAGs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset
+
+from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.operators.base import JobRootOperator
+from stateflow_airflow.operators.template_values import checked_location, checked_root
+from stateflow_airflow.versions import require_supported
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from stateflow.operations.state_export import ExportFormat
+
+require_supported()
+
+
+class StateflowExportOperator(JobRootOperator):
+    """Writes all rows of one state of a checkpoint or savepoint to a file, as JSON lines or Parquet.
+
+    It needs no Spark and no slot of the job's pool; a run of the job continues, since the operator pins the checkpoint.
+    A retry replaces the file.
+
+    **Returns** (XCom) ``output``, ``rows``, ``bytes``, ``snapshot`` and ``checkpoint_id``. Each asset in `outlets`
+    receives an event with these values.
+
+    Args:
+        job_root: the job's root, see `StateflowRunOperator`. Templated.
+        operator_uid: uid of the operator in the job. Templated.
+        state_name: name of the state, as `stateflow state show` prints it, such as ``total``, ``_timers`` or
+            ``_operator/buffer``. Templated.
+        into: absolute path or URI of the file; it must be below one of the `locations`. Templated.
+        stored_as: ``jsonl`` or ``parquet``; by default, Parquet if the name of the file ends with ``.parquet``.
+            Templated.
+        snapshot: id of a checkpoint, name of a savepoint, or another target of a restore; by default, the newest
+            checkpoint. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job_root", "operator_uid", "state_name", "into", "stored_as", "snapshot")
+    ui_color = "#dff2e1"
+
+    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+        self,
+        *,
+        job_root: str,
+        operator_uid: str,
+        state_name: str,
+        into: str,
+        stored_as: str = "",
+        snapshot: int | str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job_root=job_root, **kwargs)
+        self.operator_uid = operator_uid
+        self.state_name = state_name
+        self.into = into
+        self.stored_as = stored_as
+        self.snapshot = snapshot
+
+    def execute(self, context: Context) -> dict[str, object]:
+        """Writes the file."""
+        from stateflow.operations.state_export import ExportRequest, export_state
+
+        request = ExportRequest(
+            checked_root(self.job_root),
+            self.operator_uid,
+            self.state_name,
+            checked_location("into", self.into),
+            self._format(),
+            self.snapshot or None,
+        )
+        with self.library():
+            report = export_state(request)
+        self.log.info("%d rows of %s in %s, %d bytes", report.rows, report.snapshot, report.output, report.bytes)
+        found = asdict(report)
+        for asset in self.outlets:
+            if isinstance(asset, Asset):
+                context["outlet_events"][asset].extra.update(found)
+        return found
+
+    def _format(self) -> ExportFormat | None:
+        from stateflow.operations.state_export import ExportFormat
+
+        if not self.stored_as:
+            return None
+        if self.stored_as not in [kind.value for kind in ExportFormat]:
+            raise misconfigured(
+                f"stored_as={self.stored_as!r} is no format", "pass jsonl or parquet", stored_as=self.stored_as
+            )
+        return ExportFormat(self.stored_as)
