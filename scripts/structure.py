@@ -96,7 +96,7 @@ def measures(modules: Sequence[Module]) -> list[Measure]:
         _number("public definitions without docstring", 0, _undocumented(modules)),
         _number("fmt: skip", 0, _matches(modules, r"#\s*fmt:\s*(skip|off)")),
         _number("type: ignore", 10, _matches(modules, r"#\s*type:\s*ignore")),
-        _number("Any in annotations", 225, _any_annotations(modules)),
+        _number("Any in annotations", 180, _any_annotations(modules)),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from stateflow.errors import JobDefinitionError
 
@@ -38,7 +38,7 @@ class SideOutputs:
     __slots__ = ("_rows",)
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[Any]] = {}
+        self._rows: dict[str, list[object]] = {}
 
     def add(self, tag: OutputTag[T], row: T) -> None:
         """Appends a row to the output of `tag`. Raises JobDefinitionError if `tag` is no OutputTag."""
@@ -54,7 +54,7 @@ class SideOutputs:
         """Returns the current number of rows per output, for `rollback`."""
         return {name: len(rows) for name, rows in self._rows.items()}
 
-    def since(self, mark: dict[str, int]) -> dict[str, list[Any]]:
+    def since(self, mark: dict[str, int]) -> dict[str, list[object]]:
         """Returns the rows that were added since `mark`, by tag name."""
         return {name: rows[mark.get(name, 0) :] for name, rows in self._rows.items()}
 
@@ -63,7 +63,7 @@ class SideOutputs:
         for name, rows in self._rows.items():
             del rows[mark.get(name, 0) :]
 
-    def take(self) -> dict[str, list[Any]]:
+    def take(self) -> dict[str, list[object]]:
         """Returns the rows by tag name, and removes them."""
         rows, self._rows = self._rows, {}
         return rows

@@ -35,7 +35,7 @@ class StreamAggregateFunction(Protocol[In, Acc, Out]):
         """Returns the row to emit."""
 
 
-class RowStepFunction(KeyedProcessFunction[Any, Any]):
+class RowStepFunction(KeyedProcessFunction[object, object]):
     """`map`, `flat_map` or `filter` on a keyed stream."""
 
     def __init__(self, step: RowStep) -> None:
@@ -60,12 +60,12 @@ class RowStepFunction(KeyedProcessFunction[Any, Any]):
             self.step.function.close()
 
 
-def user_function(function: KeyedFunction[Any]) -> object:
+def user_function(function: KeyedFunction[object]) -> object:
     """Returns the object that the user wrote; it may have more methods than its operator calls for rows."""
     return function.step.function if isinstance(function, RowStepFunction) else function
 
 
-def row_callable(function: KeyedFunction[Any], method: str) -> object:
+def row_callable(function: KeyedFunction[object], method: str) -> object:
     """Returns the user's callable whose rows `method` of the operator's function returns."""
     if isinstance(function, RowStepFunction):
         return function.step.call

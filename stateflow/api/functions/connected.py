@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from stateflow.api.functions.process import Context, KeyedFunction
 
-In1 = TypeVar("In1")
-In2 = TypeVar("In2")
-Out = TypeVar("Out")
+In1 = TypeVar("In1", contravariant=True)
+In2 = TypeVar("In2", contravariant=True)
+Out = TypeVar("Out", covariant=True)
 
 
 class KeyedCoProcessFunction(KeyedFunction[Out], Generic[In1, In2, Out]):

@@ -25,8 +25,8 @@ from stateflow.types.descriptors import (
     ValueStateDescriptor,
 )
 
-In = TypeVar("In")
-Out = TypeVar("Out")
+In = TypeVar("In", contravariant=True)
+Out = TypeVar("Out", covariant=True)
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -107,10 +107,10 @@ class Context:
         self._operator_state = operator_state
         self.row: Any = None
         """For the runtime only: the row that is being processed."""
-        self._key: tuple[Any, ...] = ()
+        self._key: tuple[object, ...] = ()
         self._side = side or SideOutputs()
         self._timers = timers or TimerService()
-        self._time_of: Callable[[Any], int | None] | None = None
+        self._time_of: Callable[[object], int | None] | None = None
 
     def output(self, tag: OutputTag[T], row: T) -> None:
         """Emits a row to a side output. The row is dropped if the job does not use that output."""
@@ -154,11 +154,11 @@ class Context:
         return None if self._time_of is None or self.row is None else self._time_of(self.row)
 
     @property
-    def key_values(self) -> tuple[Any, ...]:
+    def key_values(self) -> tuple[object, ...]:
         """For the runtime only: the current key's columns; empty for a row of a broadcast stream."""
         return self._key
 
-    def set_key(self, key: tuple[Any, ...]) -> None:
+    def set_key(self, key: tuple[object, ...]) -> None:
         """For the runtime only: sets the current key."""
         self._key = key
 
@@ -166,7 +166,7 @@ class Context:
         """For the runtime only: returns the number of rows per side output, for `rollback_side_outputs`."""
         return self._side.mark()
 
-    def side_outputs_since(self, mark: dict[str, int]) -> dict[str, list[Any]]:
+    def side_outputs_since(self, mark: dict[str, int]) -> dict[str, list[object]]:
         """For the runtime only: returns the rows that were emitted to side outputs since `mark`, by tag name."""
         return self._side.since(mark)
 
@@ -174,11 +174,11 @@ class Context:
         """For the runtime only: removes the rows that were emitted to side outputs since `mark`."""
         self._side.rollback(mark)
 
-    def set_time_of(self, time_of: Callable[[Any], int | None] | None) -> None:
+    def set_time_of(self, time_of: Callable[[object], int | None] | None) -> None:
         """For the runtime only: sets the function that returns a row's event time."""
         self._time_of = time_of
 
-    def take_side_outputs(self) -> dict[str, list[Any]]:
+    def take_side_outputs(self) -> dict[str, list[object]]:
         """For the runtime only: returns the rows of side outputs by tag name, and removes them."""
         return self._side.take()
 
@@ -230,7 +230,7 @@ class KeyedFunction(Generic[Out]):
         """Called once per batch and subtask, after the last row, also when a row failed."""
 
 
-def has_timers(function: KeyedFunction[Any]) -> bool:
+def has_timers(function: KeyedFunction[object]) -> bool:
     """Returns whether a function overrides `on_timer`."""
     return type(function).on_timer is not KeyedFunction.on_timer
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
 
 
-class KeepQueryableRow(KeyedProcessFunction[Any, Any]):
+class KeepQueryableRow(KeyedProcessFunction[object, object]):
     """Stores the newest row of each key, or adds each row to a reducing state; emits nothing.
 
     Args:

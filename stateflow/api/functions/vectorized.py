@@ -9,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.maps.map_state import MapState
-from stateflow.state.kinds.single_value import SingleValueState
+from stateflow.state.kinds.keyed_state_batch import AnyMapState, AnySingleValueState, KeyedStateBatch
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +43,7 @@ class VectorState:
         """For each row, the number of its key."""
         return np.repeat(np.arange(len(self)), self.counts)
 
-    def read(self, state: SingleValueState[Any]) -> pa.Array:
+    def read(self, state: AnySingleValueState) -> pa.Array:
         """Returns each key's value as a column; the state's default, or null, for a key without a value.
 
         A class is a struct. For an aggregating state, the values are accumulators.
@@ -56,7 +54,7 @@ class VectorState:
         """
         return self._states.read(state)
 
-    def write(self, state: SingleValueState[Any], values: pa.Array | Array, where: Array | None = None) -> None:
+    def write(self, state: AnySingleValueState, values: pa.Array | Array, where: Array | None = None) -> None:
         """Sets each key's value; null clears it.
 
         Args:
@@ -69,7 +67,7 @@ class VectorState:
         """
         self._states.write(state, values, where)
 
-    def read_entries(self, state: MapState[Any, Any], of: Array, keys: pa.Array | Array) -> pa.Array:
+    def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array | Array) -> pa.Array:
         """Returns entries of maps as a column; null for a missing entry.
 
         Args:
@@ -79,13 +77,11 @@ class VectorState:
         """
         return self._states.read_entries(state, of, keys)
 
-    def write_entries(
-        self, state: MapState[Any, Any], of: Array, keys: pa.Array | Array, values: pa.Array | Array
-    ) -> None:
+    def write_entries(self, state: AnyMapState, of: Array, keys: pa.Array | Array, values: pa.Array | Array) -> None:
         """Sets entries of maps; null removes an entry. The last of several values for one entry is stored."""
         self._states.write_entries(state, of, keys, values)
 
-    def all_entries(self, state: MapState[Any, Any]) -> tuple[Array, pa.Array, pa.Array]:
+    def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
         """Returns every entry of every key's map, as (number of the key, key in the map, value), in order of both keys.
 
         Loads all entries into memory; use `read_entries` to read some of them.
@@ -93,7 +89,7 @@ class VectorState:
         return self._states.all_entries(state)
 
 
-class VectorizedKeyedFunction(KeyedFunction[Any]):
+class VectorizedKeyedFunction(KeyedFunction[object]):
     """A function that processes the rows of many keys of a keyed stream at once.
 
     Its state has the same stored format as that of row functions, so a job can switch between both.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from stateflow.api.functions.process import KeyedFunction, has_timers
 from stateflow.api.graph.nodes import Edge, Node, RecordsNode, UnionNode, WatermarkNode
@@ -86,7 +85,7 @@ def event_time_of(node: Node) -> str:
     return ""
 
 
-def ordered_by_event_time(edge: Edge, function: KeyedFunction[Any]) -> Edge:
+def ordered_by_event_time(edge: Edge, function: KeyedFunction[object]) -> Edge:
     """Returns the input of `function`, ordered by event time if the function has timers and no order is declared.
 
     Only rows of sources are ordered. In this order, timers can fire between two rows of a batch.

@@ -137,7 +137,7 @@ class ProcessNode:
 
     uid: str
     inputs: tuple[Edge, ...]
-    function: KeyedFunction[Any]
+    function: KeyedFunction[object]
     schema: RowSchema
     name: str = ""
     on_error: OnError = None

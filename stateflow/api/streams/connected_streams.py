@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, Never, TypeVar
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
@@ -16,7 +16,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.shapes import Leaf
 
-Function = TypeVar("Function", bound=KeyedFunction[Any])
+Function = TypeVar("Function", bound=KeyedFunction[object])
 Stream = TypeVar("Stream")
 """The class of result streams. A type variable, because that class has methods that return the classes below."""
 
@@ -37,7 +37,7 @@ class _FunctionInputs(Generic[Function, Stream]):
         inputs: the edges, in the order in which they were connected.
     """
 
-    _function_class: type[KeyedFunction[Any]]
+    _function_class: type[KeyedFunction[object]]
     _description: str
 
     def __init__(self, add_operator: Callable[[ProcessNode], Stream], inputs: tuple[Edge, Edge]) -> None:
@@ -69,20 +69,20 @@ class _FunctionInputs(Generic[Function, Stream]):
         return self._inputs
 
 
-class ConnectedStreams(_FunctionInputs[KeyedCoProcessFunction[Any, Any, Any], Stream]):
+class ConnectedStreams(_FunctionInputs[KeyedCoProcessFunction[Never, Never, object], Stream]):
     """Two keyed streams; the function processes the rows of a key from both."""
 
     _function_class = KeyedCoProcessFunction
     _description = "connected streams"
 
 
-class BroadcastConnectedStream(_FunctionInputs[KeyedBroadcastProcessFunction[Any, Any, Any], Stream]):
+class BroadcastConnectedStream(_FunctionInputs[KeyedBroadcastProcessFunction[Never, Never, object], Stream]):
     """A keyed stream and a broadcast stream."""
 
     _function_class = KeyedBroadcastProcessFunction
     _description = "a broadcast connection"
 
-    def _ordered_inputs(self, function: KeyedBroadcastProcessFunction[Any, Any, Any]) -> tuple[Edge, ...]:
+    def _ordered_inputs(self, function: KeyedBroadcastProcessFunction[Never, Never, object]) -> tuple[Edge, ...]:
         keyed, broadcast = self._inputs
         return ordered_by_event_time(keyed, function), broadcast
 

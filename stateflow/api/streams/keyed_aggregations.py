@@ -31,8 +31,8 @@ class KeyedAggregations(KeyedInput[Stream]):
         """
         check_callable("reduce", function, uid)
         schema = self._node.schema
-        name = operator_name("reduce", function)
-        return self._operator(ReduceRows(function, schema.row_class), schema, uid, name, on_error)
+        reducer = ReduceRows(function, schema.row_class)
+        return self._operator(reducer, schema, uid, operator_name("reduce", function), on_error)
 
     def aggregate(
         self,

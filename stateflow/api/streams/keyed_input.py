@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from stateflow.api.dead_letters import DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
@@ -31,7 +31,7 @@ class KeyedInput(Generic[Stream]):
         self._add_operator = add_operator
 
     def _operator(
-        self, function: KeyedFunction[Any], schema: RowSchema, uid: str, name: str, on_error: str | DeadLetters
+        self, function: KeyedFunction[object], schema: RowSchema, uid: str, name: str, on_error: str | DeadLetters
     ) -> Stream:
         edge = ordered_by_event_time(self._edge, function)
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, checked_policy(on_error)))

@@ -99,7 +99,8 @@ class KeyedRowOperators(KeyedInput[Stream]):
     ) -> Stream:
         """Keeps rows for which the function returns true, with one state value per key. As `map_with_state`."""
         name = _checked_name("filter_with_state", function, uid)
-        return self._operator(FilterRowsWithState(function, state), self._node.schema, uid, name, on_error)
+        kept = FilterRowsWithState(function, state)
+        return self._operator(kept, self._node.schema, uid, name, on_error)
 
     def _row_step(self, step: RowStep, uid: str, on_error: str | DeadLetters) -> Stream:
         return self._operator(RowStepFunction(step), step.schema, uid, f"{step.kind.value} {step.name}", on_error)

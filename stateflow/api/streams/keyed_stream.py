@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Never, overload
 
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.functions.process import KeyedProcessFunction
@@ -28,7 +28,7 @@ class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream]):
 
     def process(
         self,
-        function: KeyedProcessFunction[Any, Any] | VectorizedKeyedFunction,
+        function: KeyedProcessFunction[Never, object] | VectorizedKeyedFunction,
         *,
         output: type[object],
         uid: str = "",

@@ -57,7 +57,7 @@ class BroadcastInput:
 
 
 Input = KeyedInput | BroadcastInput
-HarnessFunction = KeyedFunction[Any] | RichFunction | Callable[..., DataStream]
+HarnessFunction = KeyedFunction[object] | RichFunction | Callable[..., DataStream]
 """A function object, or a callable that takes the input streams and returns a stream."""
 
 

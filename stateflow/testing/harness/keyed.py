@@ -16,7 +16,7 @@ from stateflow.query.state import StateEntry
 from stateflow.testing.harness.batches import HarnessBatchRunner, HarnessPosition, HarnessSnapshot
 from stateflow.testing.harness.job import Definition, HarnessFunction, Input, source_uid
 from stateflow.testing.harness.operator_view import PendingTimer
-from stateflow.testing.harness.rows import typed_rows
+from stateflow.testing.harness.rows import Rows, typed_rows
 from stateflow.types.descriptors import MapStateDescriptor
 
 Row = TypeVar("Row")
@@ -64,8 +64,8 @@ class KeyedHarness:
     ) -> None:
         self._definition = Definition(function, inputs, output, tuple(side_outputs), on_error, backend, settings)
         self._runner = HarnessBatchRunner(self._definition)
-        self._main: list[Any] = []
-        self._side: dict[str, list[Any]] = {name: [] for name in self._runner.job.side}
+        self._main: Rows = []
+        self._side: dict[str, Rows] = {name: [] for name in self._runner.job.side}
         self._dead_letters: list[DeadLetter] = []
 
     @classmethod
@@ -113,7 +113,7 @@ class KeyedHarness:
 
     # -- rows and time ------------------------------------------------------------------------------------------
 
-    def push(self, *rows: object) -> list[Any]:
+    def push(self, *rows: object) -> Rows:
         """Runs a batch of rows; without rows, a tick batch. Returns the rows that it emitted to the main output.
 
         Rows of a key keep their order. Keys are ordered by their hash, as in a run.
@@ -132,13 +132,13 @@ class KeyedHarness:
             )
         return self._push([rows])
 
-    def push_both(self, first: Iterable[object], second: Iterable[object]) -> list[Any]:
+    def push_both(self, first: Iterable[object], second: Iterable[object]) -> Rows:
         """Runs a batch with rows of two inputs; either may be empty. Returns and raises as `push`."""
         if len(self._definition.inputs) != 2:
             raise ConfigError("this harness has one input", hint="push(row, …)", inputs=1)
         return self._push([first, second])
 
-    def advance_watermark(self, to: Timestamp) -> list[Any]:
+    def advance_watermark(self, to: Timestamp) -> Rows:
         """Runs a tick batch at a later watermark, which fires due event-time timers. Returns as `push`.
 
         Raises:
@@ -147,7 +147,7 @@ class KeyedHarness:
         watermark = _later("the watermark", self._position.watermark, to)
         return self._run({}, dataclasses.replace(self._position, watermark=watermark))
 
-    def advance_processing_time(self, to: Timestamp) -> list[Any]:
+    def advance_processing_time(self, to: Timestamp) -> Rows:
         """Runs a tick batch at a later processing time, which fires due processing-time timers. Returns as `push`.
 
         Raises:
@@ -156,7 +156,7 @@ class KeyedHarness:
         now = _later("processing time", self._position.processing_time, to)
         return self._run({}, dataclasses.replace(self._position, processing_time=now))
 
-    def drain(self) -> list[Any]:
+    def drain(self) -> Rows:
         """Fires every event-time timer, as the end of a bounded source does; keeps the watermark. Returns as `push`."""
         return self._run({}, self._position, draining=True)
 
@@ -178,7 +178,7 @@ class KeyedHarness:
     # -- output -------------------------------------------------------------------------------------------------
 
     @property
-    def output(self) -> list[Any]:
+    def output(self) -> Rows:
         """All rows of the main output so far, in order of batches."""
         return list(self._main)
 
@@ -225,7 +225,7 @@ class KeyedHarness:
         """Returns the pending timers: of event time, then of processing time, each in order of time."""
         return self._runner.view(uid).timers()
 
-    def operator_state(self, name: str, uid: str = "") -> list[list[Any]]:
+    def operator_state(self, name: str, uid: str = "") -> list[Rows]:
         """Returns an operator list, per subtask. Raises ConfigError if the function declares none of that name."""
         return self._runner.view(uid).operator_list(name)
 
@@ -251,7 +251,7 @@ class KeyedHarness:
     def _position(self) -> HarnessPosition:
         return self._runner.position
 
-    def _push(self, rows: Sequence[Iterable[object]]) -> list[Any]:
+    def _push(self, rows: Sequence[Iterable[object]]) -> Rows:
         classes = [each.row_class for each in self._definition.inputs]
         given = {
             source_uid(number): typed_rows(of, row_class)
@@ -259,7 +259,7 @@ class KeyedHarness:
         }
         return self._run(given, self._position)
 
-    def _run(self, rows: Mapping[str, list[Any]], start: HarnessPosition, draining: bool = False) -> list[Any]:
+    def _run(self, rows: Mapping[str, Rows], start: HarnessPosition, draining: bool = False) -> Rows:
         job, emitted = self._runner.job, self._runner.run(rows, start, draining)
         self._main += emitted[job.main]
         self._dead_letters += emitted[job.dead_letters]

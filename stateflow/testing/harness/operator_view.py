@@ -143,7 +143,7 @@ class OperatorView:
                 read_entries(StoreLocation(Path(scratch, "work"), cache, self.batch.settings.rocksdb), Base.of(subtask))
             )
 
-    def _key_values(self, key: object) -> tuple[Any, ...]:
+    def _key_values(self, key: object) -> tuple[object, ...]:
         columns = self.node.keying.columns
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(columns):

@@ -16,6 +16,9 @@ from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.state.handles import Committable
 from stateflow.types.columns.conversion import maker_of
 
+Rows = list[Any]
+"""Rows of any class: a job's rows have one class for each of its streams, which type checkers cannot infer here."""
+
 
 class PushedRows(LocalSource):
     """A source without rows; the harness passes the pushed rows to the tasks itself."""
@@ -35,13 +38,13 @@ class CollectedRows(Sink):
     """A sink that keeps the rows of a batch in this process; the harness drops them if the batch fails."""
 
     def __init__(self) -> None:
-        self._rows: list[Any] = []
+        self._rows: Rows = []
 
     def __deepcopy__(self, memo: object) -> CollectedRows:
         """Returns the object itself: tasks, which receive a copy of their operators, write to this sink."""
         return self
 
-    def take(self) -> list[Any]:
+    def take(self) -> Rows:
         """Returns the rows that were written since the last call, and removes them."""
         rows, self._rows = self._rows, []
         return rows
@@ -66,7 +69,7 @@ class CollectedRows(Sink):
 
 
 class _RowCollector(SinkWriter):
-    def __init__(self, schema: RowSchema, rows: list[Any]) -> None:
+    def __init__(self, schema: RowSchema, rows: Rows) -> None:
         self._schema = schema
         self._rows = rows
 

@@ -115,14 +115,14 @@ def _check_kinds(wanted: type, kinds: set[type]) -> None:
             raise TypeError(f"a value has the type {kind.__name__}")
 
 
-def stored_scalar(value: Any) -> Any:
+def stored_scalar(value: object) -> object:
     """Returns a scalar as columns and keys contain it: the value of an Enum's member, and the text of a UUID."""
     if isinstance(value, enum.Enum):
         return value.value
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
-def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[Any]:
+def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[object]:
     """Returns the values as Arrow accepts them."""
     if shape.is_converted:
         return list(map(stored_scalar, values))
@@ -134,7 +134,7 @@ def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[Any]:
 # -- from Arrow to Python ---------------------------------------------------------------------------------------------
 
 
-def to_objects(shape: Shape, column: pa.Array) -> Sequence[Any]:
+def to_objects(shape: Shape, column: pa.Array) -> Sequence[object]:
     """Returns the values of a column, None for null.
 
     Args:
@@ -151,7 +151,7 @@ def to_objects(shape: Shape, column: pa.Array) -> Sequence[Any]:
     return [next(present) if is_valid else None for is_valid in column.is_valid().to_pylist()]
 
 
-def _nested(shape: Items | Entries | Record, column: pa.Array) -> Sequence[Any]:
+def _nested(shape: Items | Entries | Record, column: pa.Array) -> Sequence[object]:
     """Returns the values of a column without nulls."""
     if isinstance(shape, Record):
         fields = [to_objects(part, column.field(at)) for at, part in enumerate(shape.fields)]
@@ -166,7 +166,7 @@ def _nested(shape: Items | Entries | Record, column: pa.Array) -> Sequence[Any]:
     return [dict(zip(keys[start:end], values[start:end], strict=True)) for start, end in bounds]
 
 
-def _objects_of(shape: Leaf, column: pa.Array) -> Sequence[Any]:
+def _objects_of(shape: Leaf, column: pa.Array) -> Sequence[object]:
     values = to_list(column)
     if not shape.is_converted:
         return values
@@ -174,7 +174,7 @@ def _objects_of(shape: Leaf, column: pa.Array) -> Sequence[Any]:
     return [made[value] if value is not None else None for value in values]
 
 
-def to_list(column: pa.Array) -> Sequence[Any]:
+def to_list(column: pa.Array) -> Sequence[object]:
     """Returns the values of a column as Arrow's Python objects, None for null.
 
     Numbers and timestamps without nulls are converted by NumPy, which is faster.
@@ -182,11 +182,11 @@ def to_list(column: pa.Array) -> Sequence[Any]:
     kind = column.type
     if column.null_count == 0:
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            numbers: Sequence[Any] = column.to_numpy(zero_copy_only=False).tolist()
+            numbers: Sequence[object] = column.to_numpy(zero_copy_only=False).tolist()
             return numbers
         if pa.types.is_timestamp(kind):
             return _timestamps(column, zoned=kind.tz is not None)
-    values: Sequence[Any] = column.to_pylist()
+    values: Sequence[object] = column.to_pylist()
     return values
 
 
