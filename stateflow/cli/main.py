@@ -12,6 +12,7 @@ from stateflow.cli.common import StateflowGroup
 from stateflow.cli.compare.commands import diff
 from stateflow.cli.files import can_delete, gc, pins
 from stateflow.cli.health import doctor, verify
+from stateflow.cli.queries.query import query
 from stateflow.cli.queries.serve import serve
 from stateflow.cli.replay.commands import replay
 from stateflow.cli.restore import fork, restore
@@ -58,6 +59,7 @@ for command in (
     state,
     tables,
     serve,
+    query,
     doctor,
 ):
     main.add_command(command)

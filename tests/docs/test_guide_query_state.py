@@ -11,6 +11,7 @@ import ssl
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import httpx
@@ -28,6 +29,7 @@ GUIDE = read("query-state")
 NAMED, STREAM, TLS, CLIENT = blocks(GUIDE, "python")
 _, _, REQUEST = blocks(GUIDE, "console")
 (ANSWER,) = blocks(GUIDE, "text")
+(COMMANDS,) = blocks(GUIDE)
 _OPEN = '        self.stats = ctx.get_state(ValueStateDescriptor("stats", Stats))\n'
 
 
@@ -110,3 +112,17 @@ def test_the_client_for_a_proxy_of_the_guide_loads_its_certificates(tmp_path: Pa
     found: dict[str, Any] = {"ssl": ssl, "QueryableStateClient": QueryableStateClient}
     exec(code, found)
     found["client"].close()
+
+
+def test_the_commands_of_the_guide_print_the_state(flights: Flights, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-guide")
+    names = {"ROOT": flights.root, "TOKEN_FILE": str(tmp_path / "token")}
+    with serving(flights.root, "of-the-guide"):
+        printed = [invoke(*shlex.split(Template(line).substitute(names))[1:]) for line in COMMANDS.splitlines()]
+    assert [done.exit_code for done in printed] == [0, 0, 0], [done.output for done in printed]
+    states, (value,), keys = ([json.loads(line) for line in done.stdout.splitlines()] for done in printed)
+    assert {state["name"] for state in states} == {"delay-stats", "newest-flight"}
+    wanted = flights.stats("UA", "EWR")
+    assert {name: value["value"][name] for name in wanted} == wanted
+    groups = {(row["carrier"], row["origin"]) for row in flights.rows}
+    assert len(keys) == min(10, len(groups)) and {tuple(line["key"]) for line in keys} <= groups

@@ -16,8 +16,9 @@ import click
 
 from stateflow.cli.common import ROOT, SECONDS
 from stateflow.cli.formatting import print_text
+from stateflow.cli.queries.token_file import TOKEN_FILE, read_token
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.errors import ConfigError, EnvironmentUnsupported
+from stateflow.errors import EnvironmentUnsupported
 from stateflow.process_limits import end_with_parent, isolate
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _SWITCH_SECONDS = 0.0005
-_LARGEST_TOKEN_FILE = 10_000
 
 
 @click.command()
@@ -34,7 +34,7 @@ _LARGEST_TOKEN_FILE = 10_000
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 for a free one.")
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path),
+    type=TOKEN_FILE,
     help="File with the token that clients must send; required unless the address is a loopback address.",
 )
 @click.option(
@@ -107,7 +107,7 @@ def serve(
         advertise=advertise,
         poll=None if poll is None else timedelta(seconds=poll),
         lease=timedelta(seconds=lease),
-        app=AppSettings(token=_token(token_file)),
+        app=AppSettings(token=read_token(token_file)),
         follow=FollowSettings(keep, RocksDBSettings(block_cache_bytes=cache_mib * _MIB)),
         fetches_apart=True,
     )
@@ -117,19 +117,6 @@ def serve(
         gc.collect()
         gc.freeze()
         server.run()
-
-
-def _token(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        with file.open() as opened:
-            token = opened.read(_LARGEST_TOKEN_FILE).strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError("the file with the token cannot be read", file=str(file), reason=str(e)) from e
-    if not token:
-        raise ConfigError("the file with the token is empty", hint="write a long random text into it", file=str(file))
-    return token
 
 
 @contextmanager
