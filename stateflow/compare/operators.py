@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stateflow import failpoints
 from stateflow.compare.key_groups import SubtaskPair, join_ranges, pair_subtasks
 from stateflow.compare.merge import Difference, count_states, differences, fold_lists
 from stateflow.compare.operator_state import operator_differences
@@ -133,6 +134,7 @@ class OperatorComparison:
             with OpenFiles(old.storage, MOST_OPEN) as shared:
                 opened = OpenStores(before, after, shared)
                 comparison = CandidateComparison(files, opened, groups)
+                failpoints.hit("diff.opened")
                 try:
                     if not comparison.has_deleted_ranges:
                         ids = StateIds(self.states.list_ids(0) | self.states.list_ids(1), self.states.internal_ids)

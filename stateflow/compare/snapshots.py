@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
 from stateflow.compare.change_rows import ChangeFile, change_row
 from stateflow.compare.operator_state import PREFIX, RAW, RAW_KEYED, decode_operator_key
@@ -140,6 +141,7 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
             for uid in uids:
                 found = OperatorComparison(sides[0].get(uid), sides[1].get(uid), readers, options.counts_all)
                 states += _compared(uid, found, file)
+                failpoints.hit("diff.compared")
     except BaseException:
         if file is not None:
             file.close()

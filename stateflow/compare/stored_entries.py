@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from stateflow import failpoints
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.savepoints.canonical.buckets import BucketWriter, bucket_file, read_sorted
 from stateflow.checkpoint.savepoints.canonical.shares import divide_key_groups
@@ -127,7 +128,9 @@ class EntryReader:
             location = StoreLocation(self.scratch / f"store-{next(self._numbers)}", cache, RocksDBSettings())
             self.read_bytes += sum(file.size for file in subtask.files) + len(subtask.inline or b"")
             with closing(read_blocks(location, Base.of(subtask))) as blocks:
-                yield from select_key_groups(blocks, groups)
+                for block in select_key_groups(blocks, groups):
+                    failpoints.hit("read.entries")
+                    yield block
             cache.keep_only(())
 
     def rehashed_blocks(self, side: Side, keying: Keying) -> Iterator[EntryBlock]:

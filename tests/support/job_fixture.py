@@ -29,6 +29,7 @@ ON_REQUEST = {
         "rewind",
         "fork",
         "read",
+        "diff",
         "write",
         "begin",
         "relocate",

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from stateflow import failpoints
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
 from stateflow.config.state_settings import RocksDBSettings
@@ -224,6 +225,7 @@ def _stored_blocks(
         values: list[bytes] = []
         size = 0
         for block in read_ranges(location, Base.of(subtask), ranges):
+            failpoints.hit("read.entries")
             keys += block.keys
             values += block.values
             size += sum(map(len, block.keys)) + sum(map(len, block.values))

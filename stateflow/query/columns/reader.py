@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError
 from stateflow.query.columns.keyed_table import KeyedTable
 from stateflow.query.columns.operator_table import OperatorTable, RawTable
+from stateflow.query.columns.state_reader import StateReader
 from stateflow.query.columns.state_table import (
     ALL_ROWS,
     OPERATOR_PREFIX,
@@ -36,14 +37,15 @@ def read_state(  # noqa: PLR0913 - callers name what to select
     columns: Sequence[str] | None = None,
     keys: Iterable[object] | None = None,
     key_groups: tuple[int, int] | None = None,
-) -> pa.RecordBatchReader:
-    """Returns a reader of the rows of one state, also while the job runs.
+) -> StateReader:
+    """Returns a ``pyarrow.RecordBatchReader`` of the rows of one state, also while the job runs.
 
     The columns are ``key_group``, the key columns, ``namespace``, ``map_key`` for a map, ``position`` for a list,
     ``value``, and ``written_at`` for a state with a TTL, in milliseconds. Expired entries that still exist are
     included. Timers have ``time``, in milliseconds, and ``domain`` instead. Operator state has ``subtask``, ``kind``,
     ``map_key`` for broadcast state, and ``value``. Files are fetched one subtask at a time. A checkpoint is pinned
-    until the last batch is read, or the reader is no longer referenced.
+    until the last batch is read, the reader is closed, as at the end of a ``with`` block, or it is no longer
+    referenced.
 
     Args:
         location: a job root, or the folder of a savepoint.
@@ -59,14 +61,15 @@ def read_state(  # noqa: PLR0913 - callers name what to select
     Raises:
         ConfigError: the location, snapshot, operator, state, a column or a key does not exist or has another type.
         MissingFile, CorruptFile: a file is missing or damaged, or a value does not decode: also from the reader.
-        StateError: from the reader: a value, such as an integer beyond 64 bits, has no representation in its column.
+        StateError: from the reader: a value, such as an integer beyond 64 bits, has no representation in its column; or
+            the reader was closed before its last batch.
     """
     rows = Rows(None if keys is None else tuple(keys), None if key_groups is None else KeyGroupRange(*key_groups))
     read = _Read(location, operator, state, snapshot, columns, rows)
     batches = read.batches(SystemClock())
     # Runs until the checkpoint is pinned: a generator that never ran would not end the pin when it is dropped.
     schema = next(batches)
-    return pa.RecordBatchReader.from_batches(schema, batches)
+    return StateReader(schema, batches)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class _Read:
     columns: Sequence[str] | None
     rows: Rows
 
-    def batches(self, clock: Clock) -> Iterator[pa.Schema | pa.RecordBatch]:
+    def batches(self, clock: Clock) -> Generator[pa.Schema | pa.RecordBatch, None, None]:
         """Yields the schema, then the batches."""
         with open_snapshot(self.location, self.snapshot) as opened:
             table = state_table(opened, self.operator, self.state, self.rows)

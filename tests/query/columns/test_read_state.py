@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 import stateflow
 from stateflow import RocksDBStateBackend
 from stateflow.clock import SystemClock
-from stateflow.errors import ConfigError, CorruptFile, MissingFile
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateError
 from stateflow.query.columns.reader import state_table
 from stateflow.state.kinds.key_context import state_id
 from stateflow.testing.harness.job import OPERATOR
@@ -112,3 +114,37 @@ def test_names_of_key_columns_are_unique(names: list[str]) -> None:
     snapshot = snapshot_with_entries({b"\0\1" + state_id("last") + encode_key(("a", None)): b"\x01\7"}, key_names=names)
     (row,) = read_table(snapshot, "last").to_pylist()
     assert (row["key_value" if names == ["value"] else "key"], row["value"]) == ("a", 7)
+
+
+def _pins(job: SummedJob) -> int:
+    return len(job.root.head().entry.pinned)
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_closed_reader_has_no_pin_and_returns_no_more_rows(ran: SummedJob, read: int) -> None:
+    with stateflow.read_state(ran.uri, "sum", "total") as reader:
+        assert isinstance(reader, pa.RecordBatchReader) and _pins(ran) == 1
+        found = [reader.read_next_batch() for _ in range(read)]
+        consumer = pa.RecordBatchReader.from_stream(reader)
+    assert _pins(ran) == 0
+    # Its end would look like the end of the state.
+    with pytest.raises(StateError):
+        reader.read_all()
+    with pytest.raises(OSError, match="closed"):
+        consumer.read_all()
+    assert len(found) == read and all(batch.num_rows for batch in found)
+    reader.close()
+
+
+def test_a_reader_that_has_ended_can_be_closed_and_read_again(ran: SummedJob) -> None:
+    with stateflow.read_state(ran.uri, "sum", "total") as reader:
+        assert _totals(reader) == totals(12) and _pins(ran) == 0
+        assert reader.read_all().num_rows == 0
+    assert reader.read_all().num_rows == 0
+    assert pa.table(stateflow.read_state(ran.uri, "sum", "total")).num_rows == len(totals(12))
+
+
+def test_the_pin_ends_with_the_process_of_a_reader(ran: SummedJob) -> None:
+    lines = f"import stateflow\nreader = stateflow.read_state({ran.uri!r}, 'sum', 'total')\nreader.schema.names[99]"
+    ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=60)
+    assert "IndexError" in ended.stderr and _pins(ran) == 0
