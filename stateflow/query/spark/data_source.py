@@ -6,11 +6,12 @@ manifest that it reads: the tasks read no log and no manifest.
 
 from __future__ import annotations
 
-import os
-import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from typing import ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -32,16 +33,15 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.targets import kept_checkpoint
 from stateflow.clock import SystemClock
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, MissingFile
 from stateflow.query.columns.reader import table_of
 from stateflow.query.columns.state_table import ALL_ROWS, Rows, StateTable, check_columns, key_fields
 from stateflow.query.metadata import read_metadata
 from stateflow.query.snapshot import Snapshot, open_snapshot
 from stateflow.query.spark.pushdown import Comparison, rows_of
-from stateflow.requesters import by_process
+from stateflow.query.spark.session_pins import SessionPins, open_root, pin_for_query
 from stateflow.similar_names import did_you_mean
 from stateflow.storage import open_storage
 from stateflow.types.columns.conversion import with_scalars
@@ -68,18 +68,43 @@ def register_spark_reader(spark: SparkSession) -> None:
     Options: ``path``, a job root or the folder of a savepoint; ``snapshot``, ``operator`` and ``state``, as for
     `stateflow.read_state`; or ``table`` instead of operator and state, for a table of `stateflow.read_metadata`.
     ``columns`` names the columns of a state to read, with commas: Spark's Python data sources do not learn which
-    columns a query uses. A checkpoint is pinned for ``lease_seconds`` (3600) from the start of the query, since Spark
-    does not report its end: a task that starts later may find a file gone, which is an error. Filters by equality or IN
+    columns a query uses. A checkpoint is pinned for ``lease_seconds`` (3600) from the planning of the query, since Spark
+    does not report its end: a task that starts later may find a file gone, which is an error. This process renews the
+    pins, and removes them at its end. Filters by equality or IN
     on all key columns, and comparisons of ``key_group``, reduce what is read. For this, the function enables
     ``spark.sql.python.filterPushdown.enabled`` in the session. There is one task for each subtask of the operator. The
     package must be installed on the executors.
     """
     spark.conf.set(_PUSHDOWN, "true")
-    spark.dataSource.register(StateDataSource)
+    # Spark sends the class to the processes that plan queries: by its content, since no module has it.
+    attributes = {"pins_folder": str(session_pins().folder)}
+    spark.dataSource.register(type("SessionDataSource", (StateDataSource,), attributes))
+
+
+_session_lock = threading.Lock()
+
+
+def session_pins() -> SessionPins:
+    """Returns the pins of this process's queries."""
+    with _session_lock:
+        return _session_pins()
+
+
+@cache
+def _session_pins() -> SessionPins:
+    pins = SessionPins()
+    pins.start()
+    return pins
 
 
 class StateDataSource(DataSource):
-    """The data source ``stateflow``; see `register_spark_reader` for its options."""
+    """The data source ``stateflow``; see `register_spark_reader` for its options.
+
+    Attributes:
+        pins_folder: folder of the driver's `SessionPins`; empty without one.
+    """
+
+    pins_folder: ClassVar[str] = ""
 
     @classmethod
     def name(cls) -> str:
@@ -96,7 +121,7 @@ class StateDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Returns the reader of one query."""
-        return StateReader(Request.of(self.options), schema)
+        return QueryReader(Request.of(self.options), schema, self.pins_folder)
 
 
 @dataclass(frozen=True)
@@ -167,17 +192,19 @@ class _Part:
     max_parallelism: int
 
 
-class StateReader(DataSourceReader):
+class QueryReader(DataSourceReader):
     """The reader of one query.
 
     Args:
         request: the options.
         schema: the columns.
+        pins_folder: folder of the driver's `SessionPins`; empty without one.
     """
 
-    def __init__(self, request: Request, schema: StructType) -> None:
+    def __init__(self, request: Request, schema: StructType, pins_folder: str = "") -> None:
         self._request = request
         self._schema = schema
+        self._pins_folder = pins_folder
         self._comparisons: list[Comparison] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -199,11 +226,19 @@ class StateReader(DataSourceReader):
             operator, rows = snapshot.operator(request.operator), self._rows(snapshot)
             subtasks = request.table_in(snapshot, rows).subtasks
             if subtasks and not snapshot.name:
-                _pin(request, snapshot.checkpoint_id)
+                self._pin(snapshot.checkpoint_id)
         return [
             InputPartition(_Part(snapshot.storage.uri, _encoded(operator, number), rows, snapshot.max_parallelism))
             for number in subtasks
         ]
+
+    def _pin(self, checkpoint_id: int) -> None:
+        """Pins a checkpoint, which is pinned already, until no query needs it."""
+        root = open_root(self._request.path, SystemClock())
+        target = kept_checkpoint(root, root.head(), checkpoint_id, "use one of the ids kept")
+        if target.ref is not None:
+            needed = timedelta(seconds=self._request.lease_seconds)
+            pin_for_query(root, target.ref, needed, self._pins_folder)
 
     def _rows(self, snapshot: Snapshot) -> Rows:
         if self._request.state.startswith("_") and self._request.state != "_timers":
@@ -230,17 +265,16 @@ class StateReader(DataSourceReader):
         assert isinstance(part, _Part)
         operator = msgpack_decoder(OperatorState).decode(part.operator)
         table = table_of(operator, request.state, part.rows, part.max_parallelism)
-        for batch in table.batches(open_storage(part.storage), SystemClock(), target.names):
-            yield _cast(batch, target)
-
-
-def _pin(request: Request, checkpoint_id: int) -> None:
-    """Pins a checkpoint, which is pinned already, until the end of the query's lease."""
-    root = JobRoot.open(open_storage(request.path), SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
-    target = kept_checkpoint(root, root.head(), checkpoint_id, "use one of the ids kept")
-    if target.ref is not None:
-        lease = timedelta(seconds=request.lease_seconds)
-        root.admin.pin(target.ref, by_process(root.writer), "a query of Spark", lease=lease)
+        try:
+            for batch in table.batches(open_storage(part.storage), SystemClock(), target.names):
+                yield _cast(batch, target)
+        except MissingFile as e:
+            raise MissingFile(
+                "a file of the snapshot no longer exists: the pin of the query has ended, or a user deleted the file",
+                hint="read the state with a new DataFrame, or set lease_seconds to more than the query takes",
+                lease_seconds=request.lease_seconds,
+                **e.facts,
+            ) from e
 
 
 def _encoded(operator: OperatorState, subtask: int) -> bytes:
