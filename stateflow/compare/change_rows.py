@@ -1,18 +1,14 @@
-"""The keys that differ between two snapshots, as rows of Arrow record batches.
-
-Rows are written to a temporary file without a name, so that memory is bounded and a killed process leaves nothing.
-"""
+"""The keys that differ between two snapshots, as rows of Arrow record batches with JSON: those of all states."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
 
 import msgspec
 import pyarrow as pa
 
+from stateflow.compare.change_file import ChangeFile, ComparedState
 from stateflow.compare.merge import Difference, unpack_list
 from stateflow.compare.states import DecodedKey, StatePair
 from stateflow.compare.summary import change_of
@@ -34,10 +30,7 @@ SCHEMA = pa.schema(
 )
 """Columns of the rows. ``key`` is a JSON array of the key columns; ``namespace``, ``map_key`` and the values are JSON,
 and null where the entry has none."""
-_BATCH_BYTES = 4 << 20
 _RAW_KINDS = {"raw", "raw-keyed"}
-
-KeyDecoder = Callable[[bytes], DecodedKey]
 
 
 @dataclass(frozen=True)
@@ -62,21 +55,11 @@ class Change:
     new: str | None
 
 
-def change_row(uid: str, pair: StatePair, found: Difference, decode: KeyDecoder) -> Change:
-    """Returns a difference as a row.
-
-    Args:
-        uid: uid of the operator.
-        pair: its state.
-        found: the difference.
-        decode: decodes its key.
-
-    Raises:
-        CorruptFile: key or value does not decode.
-    """
-    key = decode(found.key)
+def change_row(state: ComparedState, found: Difference) -> Change:
+    """Returns a difference of a state as a row; raises CorruptFile if its key or a value does not decode."""
+    key, pair = state.decode(found.key), state.pair
     return Change(
-        uid,
+        state.uid,
         pair.name,
         change_of(found),
         to_json(list(key.key)),
@@ -122,57 +105,16 @@ def _extension(value: object) -> object:
 _encoder = msgspec.json.Encoder(enc_hook=_extension)
 
 
-class ChangeFile:
-    """Rows on disk, until they are read."""
+def changes_as_text(file: ChangeFile) -> pa.RecordBatchReader:
+    """Returns a reader of all differences in a file; raises as `change_row` does, from the reader."""
 
-    def __init__(self) -> None:
-        # Not closed at the end of a block: the reader that `finish` returns keeps it.
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="stateflow-diff-")
-        self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, "wb"), SCHEMA)
-        self._rows: list[Change] = []
-        self._size = 0
+    def batches() -> Iterator[pa.RecordBatch]:
+        for stored in file.batches():
+            rows = [
+                change_row(file.states[number], Difference(key, old, new))
+                for number, key, old, new in zip(*(column.to_pylist() for column in stored.columns), strict=True)
+            ]
+            columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in SCHEMA]
+            yield pa.record_batch(columns, schema=SCHEMA)
 
-    def add(self, row: Change) -> None:
-        """Adds a row."""
-        self._rows.append(row)
-        self._size += len(row.key) + len(row.old or "") + len(row.new or "")
-        if self._size >= _BATCH_BYTES:
-            self._write()
-
-    def finish(self) -> pa.RecordBatchReader:
-        """Returns a reader of all rows, which also holds the file; call it once, after the last row."""
-        self._write()
-        self._writer.close()
-        self._file.seek(0)
-        return pa.RecordBatchReader.from_batches(SCHEMA, _StoredBatches(self._file))
-
-    def _write(self) -> None:
-        columns = [pa.array([getattr(row, field.name) for row in self._rows], field.type) for field in SCHEMA]
-        if self._rows:
-            self._writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
-        self._rows, self._size = [], 0
-
-    def close(self) -> None:
-        """Removes the rows, if `finish` was not called."""
-        self._file.close()
-
-
-class _StoredBatches:
-    """Iterator over the batches in a file, which it closes when it ends or is no longer used."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._batches = iter(pa.ipc.open_stream(pa.PythonFile(file, "rb")))
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._file.close()
-            raise
-
-    def __del__(self) -> None:
-        self._file.close()
+    return pa.RecordBatchReader.from_batches(SCHEMA, batches())

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
-from stateflow.compare.change_rows import ChangeFile, change_row
+from stateflow.compare.change_file import ChangeFile, ComparedState
+from stateflow.compare.change_rows import changes_as_text
+from stateflow.compare.merge import Difference
 from stateflow.compare.operator_state import PREFIX, RAW, RAW_KEYED, decode_operator_key
 from stateflow.compare.operators import OperatorComparison, Readers
-from stateflow.compare.states import StatePair
+from stateflow.compare.states import OperatorStates, StatePair
 from stateflow.compare.stored_entries import EntryReader, Side
 from stateflow.compare.summary import StateDiff, Tally
+from stateflow.compare.typed_changes import typed_changes
 from stateflow.errors import ConfigError
 from stateflow.query.snapshot import Snapshot, open_snapshot
 from stateflow.scratch_folder import ScratchFolder
@@ -68,8 +72,9 @@ class SnapshotDiff:
         states: the differences by operator and state.
         read_bytes: bytes of keyed state that were read from both snapshots. A file that both share counts once if it
             is read in parts, and twice if it is read as a whole.
-        changes: the keys that differ as record batches, ordered by operator and stored key; None if they were not
-            asked for. It can be read once.
+        changes: the keys that differ as record batches, with keys and values as JSON, ordered by operator and stored
+            key; None if they were not asked for. It can be read once. Raises CorruptFile for a value that does not
+            decode.
     """
 
     old: ComparedSnapshot
@@ -77,11 +82,39 @@ class SnapshotDiff:
     states: tuple[StateDiff, ...]
     read_bytes: int
     changes: pa.RecordBatchReader | None = None
+    _file: ChangeFile | None = field(default=None, repr=False)
 
     @property
     def keys(self) -> int:
         """Number of keys that differ."""
         return sum(state.keys for state in self.states)
+
+    def changes_of(self, operator: str, state: str) -> pa.RecordBatchReader:
+        """Returns a reader of the keys of one state that differ, with the types of `stateflow.read_state`.
+
+        The columns are ``change``, which is ``added``, ``removed`` or ``changed``; those of the key, as `read_state`
+        returns them; and ``old`` and ``new``, each with the type that its snapshot has recorded, null where the
+        snapshot does not have the key. A list is one row with all its elements. Timers have no values.
+
+        Args:
+            operator: uid of the operator.
+            state: name of the state, ``_timers`` or ``_operator/NAME``, as in `states`.
+
+        Raises:
+            ConfigError: the state is not one of `states`; or it has another kind in each snapshot, or the keys that
+                differ were not asked for.
+            CorruptFile: from the reader: a key or value does not decode.
+            StateError: from the reader: a value, such as an integer beyond 64 bits, has no representation in its
+                column.
+        """
+        if self._file is None:
+            raise ConfigError("the keys that differ were not asked for", hint="compare with changes=True")
+        found = [
+            number for number, each in enumerate(self._file.states) if (each.uid, each.pair.name) == (operator, state)
+        ]
+        if len(found) != 1:
+            raise _no_single_state(self._file.states, operator, state)
+        return typed_changes(self._file, found[0])
 
 
 def diff(
@@ -139,8 +172,9 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
         with ScratchFolder() as scratch:
             readers = _readers(scratch.path, clock or SystemClock())
             for uid in uids:
-                found = OperatorComparison(sides[0].get(uid), sides[1].get(uid), readers, options.counts_all)
-                states += _compared(uid, found, file)
+                pair = sides[0].get(uid), sides[1].get(uid)
+                found = OperatorComparison(*pair, readers, options.counts_all)
+                states += _compared(uid, found, _Listing(uid, found.states, pair, file) if file else None)
                 failpoints.hit("diff.compared")
     except BaseException:
         if file is not None:
@@ -150,7 +184,11 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
         _described(each, [side[uid] for uid in uids if uid in side])
         for each, side in zip((old, new), sides, strict=True)
     ]
-    return SnapshotDiff(compared[0], compared[1], tuple(states), readers.read_bytes, file.finish() if file else None)
+    diff = SnapshotDiff(compared[0], compared[1], tuple(states), readers.read_bytes)
+    if file is None:
+        return diff
+    file.finish()
+    return dataclasses.replace(diff, changes=changes_as_text(file), _file=file)
 
 
 def _readers(scratch: Path, clock: Clock) -> Readers:
@@ -158,14 +196,60 @@ def _readers(scratch: Path, clock: Clock) -> Readers:
     return Readers(old, EntryReader(scratch / "new", clock, [old.cache_folder]))
 
 
-def _compared(uid: str, found: OperatorComparison, file: ChangeFile | None) -> Iterator[StateDiff]:
+class _Listing:
+    """Adds the differences of one operator to a file.
+
+    Args:
+        uid: uid of the operator.
+        states: its keyed states.
+        sides: the operator in each snapshot; None in one that does not have it.
+        file: the file.
+    """
+
+    def __init__(
+        self, uid: str, states: OperatorStates, sides: tuple[Side | None, Side | None], file: ChangeFile
+    ) -> None:
+        self._uid = uid
+        self._decode = states.decode
+        self._old, self._new = (side.operator if side else None for side in sides)
+        self._file = file
+        for pair in states.pairs:
+            self._number_of(pair)
+
+    def _number_of(self, pair: StatePair) -> int:
+        decode = decode_operator_key if _is_operator_state(pair) else self._decode
+        return self._file.number_of(ComparedState(self._uid, pair, decode, self._old, self._new))
+
+    def add(self, pair: StatePair, found: Difference) -> None:
+        """Adds a difference."""
+        self._file.add(self._number_of(pair), found)
+
+
+def _compared(uid: str, found: OperatorComparison, listing: _Listing | None) -> Iterator[StateDiff]:
     tally = Tally(uid)
     for pair, difference in found.differences():
         tally.add(pair, difference)
-        if file is not None:
-            decode = decode_operator_key if _is_operator_state(pair) else found.states.decode
-            file.add(change_row(uid, pair, difference, decode))
+        if listing is not None:
+            listing.add(pair, difference)
     yield from tally.result(found.states, found.totals)
+
+
+def _no_single_state(states: Sequence[ComparedState], operator: str, state: str) -> ConfigError:
+    known = sorted({f"{each.uid}.{each.pair.name}" for each in states})
+    if f"{operator}.{state}" in known:
+        return ConfigError(
+            "the state has another kind in each snapshot",
+            hint="read changes instead, which has the keys of both",
+            operator=operator,
+            state=state,
+        )
+    return ConfigError(
+        "no such state was compared",
+        hint=did_you_mean(f"{operator}.{state}", known) if known else "neither snapshot has state",
+        operator=operator,
+        state=state,
+        found=known,
+    )
 
 
 def _is_operator_state(pair: StatePair) -> bool:

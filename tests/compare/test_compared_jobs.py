@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import stateflow
@@ -97,6 +98,41 @@ _CHANGES = {
 """What rows of every kind change, by operator, state and change."""
 
 
+_KEY_A: dict[str, Any] = {"key": "a", "shop": 1, "namespace": None}
+_KEY_B: dict[str, Any] = {"key": "b", "shop": 2, "namespace": None}
+_TYPED: dict[tuple[str, str], list[dict[str, Any]]] = {
+    ("every", "one"): [
+        {"change": "changed", **_KEY_A, "old": 1, "new": 2},
+        {"change": "added", **_KEY_B, "old": None, "new": 9},
+    ],
+    ("every", "items"): [{"change": "changed", **_KEY_A, "old": [1], "new": [1, 3]}],
+    ("every", "entries"): [
+        {"change": "removed", **_KEY_A, "map_key": "x", "old": 1, "new": None},
+        {"change": "added", **_KEY_A, "map_key": "y", "old": None, "new": 2},
+    ],
+    ("every", "mean"): [{"change": "changed", **_KEY_A, "old": [1, 1], "new": [2, 4]}],
+    ("every", "tags"): [],
+    ("every", "_timers"): [{"change": "removed", **_KEY_A, "time": timer_time(5), "domain": "processing"}],
+    ("every", "_operator/numbers"): [{"change": "added", "old": None, "new": 11}],
+    ("every", "_raw"): [{"change": "added", "old": None, "new": b"11"}],
+    ("rates", "_operator/rates"): [{"change": "changed", "map_key": "x", "old": 1, "new": 2}],
+}
+"""The same of some states with the types of their columns."""
+
+
+def _check_typed(found: SnapshotDiff) -> None:
+    for (operator, state), wanted in _TYPED.items():
+        rows = found.changes_of(operator, state).read_all().to_pylist()
+        if not state.startswith("_operator/"):
+            groups = [row.pop("key_group") for row in rows if state != "_raw"]
+            assert groups == sorted(groups)
+        assert sorted(rows, key=repr) == sorted(wanted, key=repr), state
+    (pieces,) = found.changes_of("every", "_raw_keyed").read_all().to_pylist()
+    assert [json.loads(pieces[side]) for side in ("old", "new")] == [[4], [4, 11]]
+    tags = found.changes_of("every", "tags").schema
+    assert tags.field("new").type == pa.map_(pa.string(), pa.list_(pa.int64()))
+
+
 def test_every_kind_of_state_is_compared(jobs: LocalJobs) -> None:
     """Between two checkpoints of one job, of which the later one has processed a row of every kind."""
     place: dict[str, Any] = {"key": "a", "shop": 1, "at": -1}
@@ -129,6 +165,7 @@ def test_every_kind_of_state_is_compared(jobs: LocalJobs) -> None:
     pieces = changes.pop(("every", "_raw_keyed", "changed"))
     assert [(json.loads(base64.b64decode(json.loads(text)))) for text in pieces[0][-2:]] == [[4], [4, 11]]
     assert changes == _CHANGES
+    _check_typed(found)
     one = {state.state: state for state in found.states if state.operator == "every"}["one"]
     assert (one.kind, one.added, one.removed, one.changed) == ("value", 1, 0, 1)
     assert one.new_bytes > one.old_bytes > 0

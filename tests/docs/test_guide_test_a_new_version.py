@@ -100,10 +100,11 @@ def _listed(shell: Shell, keys: str) -> int:
 
 
 def _check_python(shell: Shell, changed: int) -> None:
-    """The block in Python finds the same keys, and that of Airflow makes a DAG."""
-    python, airflow = blocks(GUIDE, "python")
-    found = load_module(shell.folder / "compared.py", shell.here(python))
-    assert len(found.changed) == changed
+    """The blocks in Python find the same keys, and that of Airflow makes a DAG."""
+    *python, airflow = blocks(GUIDE, "python")
+    found = load_module(shell.folder / "compared.py", shell.here("\n".join(python)))
+    assert len(found.changed) == len(found.stats) == changed
+    assert len(found.largest) == 3 and found.largest["by"].min() > 0
     assert set(found.changed.columns) >= {"operator", "state", "change", "key", "old", "new"}
     dag = load_module(shell.folder / "validation_dag.py", airflow).dag
     assert dag.task_dict["compare"].upstream_task_ids == {"shadow"}

@@ -164,7 +164,7 @@ class _Rows:
         found = self._key_columns(block)
         names = set(self.schema.names)
         if table.state is None:
-            found |= _timer_columns(block)
+            found |= timer_columns(block.keys)
         elif table.state.kind == "list":
             found["position"] = self._positions(block)
         if "value" in names and table.state is not None:
@@ -204,12 +204,13 @@ def _with_keys(block: EntryBlock, keys: Sequence[EncodedKey], offset: int) -> En
     return EntryBlock([block.keys[row] for row in rows], [block.values[row] for row in rows])
 
 
-def _timer_columns(block: EntryBlock) -> dict[str, pa.Array]:
-    times = np.frombuffer(b"".join([key[KEY_OFFSET : KEY_OFFSET + _TIME_BYTES] for key in block.keys]), ">u8")
+def timer_columns(keys: Sequence[bytes]) -> dict[str, pa.Array]:
+    """Returns the columns ``time`` and ``domain`` of the stored keys of timers."""
+    times = np.frombuffer(b"".join([key[KEY_OFFSET : KEY_OFFSET + _TIME_BYTES] for key in keys]), ">u8")
     domains = {stored: domain.value for domain, stored in TIMER_IDS.items()}
     return {
         "time": pa.array((times.astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)),
-        "domain": pa.array([domains[key[_GROUP_BYTES:KEY_OFFSET]] for key in block.keys], pa.string()),
+        "domain": pa.array([domains[key[_GROUP_BYTES:KEY_OFFSET]] for key in keys], pa.string()),
     }
 
 

@@ -68,7 +68,7 @@ class OperatorTable(StateTable):
                 found = {"subtask": _repeated(subtask, len(keys), _SUBTASK)}
                 found["kind"] = _repeated(self.state.kind, len(keys), _KIND)
                 if "map_key" in columns:
-                    found["map_key"] = self._map_keys(keys)
+                    found["map_key"] = self.map_keys(keys)
                 if "value" in columns:
                     found["value"] = reader.read(values, partial(self._describe, subtask, keys))
                 yield pa.RecordBatch.from_arrays([found[name] for name in columns], schema=schema)
@@ -80,7 +80,8 @@ class OperatorTable(StateTable):
         lists = content.unions if self.state.kind == UNION else content.lists
         yield from ((b"", value) for value in lists.get(self.state.name, []))
 
-    def _map_keys(self, stored: Sequence[bytes]) -> pa.Array:
+    def map_keys(self, stored: Sequence[bytes]) -> pa.Array:
+        """Returns the column of a broadcast state's keys; raises CorruptFile for one of another type."""
         kind = self._map_key
         try:
             keys = [decode_key(key)[0] for key in stored]

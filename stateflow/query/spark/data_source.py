@@ -68,12 +68,11 @@ def register_spark_reader(spark: SparkSession) -> None:
     Options: ``path``, a job root or the folder of a savepoint; ``snapshot``, ``operator`` and ``state``, as for
     `stateflow.read_state`; or ``table`` instead of operator and state, for a table of `stateflow.read_metadata`.
     ``columns`` names the columns of a state to read, with commas: Spark's Python data sources do not learn which
-    columns a query uses. A checkpoint is pinned for ``lease_seconds`` (3600) from the planning of the query, since Spark
-    does not report its end: a task that starts later may find a file gone, which is an error. This process renews the
-    pins, and removes them at its end. Filters by equality or IN
-    on all key columns, and comparisons of ``key_group``, reduce what is read. For this, the function enables
-    ``spark.sql.python.filterPushdown.enabled`` in the session. There is one task for each subtask of the operator. The
-    package must be installed on the executors.
+    columns a query uses. A checkpoint is pinned for ``lease_seconds`` (3600) from the planning of the query, since
+    Spark does not report its end: a task that starts later may find a file gone, which is an error. This process renews
+    the pins, and removes them at its end. Filters by equality or IN on all key columns, and comparisons of
+    ``key_group``, reduce what is read. For this, the function enables ``spark.sql.python.filterPushdown.enabled`` in
+    the session. There is one task for each subtask of the operator. The package must be installed on the executors.
     """
     spark.conf.set(_PUSHDOWN, "true")
     # Spark sends the class to the processes that plan queries: by its content, since no module has it.

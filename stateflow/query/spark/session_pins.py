@@ -1,9 +1,10 @@
 """Pins of the checkpoints that the queries of a Spark session read.
 
-Spark plans each query in a Python process of its own, which ends before the query begins, and reports no end of a query:
-a DataFrame that was planned once may be read at any time. So this process pins the checkpoint and writes that to a folder
-of the driver. The driver renews these pins, and removes them when their time has passed, and at its end: a driver that is
-killed leaves no pin for longer than `LEASE`. Without such a folder, as with Spark Connect, a pin lasts for its whole time.
+Spark plans each query in a Python process of its own, which ends before the query begins, and reports no end of a
+query: a DataFrame that was planned once may be read at any time. So this process pins the checkpoint and writes that to
+a folder of the driver. The driver renews these pins, and removes them when their time has passed, and at its end: a
+driver that is killed leaves no pin for longer than `LEASE`. Without such a folder, as with Spark Connect, a pin lasts
+for its whole time.
 """
 
 from __future__ import annotations

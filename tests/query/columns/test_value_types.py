@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from stateflow.query.columns.value_reader import ValueReader
 from stateflow.query.columns.value_types import value_type
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.schema.describe import type_schema
+from stateflow.types.columns.precision import precision
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, with_timestamp
 
 DAY, TIME = datetime.date(2024, 2, 29), datetime.time(1, 2, 3, 4)
@@ -138,6 +140,14 @@ def column(kind: object, *values: Any) -> list[Any]:
 )
 def test_a_value_becomes_the_value_of_a_column(kind: Any, value: object, wanted: object) -> None:
     assert column(kind, value, value) == [wanted, wanted]
+
+
+def test_decimals_are_texts_with_all_their_digits_which_arrow_converts() -> None:
+    # A function of rows may store more digits than it has declared.
+    kind = Annotated[decimal.Decimal, precision(12, scale=2)]
+    texts = column(kind, decimal.Decimal("1.2"), decimal.Decimal("-7.125"))
+    assert texts == ["1.2", "-7.125"]
+    assert pc.cast(pa.array(texts), pa.decimal128(12, 3)).to_pylist() == [decimal.Decimal(text) for text in texts]
 
 
 class Inner(msgspec.Struct):
