@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import stateflow
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.errors import CheckpointNotServed, MissingFile, NotYetAvailable, UnknownState, WrongKeyType
@@ -191,6 +192,48 @@ def test_files_that_are_collected_while_they_are_fetched_belong_to_an_older_chec
     with follower.checkpoint() as checkpoint, follower.checkpoint(exactly=first) as before:
         assert (checkpoint.checkpoint_id, before.checkpoint_id) == (newest, first)
     assert follower.poll() and _problem(follower) == ""
+    follower.close()
+
+
+class Recording(PosixStorage):
+    """A job root that records which files and parts of files are fetched."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.fetched: list[tuple[str, int]] = []
+
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        self.fetched.append((key, 0))
+        super().fetch(key, target, limit)
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        self.fetched.append((key, offset))
+        super().fetch_part(key, offset, size, target)
+
+
+def _files(jobs: ShopsJob) -> set[tuple[str, int]]:
+    """The files of the newest checkpoint, each with its offset in the stored object."""
+    rows = stateflow.read_metadata(jobs.root, "files").to_pylist()
+    return {(row["file"], row["offset"]) for row in rows}
+
+
+def test_only_new_files_of_a_checkpoint_are_fetched(tmp_path: Path) -> None:
+    jobs = ShopsJob(tmp_path, state__backend="rocksdb", state__inline_below_bytes=1)
+    storage = Recording(tmp_path / "root")
+    follower = Follower(storage, tmp_path / "server", SystemClock(), FollowSettings())
+    known: set[tuple[str, int]] = set()
+    has_shared = False
+    for number in (60, 2, 1, 2):
+        newest = jobs.sell(number)
+        storage.fetched.clear()
+        assert follower.poll()
+        files = _files(jobs)
+        has_shared = has_shared or bool(files & known)
+        assert sorted(storage.fetched) == sorted(files - known)
+        known |= files
+        with follower.checkpoint() as checkpoint:
+            assert served(checkpoint) == plain(jobs.expected[newest])
+    assert has_shared
     follower.close()
 
 
