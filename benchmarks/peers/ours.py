@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.peers.final import Final, check_final
 from benchmarks.runs import Timeline
 from stateflow.launch import RunRequest, run_job
-from stateflow.query.state import read_state
+from stateflow.query.state import state_entries
 
 JOB = Path(__file__).parent.parent / "jobs" / "running_mean.py"
 
@@ -44,7 +44,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(root: str) -> Final:
-    entries = [(entry.key[0], *_sums(entry.value)) for entry in read_state(root, "running-mean")]
+    entries = [(entry.key[0], *_sums(entry.value)) for entry in state_entries(root, "running-mean")]
     keys, counts, totals = zip(*entries, strict=True)
     return Final(np.array(keys), np.array(counts), np.array(totals))
 

@@ -48,7 +48,7 @@ class StateEntry:
     namespace: object = None
 
 
-def read_state(job_root: str, uid: str, checkpoint_id: int | str | None = None) -> Iterator[StateEntry]:
+def state_entries(job_root: str, uid: str, checkpoint_id: int | str | None = None) -> Iterator[StateEntry]:
     """Yields every entry of an operator's keyed state, ordered by key group and encoded key.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.errors import ConfigError, CorruptFile, DataError
-from stateflow.query import open_snapshot, read_state
+from stateflow.query import open_snapshot, state_entries
 from stateflow.query.snapshot import Snapshot
 from tests.query.summed_job import SummedJob, totals, totals_in
 from tests.support.errors import raises
@@ -109,8 +109,8 @@ def test_a_checkpoint_is_pinned_while_a_reader_has_opened_its_snapshot(job: Summ
         assert (job.kept[0], snapshot.checkpoint_id) == (first, first)
         assert _totals(snapshot) == totals(4)
         # Another reader finds the pinned checkpoint by its id, and the newest one without a name.
-        assert {e.key[0]: e.value for e in read_state(job.uri, "sum", first)} == totals(4)
-        assert {e.key[0]: e.value for e in read_state(job.uri, "sum")} == totals(24)
+        assert {e.key[0]: e.value for e in state_entries(job.uri, "sum", first)} == totals(4)
+        assert {e.key[0]: e.value for e in state_entries(job.uri, "sum")} == totals(24)
     assert job.root.head().entry.pinned == []
     Collector(job.root).collect()
     with raises(ConfigError) as caught, open_snapshot(job.uri, first):

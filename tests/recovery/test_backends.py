@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.query.state import read_state
+from stateflow.query.state import state_entries
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import AccountsJob
 from tests.support.restores import check_after, go_back
@@ -55,7 +55,7 @@ def test_state_after_a_chain_of_rescalings_is_correct_and_read_as_stored(on: Acc
         on.check()
     for uid in ("balances", "turnovers"):
         wanted = stored_state.read_state(on.root, uid)
-        assert {(e.state, e.key, e.map_key): e.value for e in read_state(str(on.root), uid)} == wanted
+        assert {(e.state, e.key, e.map_key): e.value for e in state_entries(str(on.root), uid)} == wanted
 
 
 def test_a_savepoint_has_all_of_the_state_and_restores(on: AccountsJob, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.query import read_state
+from stateflow.query import state_entries
 from stateflow.requesters import describe_requester
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, SLICE, AccountsJob, expected
@@ -116,7 +116,7 @@ def test_state_is_read_during_a_run(job: AccountsJob) -> None:
     running = job.start("commit.after:3:stop").wait_stopped(chain.look)
     wanted = expected(job.delivered[:30])
     for uid, values in (("balances", wanted.balances), ("turnovers", wanted.turnovers)):
-        found = {(e.state, e.key, e.map_key): e.value for e in read_state(str(job.root), uid)}
+        found = {(e.state, e.key, e.map_key): e.value for e in state_entries(str(job.root), uid)}
         assert found == values == stored_state.read_state(job.root, uid)
     chain.look()
     assert job.head.doc["kind"] == "admin"
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_a_reader_has_pinned_is_not_collected(job: AccountsJob
     """A reader that died has left a pin; its checkpoint is deleted when a user drops the pin, and not before."""
     job.settings = RARE
     job.run_to(20)
-    entries = read_state(str(job.root), "balances")
+    entries = state_entries(str(job.root), "balances")
     next(entries)
     pinned = job.head.checkpoint
     job.run_to(50)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.query.state import read_state
+from stateflow.query.state import state_entries
 from tests.support.job_fixture import AccountsJob
 from tests.support.restores import go_back
 
@@ -25,7 +25,7 @@ def _check(job: AccountsJob, epoch: int) -> None:
         wanted[event["account"]].append(event["number"])
     found: dict[str, list[int]] = defaultdict(list)
     last: dict[str, int] = {}
-    for entry in read_state(str(job.root), "collect"):
+    for entry in state_entries(str(job.root), "collect"):
         assert (entry.map_key, entry.namespace) == (None, None)
         account = entry.key[0]
         assert isinstance(account, str)

@@ -13,7 +13,7 @@ import pytest
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StateTtlConfig, Time, ValueStateDescriptor
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import BACKENDS, StateSettings
-from stateflow.query.state import read_state
+from stateflow.query.state import state_entries
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.backends.base import KeyedStateBackend
@@ -120,6 +120,6 @@ def test_full_snapshots_omit_expired_state_and_incremental_ones_leave_that_to_th
     rows = [Event(key, at) for key, at in zip("abcdef", (0, 1, 5000, 5001, 5002, 5003), strict=True)]
     TimerJobs(tmp_path).events(LastTime(), rows, parallelism=1, **settings)
     found: dict[str, list[str]] = {"short": [], "long": []}
-    for entry in read_state(str(tmp_path / "root"), "op"):
+    for entry in state_entries(str(tmp_path / "root"), "op"):
         found[entry.state].append(str(entry.key[0]))
     assert {state: "".join(sorted(keys)) for state, keys in found.items()} == {"short": kept, "long": "abcdef"}

@@ -13,7 +13,7 @@ import pytest
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
-from stateflow.query import read_state
+from stateflow.query import state_entries
 from stateflow.storage import open_storage
 from stateflow.types.serializers import decode_untyped
 from tests.spark.jobs import regraphed, sources
@@ -169,12 +169,12 @@ def _check_state(job: ModuleJob, processed: Counter[tuple[Any, ...]]) -> None:
     sums: Counter[tuple[str]] = Counter()
     for (name, number), times in processed.items():
         sums[name,] += number * times
-    assert {(e.state, e.key): e.value for e in read_state(job.job_root, "totals")} == {
+    assert {(e.state, e.key): e.value for e in state_entries(job.job_root, "totals")} == {
         ("sum", key): total for key, total in sums.items()
     }
-    found = {(*e.key, e.map_key): e.value for e in read_state(job.job_root, "distinct")}
+    found = {(*e.key, e.map_key): e.value for e in state_entries(job.job_root, "distinct")}
     assert found == processed
-    assert {state.state for state in read_state(job.job_root, "distinct")} == {"seen"}
+    assert {state.state for state in state_entries(job.job_root, "distinct")} == {"seen"}
     root = JobRoot.open(open_storage(job.job_root), SystemClock())
     manifest = root.checkpoints.manifest_at(root.head())
     assert manifest is not None

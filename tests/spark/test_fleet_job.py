@@ -15,7 +15,7 @@ import pytest
 from flights_demo.expected import read_flights
 from flights_demo.flights import SCHEMA, csv_file
 
-from stateflow.query import read_state
+from stateflow.query import state_entries
 from tests.spark.fleet import UNKNOWN, Flight, Oracle, deliveries
 from tests.support import root_files
 from tests.support.flights_job import delta_rows
@@ -85,7 +85,7 @@ class FleetJob(JobFixture):
             expected: Counter[tuple[Any, ...]] = getattr(self.oracle, name)
             wrong, missing = [*(rows - expected)], [*(expected - rows)]
             assert (name, wrong[:3], missing[:3]) == (name, [], [])
-        state = {(e.state, e.key, e.map_key): e.value for e in read_state(str(self.root), "aircraft-days")}
+        state = {(e.state, e.key, e.map_key): e.value for e in state_entries(str(self.root), "aircraft-days")}
         assert sorted(state.keys() ^ self.oracle.state.keys(), key=str)[:3] == []
         assert state == self.oracle.state
 

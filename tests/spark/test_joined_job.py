@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.query import read_state
+from stateflow.query import state_entries
 from stateflow.runtime.spark.session.settings import REQUIRED
 from tests.spark.jobs import joined
 from tests.spark.jobs.joined import ORDER_SLICE, ORDERS, PAYMENT_SLICE, PAYMENTS, RATE_SLICE, RATES
@@ -82,7 +82,7 @@ def _events() -> list[tuple[str, str, int, int]]:
 def test_two_connected_streams_share_state_and_a_key_s_rows_come_in_the_declared_order(ran: Ran) -> None:
     assert ran.rows("events") == Counter(_events())
     counts = Counter(shop for shop, *_ in _events())
-    assert {entry.key[0]: entry.value for entry in read_state(str(ran.job.root), "together")} == counts
+    assert {entry.key[0]: entry.value for entry in state_entries(str(ran.job.root), "together")} == counts
 
 
 def test_a_side_output_goes_to_a_sink_and_to_an_operator(ran: Ran) -> None:

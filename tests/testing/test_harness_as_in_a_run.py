@@ -22,7 +22,7 @@ from stateflow import (
     StreamExecutionEnvironment,
     WatermarkStrategy,
 )
-from stateflow.query.state import StateEntry, read_state
+from stateflow.query.state import StateEntry, state_entries
 from stateflow.runtime.task import store_cache
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.support.local_jobs import LocalJobs
@@ -93,7 +93,7 @@ def _run(folder: Path, events: Sequence[Event]) -> tuple[LocalJobs, list[StateEn
         jobs.run(build, **{"source.max_rows_per_batch": str(BATCH), "max_parallelism": "128"})
     finally:
         store_cache.close_all()
-    return jobs, list(read_state(str(folder / "root"), "operator"))
+    return jobs, list(state_entries(str(folder / "root"), "operator"))
 
 
 @pytest.mark.parametrize("seed", range(3))
