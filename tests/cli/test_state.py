@@ -198,6 +198,17 @@ def test_rows_are_exported_to_a_storage(job: CliFixture, tmp_path: Path) -> None
         assert invoke(*words, refused).exit_code == ConfigError.exit_code
 
 
+def test_a_location_may_have_blanks_and_any_letters(job: CliFixture, tmp_path: Path) -> None:
+    root = tmp_path / "a job ü"
+    shutil.copytree(job.root, root)
+    (savepoint,) = root.glob("savepoints/before-*")
+    for location in (str(root), root.as_uri(), str(savepoint), savepoint.as_uri(), f"{savepoint}/"):
+        words = ("state", "get", location, "--operator", "sum", "--state", "total", "--key", "a")
+        assert json.loads(invoke(*words).stdout) == {"value": 18}
+    ended = invoke("diff", str(root), f"{root.as_uri()}@before", "--json")
+    assert ended.exit_code == 0 and json.loads(ended.stdout)["keys"] == 0
+
+
 def test_a_failed_export_leaves_the_earlier_output(job: CliFixture, tmp_path: Path) -> None:
     root = tmp_path / "damaged"
     shutil.copytree(job.root, root)

@@ -92,6 +92,14 @@ class _Read:
 
 def state_table(snapshot: Snapshot, operator: str, state: str, rows: Rows = ALL_ROWS) -> StateTable:
     """Returns a state of an open snapshot as a table; arguments and errors as for `read_state`."""
+    groups, number = rows.groups, snapshot.max_parallelism
+    if groups is not None and not 0 <= groups.first <= groups.last < number:
+        raise ConfigError(
+            "the key groups to read are no range of those of the job",
+            hint="pass the first and the last one, which is included",
+            key_groups=(groups.first, groups.last),
+            max_parallelism=number,
+        )
     return table_of(snapshot.operator(operator), state, rows, snapshot.max_parallelism)
 
 

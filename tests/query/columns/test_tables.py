@@ -98,6 +98,9 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("last", Rows(keys=(("a", "b"),))),
         ("_operator/seen", Rows(keys=("a",))),
         ("_raw", Rows(groups=KeyGroupRange(0, 1))),
+        ("last", Rows(groups=KeyGroupRange(5, 3))),
+        ("last", Rows(groups=KeyGroupRange(-1, 3))),
+        ("last", Rows(groups=KeyGroupRange(0, KEY_GROUPS))),
     ],
 )
 def test_what_does_not_exist_is_a_config_error(snapshot: Any, state: str, rows: Rows) -> None:
