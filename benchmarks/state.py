@@ -1,12 +1,14 @@
-"""Rows of state read as columns, per second of CPU time, next to an iteration of the same store without decoding.
+"""State as data: read as columns, compared, and written from a DataFrame.
 
-Small values are integers; large ones have 200 random bytes. CPU time is that of the whole process, all threads
-included, so a figure is of one core.
+`measure` reads rows as columns, per second of CPU time, next to an iteration of the same store without decoding. Small
+values are integers; large ones have 200 random bytes. CPU time is that of the whole process, all threads included, so a
+figure is of one core. `run` adds the figures of `state_diff` and `state_writer`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks import state_diff, state_writer
 from benchmarks.results import write_result
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
@@ -43,20 +46,28 @@ _REPEATS = 3
 
 
 def run(folder: Path, keys: int = KEYS) -> Path:
-    """Builds stores with small and with large values, measures, and writes ``state.json``."""
+    """Measures everything, one after the other, and writes ``state.json``."""
+    figures = measure(folder / "read", keys)
+    shutil.rmtree(folder / "read")
+    found = state_diff.measure(folder / "diff", state_diff.Size(keys=keys))
+    shutil.rmtree(folder / "diff")
+    figures |= {name: figure for name, figure in found.items() if name.startswith(("diff_", "merge_"))}
+    figures |= state_writer.measure(folder / "write", keys, VALUE_BYTES)
+    return write_result("state", figures)
+
+
+def measure(folder: Path, keys: int = KEYS) -> dict[str, Any]:
+    """Builds stores with small and with large values in a folder, and reads them."""
     small = _measure(folder / "small", keys, int, lambda count: pa.array(np.arange(count)))
     large = _measure(folder / "large", keys, bytes, _random)
-    return write_result(
-        "state",
-        {
-            "dataframe_rows_per_s_core": small["rocksdb"],
-            "dataframe_rows_per_s_core_canonical": small["canonical"],
-            "iterated_rows_per_s_core": small["iterated"],
-            "values_of_200_bytes": large,
-            "keys": keys,
-            "value_bytes": VALUE_BYTES,
-        },
-    )
+    return {
+        "dataframe_rows_per_s_core": small["rocksdb"],
+        "dataframe_rows_per_s_core_canonical": small["canonical"],
+        "iterated_rows_per_s_core": small["iterated"],
+        "values_of_200_bytes": large,
+        "keys": keys,
+        "value_bytes": VALUE_BYTES,
+    }
 
 
 def _random(count: int) -> pa.Array:

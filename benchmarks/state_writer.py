@@ -39,6 +39,7 @@ def measure(folder: Path, keys: int = KEYS, value_bytes: int = VALUE_BYTES) -> d
     source = folder / "input"
     source.mkdir(parents=True)
     _write_input(source, keys, value_bytes)
+    is_own = SparkSession.getActiveSession() is None
     spark = SparkSession.builder.master("local[2]").config("spark.driver.memory", "4g").getOrCreate()
     try:
         frame = spark.read.parquet(str(source))
@@ -53,7 +54,8 @@ def measure(folder: Path, keys: int = KEYS, value_bytes: int = VALUE_BYTES) -> d
 
         parquet_s, savepoint_s = _best(as_parquet, folder / "parquet"), _best(as_savepoint, folder / "savepoint")
     finally:
-        spark.stop()
+        if is_own:
+            spark.stop()
     return {
         "write_ratio": round(savepoint_s / parquet_s, 2),
         "write_savepoint_s": round(savepoint_s, 2),

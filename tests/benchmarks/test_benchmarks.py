@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 from benchmarks import (
     asynchronous,
@@ -56,8 +57,16 @@ def test_the_start_benchmark_runs(tmp_path: Path) -> None:
 
 
 def test_the_state_benchmark_runs(tmp_path: Path) -> None:
-    figures = json.loads(state.run(tmp_path, keys=300).read_text())
+    figures = state.measure(tmp_path, keys=300)
     assert figures["keys"] == 300 and figures["dataframe_rows_per_s_core"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_state_benchmark_has_the_figures_of_all_goals(tmp_path: Path, spark_session: SparkSession) -> None:
+    figures = json.loads(state.run(tmp_path, keys=2_000).read_text())
+    goals = ("dataframe_rows_per_s_core", "diff_read_fraction", "diff_s", "write_ratio")
+    assert all(figures[name] >= 0 for name in goals)
 
 
 @pytest.mark.slow
