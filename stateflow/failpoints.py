@@ -52,6 +52,7 @@ NAMES: dict[str, str] = {
     "savepoint.share": "a worker has written a file of a canonical savepoint to local disk, it is not stored",
     "savepoint.copied": "all files of a savepoint are stored, its document is not",
     "write.stored": "all files of a savepoint that a writer makes are stored, its document is not",
+    "write.complete": "a savepoint that a writer makes is complete, files of earlier attempts may still exist",
     "savepoint.rekeyed": "all files of a savepoint with another max parallelism are stored, its document is not",
     "savepoint.complete": "a savepoint is complete, its pin still exists",
     "savepoint.given-up": "an incomplete savepoint is marked as given up, its files still exist",

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stateflow.errors import StorageError
+
 PREFIX = "stateflow-scratch-"
 """What the names of all such folders begin with."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -46,6 +48,20 @@ class ScratchFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
+
+
+@contextlib.contextmanager
+def local_disk_errors(path: Path) -> Iterator[None]:
+    """Raises StorageError for an error of the operating system in its body, which writes temporary files at a path."""
+    try:
+        yield
+    except OSError as e:
+        raise StorageError(
+            "temporary files cannot be written to the local disk",
+            hint="free space there, or set TMPDIR to a folder on another disk, then repeat the call",
+            path=str(path),
+            reason=str(e)[:500],
+        ) from e
 
 
 def remove_abandoned() -> None:

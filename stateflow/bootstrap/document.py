@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
+from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -13,9 +14,9 @@ from stateflow.bootstrap.layout import Layout, Target
 from stateflow.checkpoint.log.documents import Manifest, Origin, Savepoint, SavepointFormat
 from stateflow.checkpoint.log.manifest_files import check_sizes, files_of
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.checkpoint.savepoints.catalog import VERSION, put_marker, read_savepoint
+from stateflow.checkpoint.savepoints.catalog import VERSION, StoredSavepoint, put_marker, read_savepoint
 from stateflow.clock import Clock
-from stateflow.errors import ConfigError, DataError
+from stateflow.errors import ConfigError, DataError, MissingFile
 from stateflow.state.handles import FileHandle
 from stateflow.storage.paths import SAVEPOINT_FILES
 
@@ -51,9 +52,6 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
         ConfigError: another savepoint is in the folder.
         DataError: a file is missing.
     """
-    files = [replace(file, key=f"{target.folder}{file.key}") for file in files_of(manifest)]
-    check_sizes(target.storage, files)
-    failpoints.hit("write.stored")
     made_at = facts.at.isoformat(timespec="milliseconds")
     document = Savepoint(
         version=VERSION,
@@ -75,27 +73,43 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
         sinks=facts.base.sinks if facts.base else {},
         stateflow=_version(),
     )
-    if not put_marker(target.storage, target.folder, seal(document)[0]):
-        check_repeated(document, target)
-        return
+    files = [replace(file, key=f"{target.folder}{file.key}") for file in files_of(manifest)]
+    try:
+        check_sizes(target.storage, files)
+    except MissingFile:
+        # Another writer has completed a savepoint here meanwhile, and removed the files of this one.
+        if found := read_savepoint(target.storage, target.folder):
+            _refuse(found, files, target)
+        raise
+    failpoints.hit("write.stored")
+    if put_marker(target.storage, target.folder, seal(document)[0]):
+        failpoints.hit("write.complete")
+    else:
+        _check_repeated(document, files, target)
     _remove_others(target, files)
 
 
-def check_repeated(document: Savepoint, target: Target) -> None:
-    """Raises ConfigError unless the savepoint in the folder has the same content as a document."""
+def _check_repeated(document: Savepoint, files: list[FileHandle], target: Target) -> None:
+    """Raises ConfigError unless the savepoint in the folder has the same content as a document with some files."""
     found = read_savepoint(target.storage, target.folder)
-    uri = f"{target.storage.uri}/{target.folder}".rstrip("/")
     if found is None:
         raise DataError(
-            "the savepoint was abandoned while it was written", hint="write it into another folder", path=uri
+            "the savepoint was abandoned while it was written", hint="write it into another folder", path=target.uri
         )
     if _content(found.document) != _content(document):
-        raise ConfigError(
-            "another savepoint is in the folder",
-            hint="write to another folder, or delete it: stateflow savepoint dispose",
-            path=uri,
-            made_at=found.document.made_at,
-        )
+        _refuse(found, files, target)
+
+
+def _refuse(found: StoredSavepoint, files: list[FileHandle], target: Target) -> NoReturn:
+    """Deletes the files of this attempt, if another savepoint does not have them, and raises ConfigError."""
+    used = {f"{target.folder}{file.key}" for file in files_of(found.document.manifest)}
+    target.storage.delete([file.key for file in files if file.key not in used])
+    raise ConfigError(
+        "another savepoint is in the folder",
+        hint="write to another folder, or delete it: stateflow savepoint dispose",
+        path=target.uri,
+        made_at=found.document.made_at,
+    )
 
 
 def _content(document: Savepoint) -> tuple[object, ...]:

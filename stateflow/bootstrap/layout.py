@@ -25,7 +25,7 @@ from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.handles import StateSchema
 from stateflow.storage import Storage
 from stateflow.types.descriptors import ListStateDescriptor, StateDescriptor
-from stateflow.types.key_groups import KeyGroupRange, range_of
+from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class Layout:
         """Returns the key groups of a subtask."""
         return range_of(subtask, self.parallelism, self.max_parallelism)
 
+    def subtask_of(self, group: int) -> int:
+        """Returns the subtask of a key group."""
+        return subtask_of(group, self.parallelism, self.max_parallelism)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -55,6 +59,11 @@ class Target:
 
     storage: Storage
     folder: str
+
+    @property
+    def uri(self) -> str:
+        """URI of the savepoint's folder."""
+        return f"{self.storage.uri}/{self.folder}".rstrip("/")
 
 
 @dataclass(frozen=True)

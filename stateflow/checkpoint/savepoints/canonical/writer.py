@@ -17,7 +17,7 @@ from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
-from stateflow.scratch_folder import ScratchFolder
+from stateflow.scratch_folder import ScratchFolder, local_disk_errors
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import StoreLocation, read_blocks
@@ -138,11 +138,14 @@ def store_files(files: Sequence[Iterable[bytes]], target: Storage, to: Destinati
         target: the storage.
         to: prefixes of the object's key.
         scratch: a local folder.
+
+    Raises:
+        StorageError: the storage or the local disk failed.
     """
     path = scratch / "object"
     parts: list[FilePart] = []
     whole = _Digest()
-    with open_private(path, must_create=True) as file:
+    with local_disk_errors(path), open_private(path, must_create=True) as file:
         for chunks in files:
             part = _Digest()
             for chunk in chunks:
