@@ -29,7 +29,8 @@ from stateflow.query.columns.state_table import key_fields
 from stateflow.query.snapshot import Snapshot, savepoint_snapshot
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.similar_names import did_you_mean
-from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryBlock
+from stateflow.state.backends.entry_columns import EntryColumns
+from stateflow.state.backends.entry_stream import GROUP_BYTES
 from stateflow.state.handles import Base, EarliestTimers, StateSchema
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
@@ -178,7 +179,7 @@ class _Stored:
             return table.schema, iter(())
         return first.schema, _of_one_schema(chain([first], given), first.schema, state)
 
-    def without(self, states: frozenset[str]) -> Iterator[EntryBlock]:
+    def without(self, states: frozenset[str]) -> Iterator[EntryColumns]:
         """Yields the entries that are of none of some states."""
         ids = {state_id(name) for name in states} | {each for name in states for each in expiry_ids(name)}
         one = replace(self.opened.manifest, operators=[self.operator])
@@ -187,7 +188,7 @@ class _Stored:
                 for block in copies.entries(shard, self.opened.storage):
                     kept = [(k, v) for k, v in zip(block.keys, block.values, strict=True) if _id(k) not in ids]
                     if kept:
-                        yield EntryBlock([key for key, _ in kept], [value for _, value in kept])
+                        yield EntryColumns.of([key for key, _ in kept], [value for _, value in kept])
 
 
 def _id(stored: bytes) -> bytes:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from stateflow.bootstrap.content import store_content
+from stateflow.bootstrap.encoding.column_types import cast
 from stateflow.bootstrap.encoding.entries import LIMITS
-from stateflow.bootstrap.encoding.frames import MAP_KEY, VALUE, Frame, StateColumns, batches_of, is_spark, names_of
+from stateflow.bootstrap.encoding.frames import (
+    KEY_GROUP,
+    MAP_KEY,
+    VALUE,
+    Frame,
+    StateColumns,
+    batches_of,
+    check_frame,
+    is_spark,
+    names_of,
+)
 from stateflow.bootstrap.encoding.values import Values, encode_map_keys, state_named
-from stateflow.bootstrap.layout import Target
+from stateflow.bootstrap.layout import Layout, Target
 from stateflow.checkpoint.restore.redistribution import even_split
 from stateflow.errors import ConfigError, DataError, JobDefinitionError, StateError
 from stateflow.runtime.task.operator_state import INLINE_BYTES
@@ -48,11 +59,68 @@ class OperatorStateRows:
 
 
 @dataclass(frozen=True)
+class RawRows:
+    """The frames of raw state, whose bytes only the function of an operator understands.
+
+    Attributes:
+        partitions: of raw operator state: ``value``, in order.
+        key_groups: of raw keyed state: ``key_group`` and ``value``.
+    """
+
+    partitions: Frame | None = None
+    key_groups: Frame | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether one of the frames exists."""
+        return self.partitions is not None or self.key_groups is not None
+
+    def pieces(self) -> list[bytes]:
+        """Returns the partitions. Raises DataError for null, ConfigError or SchemaMismatch for other columns."""
+        return [data for _, data in _raw_rows(self.partitions, has_groups=False)]
+
+    def by_key_group(self, max_parallelism: int) -> list[tuple[int, bytes]]:
+        """Returns the bytes of key groups in order; raises as `pieces`, and DataError for a wrong key group."""
+        found: dict[int, bytes] = {}
+        for group, data in _raw_rows(self.key_groups, has_groups=True):
+            if group in found or not 0 <= group < max_parallelism:
+                raise DataError(
+                    "a key group of raw keyed state occurs twice or does not exist",
+                    hint="pass one row for each key group below the max parallelism",
+                    key_group=group,
+                    max_parallelism=max_parallelism,
+                )
+            found[group] = data
+        return sorted(found.items())
+
+
+@dataclass(frozen=True)
 class OperatorStates:
     """All operator state of an operator."""
 
     uid: str
     states: tuple[OperatorStateRows, ...]
+    raw: RawRows = RawRows()
+
+    def with_rows(self, rows: OperatorStateRows) -> OperatorStates:
+        """Returns this state and that of a frame; raises ConfigError or StateError for contradictory declarations."""
+        check_frame(rows.frame, f"{self.uid}.{rows.descriptor.name}")
+        if any(each.descriptor.name == rows.descriptor.name for each in self.states):
+            raise ConfigError(
+                "an operator state was added twice", hint="pass one frame", uid=self.uid, state=rows.descriptor.name
+            )
+        found = replace(self, states=(*self.states, rows))
+        found.schemas()
+        return found
+
+    def with_raw(self, raw: RawRows) -> OperatorStates:
+        """Returns this state and raw state; raises ConfigError if it has raw state, or a frame is none."""
+        for name, frame in (("_raw", raw.partitions), ("_raw_keyed", raw.key_groups)):
+            if frame is not None:
+                check_frame(frame, f"{self.uid}.{name}")
+        if self.raw.is_given:
+            raise ConfigError("raw state was added twice", hint="pass both frames in one call", uid=self.uid)
+        return replace(self, raw=raw)
 
     def schemas(self) -> list[StateSchema]:
         """Returns the schemas as a run would store them; raises StateError if declarations contradict each other."""
@@ -66,13 +134,17 @@ class OperatorStates:
                 store.get_list_state(_as_list(rows.descriptor))
         return store.schemas
 
-    def parts(self, parallelism: int, target: Target) -> list[OperatorPart]:
-        """Stores the state of all subtasks, and returns its parts: lists are split evenly, subtask 0 has the rest.
+    def parts(self, layout: Layout, target: Target) -> list[OperatorPart]:
+        """Stores the state of all subtasks, and returns its parts.
+
+        Lists and raw partitions are split evenly, the bytes of a key group belong to its subtask, and subtask 0 has the
+        rest.
 
         Raises:
             StateError: a value cannot be stored, or all of them take too much memory.
             DataError: a value or key is null, or a key occurs twice.
         """
+        parallelism = layout.parallelism
         lists: dict[str, list[list[bytes]]] = {}
         unions: dict[str, list[bytes]] = {}
         broadcasts: dict[str, dict[bytes, bytes]] = {}
@@ -87,10 +159,20 @@ class OperatorStates:
                     elements = _elements(_as_list(rows.descriptor), rows.frame)
                     lists[name] = even_split(elements, parallelism)
         first = OperatorContent(unions=_non_empty(unions), broadcasts={n: e for n, e in broadcasts.items() if e})
+        with state_named("_raw"):
+            raw = even_split(self.raw.pieces(), parallelism)
+        raw_keyed: dict[int, list[tuple[int, bytes]]] = {}
+        with state_named("_raw_keyed"):
+            for group, data in self.raw.by_key_group(layout.max_parallelism):
+                raw_keyed.setdefault(layout.subtask_of(group), []).append((group, data))
         found = []
         for subtask in range(parallelism):
-            own = _non_empty({name: parts[subtask] for name, parts in lists.items()})
-            content = msgspec.structs.replace(first if subtask == 0 else OperatorContent(), lists=own)
+            content = msgspec.structs.replace(
+                first if subtask == 0 else OperatorContent(),
+                lists=_non_empty({name: parts[subtask] for name, parts in lists.items()}),
+                raw=raw[subtask],
+                raw_keyed=raw_keyed.get(subtask, []),
+            )
             if content != OperatorContent():
                 found.append(self._stored(subtask, content, target))
         return found
@@ -129,7 +211,7 @@ def _as_list(descriptor: StateDescriptor) -> ListStateDescriptor[object]:
 def _elements(descriptor: ListStateDescriptor[T], frame: Frame) -> list[bytes]:
     columns = _columns(frame, ())
     values = Values(ValueSerializer(descriptor.element_type, descriptor.name), columns, LIMITS, descriptor.name)
-    return [data for batch in batches_of(_arrow(frame)) for data in values.encode(batch)]
+    return [data for batch in batches_of(_arrow(frame)) for data in values.encode(batch).to_pylist()]
 
 
 def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, bytes]:
@@ -140,7 +222,7 @@ def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, 
     found: dict[bytes, bytes] = {}
     for batch in batches_of(_arrow(frame)):
         encoded = encode_map_keys(keys, _key_columns(descriptor), batch.column(MAP_KEY), MAP_KEY)
-        for key, value in zip(encoded, values.encode(batch), strict=True):
+        for key, value in zip(encoded.to_pylist(), values.encode(batch).to_pylist(), strict=True):
             if key in found:
                 raise DataError(
                     "two rows have the same key", hint="drop duplicates", map_key=repr(decode_key(key)[0])[:200]
@@ -154,6 +236,23 @@ def _key_columns(descriptor: MapStateDescriptor[K, V]) -> ColumnSerializer | Non
         return ColumnSerializer(descriptor.key_type)
     except JobDefinitionError:
         return None
+
+
+def _raw_rows(frame: Frame | None, has_groups: bool) -> Iterator[tuple[int, bytes]]:
+    """Yields the rows of raw state; without key groups, they have the number 0."""
+    if frame is None:
+        return
+    wanted = {KEY_GROUP: pa.int64()} if has_groups else {}
+    wanted[VALUE] = pa.binary()
+    missing = [name for name in wanted if name not in names_of(frame)]
+    if missing:
+        raise ConfigError("a frame of raw state lacks columns", hint="rename them", missing=missing)
+    for batch in batches_of(_arrow(frame)):
+        columns = [cast(batch.column(name), kind, name) for name, kind in wanted.items()]
+        if any(column.null_count for column in columns):
+            raise DataError("a row of raw state has a null", hint="filter these rows")
+        groups = columns[0].to_pylist() if has_groups else [0] * batch.num_rows
+        yield from zip(groups, columns[-1].to_pylist(), strict=True)
 
 
 def _columns(frame: Frame, others: Sequence[str]) -> StateColumns:

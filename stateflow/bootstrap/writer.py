@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import structs
 
@@ -17,7 +17,7 @@ from stateflow.bootstrap.encoding.keys import KeyColumns
 from stateflow.bootstrap.existing import Existing, Transform
 from stateflow.bootstrap.keyed_files.write import write_keyed
 from stateflow.bootstrap.layout import KeyedOperator, Layout, Target, check_timers, state_rows
-from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates
+from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates, RawRows
 from stateflow.bootstrap.positions import AnySource, GivenSource, Position, with_positions, with_stored_logs
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.manifest_files import state_bytes
@@ -47,7 +47,7 @@ class _Operator:
     """What the writer was given for an operator."""
 
     keyed: KeyedOperator
-    operator_states: list[OperatorStateRows] = field(default_factory=list)
+    states: OperatorStates
 
 
 class SavepointWriter:
@@ -153,7 +153,7 @@ class SavepointWriter:
             check_timers(uid, timers, columns.names)
         operator = KeyedOperator(uid, columns, tuple(state_rows(given, columns) for given in states), timers)
         operator.schemas(0)
-        self._operators[uid] = _Operator(operator)
+        self._operators[uid] = _Operator(operator, OperatorStates(uid, ()))
         return self
 
     def without_operator(self, uid: str) -> SavepointWriter:
@@ -195,7 +195,9 @@ class SavepointWriter:
         Raises:
             ConfigError: the operator was not added, or the frame lacks a column.
         """
-        return self._with_operator_state(uid, OperatorStateRows(descriptor, frame, union))
+        operator = _added(self._operators, uid)
+        operator.states = operator.states.with_rows(OperatorStateRows(descriptor, frame, union))
+        return self
 
     def with_broadcast_state(self, uid: str, descriptor: MapStateDescriptor[K, V], frame: Frame) -> SavepointWriter:
         """Adds a broadcast state; returns this writer. Arguments and errors as for `with_operator_state`.
@@ -205,7 +207,21 @@ class SavepointWriter:
             descriptor: the map, as the job declares it.
             frame: its entries: ``map_key``, and ``value`` or a column for each field of the values.
         """
-        return self._with_operator_state(uid, OperatorStateRows(descriptor, frame))
+        operator = _added(self._operators, uid)
+        operator.states = operator.states.with_rows(OperatorStateRows(descriptor, frame))
+        return self
+
+    def with_raw_state(self, uid: str, *, partitions: Frame | None = None, key_groups: Frame | None = None) -> Self:
+        """Adds raw state, as `snapshot_state` writes it; returns this writer. Errors as for `with_operator_state`.
+
+        Args:
+            uid: uid of an operator that was added.
+            partitions: of raw operator state, in order: ``value``, their bytes.
+            key_groups: raw keyed state: ``key_group`` and ``value``, a row for each key group that has some.
+        """
+        operator = _added(self._operators, uid)
+        operator.states = operator.states.with_raw(RawRows(partitions, key_groups))
+        return self
 
     def with_source(
         self, uid: str, source: AnySource, position: Position, *, watermark: datetime | int | None = None
@@ -280,23 +296,16 @@ class SavepointWriter:
             )
         return self._existing
 
-    def _with_operator_state(self, uid: str, rows: OperatorStateRows) -> SavepointWriter:
-        name = rows.descriptor.name
-        check_frame(rows.frame, f"{uid}.{name}")
-        operator = self._operators.get(uid)
-        if operator is None:
-            raise ConfigError(
-                "operator state belongs to an operator that was not added",
-                hint='call with_operator before; without keyed state, it needs key={"column": "type"} only',
-                uid=uid,
-                known=sorted(self._operators),
-            )
-        if any(each.descriptor.name == name for each in operator.operator_states):
-            raise ConfigError("an operator state was added twice", hint="pass one frame", uid=uid, state=name)
-        states = [*operator.operator_states, rows]
-        OperatorStates(uid, tuple(states)).schemas()
-        operator.operator_states = states
-        return self
+
+def _added(operators: Mapping[str, _Operator], uid: str) -> _Operator:
+    if uid not in operators:
+        raise ConfigError(
+            "operator state belongs to an operator that was not added",
+            hint='call with_operator before; without keyed state, it needs key={"column": "type"} only',
+            uid=uid,
+            known=sorted(operators),
+        )
+    return operators[uid]
 
 
 def _layout(max_parallelism: int, parallelism: int | None) -> Layout:
@@ -307,7 +316,7 @@ def _layout(max_parallelism: int, parallelism: int | None) -> Layout:
 
 
 def _written(given: _Operator, layout: Layout, target: Target) -> OperatorState:
-    keyed, states = given.keyed, OperatorStates(given.keyed.uid, tuple(given.operator_states))
+    keyed, states = given.keyed, given.states
     return OperatorState(
         uid=keyed.uid,
         parallelism=layout.parallelism,
@@ -316,5 +325,5 @@ def _written(given: _Operator, layout: Layout, target: Target) -> OperatorState:
         states=keyed.schemas(layout.at),
         subtasks=write_keyed(keyed, layout, target),
         operator_states=states.schemas(),
-        parts=states.parts(layout.parallelism, target),
+        parts=states.parts(layout, target),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
 from stateflow.state.backends.entry_stream import GROUP_BYTES
+from stateflow.state.columnar.binary_columns import from_parts, parts_of
 from stateflow.state.columnar.key_hashes import PADDING, Bytes, Numbers, hash_keys
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.timers import TIMER_IDS
@@ -44,23 +44,21 @@ class Rehash:
         self._offset_of_id = np.array([self._offsets[i] for i in ids])
         self._last: tuple[bytes, int] | None = None
 
-    def __call__(self, stored: Sequence[bytes]) -> tuple[list[bytes], Groups]:
+    def __call__(self, stored: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, Groups]:
         """Returns stored keys with their new key groups, and these groups.
 
         Raises:
             CorruptFile: a key is of no state of the operator, or does not decode.
         """
-        data = np.frombuffer(bytearray(b"").join((*stored, PADDING)), np.uint8)
-        offsets = np.fromiter(accumulate(map(len, stored), initial=0), np.int64, len(stored) + 1)
+        data, offsets = _copied(stored)
         starts, ends = offsets[:-1], offsets[1:]
         keys = np.minimum(starts + self._key_offsets(data, starts), ends)
         hashes, valid = hash_keys(data, keys, ends, self._types)
         groups = (hashes % self._max_parallelism).astype(np.uint16)
         for row in np.flatnonzero(~valid).tolist():
-            groups[row] = self._group(stored[row])
+            groups[row] = self._group(data[starts[row] : ends[row]].tobytes())
         data[starts], data[starts + 1] = groups >> 8, groups & 0xFF
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        return pa.Array.from_buffers(pa.large_binary(), len(stored), buffers).to_pylist(), groups
+        return from_parts(data, offsets), groups
 
     def _key_offsets(self, data: Bytes, starts: Numbers) -> Numbers:
         """Returns the offset of the key in each stored key; any offset after the end if it is of no state."""
@@ -85,3 +83,12 @@ class Rehash:
         group = key_group(values, self._types, self._max_parallelism)
         self._last = stored[offset:end], group
         return group
+
+
+def _copied(stored: pa.LargeBinaryArray) -> tuple[Bytes, Numbers]:
+    """Returns a copy of the keys with padding, and their offsets in it."""
+    given, offsets = parts_of(stored)
+    size = int(offsets[-1] - offsets[0])
+    data = np.zeros(size + len(PADDING), np.uint8)
+    data[:size] = given[offsets[0] : offsets[-1]]
+    return data, offsets - offsets[0]

@@ -22,7 +22,8 @@ from stateflow.types.decoders import value_decoder
 T = TypeVar("T")
 
 VALUE_FORMAT = b"\x01"
-_TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
+TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
+"""What values begin with that have a timestamp of a time domain, which follows; without one, `VALUE_FORMAT`."""
 _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
 _PLAIN_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
@@ -59,6 +60,11 @@ class ValueSerializer(Generic[T]):
     def type_name(self) -> str:
         """How the type is recorded in manifests."""
         return describe_type(self.value_type)
+
+    @property
+    def unchecked_bytes(self) -> int:
+        """Size of encoded values up to which decoding them takes neither too much memory nor too much time."""
+        return self._unchecked
 
     def encode(self, value: T) -> bytes:
         """Returns the bytes of a value.
@@ -250,7 +256,7 @@ def timestamp_of(data: bytes, time: str) -> int | None:
     Raises:
         CorruptFile: the value has a truncated timestamp.
     """
-    if data[:1] != _TIMESTAMP_FORMATS[time]:
+    if data[:1] != TIMESTAMP_FORMATS[time]:
         return None
     _payload(data)
     timestamp: int = struct.unpack_from(">Q", data, 1)[0] - _ZERO
@@ -259,7 +265,7 @@ def timestamp_of(data: bytes, time: str) -> int | None:
 
 def with_timestamp(data: bytes, timestamp: int, time: str) -> bytes:
     """Returns a stored value with another timestamp; `time` as for `timestamp_of`."""
-    return _TIMESTAMP_FORMATS[time] + struct.pack(">Q", timestamp + _ZERO) + _payload(data)
+    return TIMESTAMP_FORMATS[time] + struct.pack(">Q", timestamp + _ZERO) + _payload(data)
 
 
 def payload_start(data: bytes) -> int:
@@ -272,6 +278,6 @@ def _payload(data: bytes) -> bytes:
     kind = data[:1]
     if kind == VALUE_FORMAT:
         return data[1:]
-    if kind not in _TIMESTAMP_FORMATS.values() or len(data) <= _TIMESTAMP_BYTES:
+    if kind not in TIMESTAMP_FORMATS.values() or len(data) <= _TIMESTAMP_BYTES:
         raise CorruptFile("a stored value has an unknown format", format=kind.hex())
     return data[1 + _TIMESTAMP_BYTES :]

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from stateflow import (
+    CheckpointedFunction,
+    FunctionInitializationContext,
     KeyedProcessFunction,
     KeyedStateFrame,
     ListStateDescriptor,
@@ -21,6 +23,7 @@ from stateflow import (
     StateTtlConfig,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
+    read_state,
 )
 from stateflow.api.functions.process import Context
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
@@ -273,3 +276,59 @@ def test_operator_state_is_split_over_subtasks_and_broadcast_state_is_stored_onc
         ("all", "union-list"), ("own", "split-list"), ("rules", "broadcast")
     ]  # fmt: skip
     assert (operator.key_types, operator.key_names) == (["string"], ["shop"])
+
+
+class Raw(CheckpointedFunction, KeyedProcessFunction[Sale, Sale]):
+    """Emits the bytes of its raw state, and keeps them."""
+
+    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
+        self.pieces = [piece.read() for piece in ctx.get_raw_operator_state_inputs()]
+        self.groups = {group: piece.read() for group, piece in ctx.get_raw_keyed_state_inputs()}
+
+    def process_element(self, row: Sale, ctx: Context) -> Any:
+        for text in (*self.pieces, *(b"%d:%s" % each for each in self.groups.items())):
+            yield Sale(text.decode(), row.amount)
+
+
+def test_raw_state_has_the_partitions_and_the_bytes_of_key_groups(tmp_path: Path) -> None:
+    writer = SavepointWriter.new("job", max_parallelism=16, parallelism=3).with_operator("raw", key={"shop": "string"})
+    partitions = pa.table({"value": [b"a", b"b", b"", b"d"]})
+    groups = pa.table({"key_group": [15, 0, 5], "value": [b"x", b"y", b"z"]})
+    path = writer.with_raw_state("raw", partitions=partitions, key_groups=groups).write(tmp_path / "w")
+    table = read_state(path, "raw", "_raw_keyed").read_all()
+    assert {(r["subtask"], r["key_group"], r["value"]) for r in table.to_pylist()} == {
+        (0, 0, b"y"), (0, 5, b"z"), (2, 15, b"x")
+    }  # fmt: skip
+    again = SavepointWriter.new("job", max_parallelism=16).with_operator("raw", key={"shop": "string"})
+    read = {"partitions": read_state(path, "raw", "_raw"), "key_groups": table}
+    path = again.with_raw_state("raw", **read).write(tmp_path / "again")
+    assert [r["value"] for r in read_state(path, "raw", "_raw").read_all().to_pylist()] == [b"a", b"b", b"", b"d"]
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        sales = env.from_source(Growing([Sale("s", 1)], Sale), uid="sales")
+        sales.key_by("shop").process(Raw(), output=Sale, uid="raw").sink_to(jobs.sink("out"), uid="out")
+
+    jobs = LocalJobs(tmp_path, max_parallelism=16, parallelism=1)
+    create_job_root(jobs.new_root(build), InitialSavepoint(path))
+    jobs.run(build)
+    assert sorted(jobs.rows()) == sorted((text, 1) for text in ["a", "b", "", "d", "15:x", "0:y", "5:z"])
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "facts"),
+    [
+        ({"key_groups": pa.table({"key_group": [16], "value": [b""]})}, DataError, {"key_group": 16}),
+        ({"key_groups": pa.table({"key_group": [3, 3], "value": [b"", b""]})}, DataError, {"key_group": 3}),
+        ({"key_groups": pa.table({"value": [b""]})}, ConfigError, {"missing": ["key_group"]}),
+        ({"partitions": pa.table({"value": [b"", None]})}, DataError, {"state": "_raw"}),
+        ({"partitions": pa.table({"value": ["text"]})}, SchemaMismatch, {"column": "value"}),
+    ],
+)
+def test_raw_state_that_cannot_be_stored_is_refused(
+    tmp_path: Path, frames: dict[str, pa.Table], error: type[Any], facts: dict[str, Any]
+) -> None:
+    writer = SavepointWriter.new("job", max_parallelism=16).with_operator("raw", key={"shop": "string"})
+    with raises(error, **facts):
+        writer.with_raw_state("raw", **frames).write(tmp_path / "w")
+    with raises(ConfigError, uid="raw"):
+        writer.with_raw_state("raw", **frames)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -17,12 +16,20 @@ from stateflow.bootstrap.encoding.keys import KeyColumns, naming_row
 from stateflow.bootstrap.encoding.values import Values, encode_map_keys, state_named
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.memory import DictBackend
+from stateflow.state.columnar.binary_columns import (
+    empty_values,
+    from_list,
+    from_rows,
+    joined,
+    largest_of,
+    without_first_byte,
+)
 from stateflow.state.columnar.column_serializer import ColumnSerializer
-from stateflow.state.columnar.key_encoding import encode_keys
-from stateflow.state.entry_limits import largest, map_key_too_large
-from stateflow.state.kinds.key_context import KEY_OFFSET, VOID_NAMESPACE, BatchTime
+from stateflow.state.columnar.key_encoding import encode_key_columns
+from stateflow.state.entry_limits import map_key_too_large
+from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import AnyMapState, AnySingleValueState
 from stateflow.state.kinds.list_state import ListState
@@ -40,7 +47,7 @@ from stateflow.types.descriptors import (
     ValueStateDescriptor,
 )
 from stateflow.types.key_encoding import encode_key
-from stateflow.types.serializers import with_timestamp
+from stateflow.types.serializers import TIMESTAMP_FORMATS, VALUE_FORMAT
 
 EPOCH = 1
 """The epoch of a savepoint that is written from frames: as if the first batch of a job had written all of its state."""
@@ -49,7 +56,8 @@ ANY_GROUP = b"\0\0"
 LIMITS = EntryLimits()
 _ZERO = np.uint64(1 << 63)
 _LARGEST_INDEX = (1 << 32) - 1
-_DOMAINS = {domain.value: domain for domain in TimeDomain}
+_EVENT, _PROCESSING = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
+_DOMAINS = frozenset(domain.value for domain in TimeDomain)
 
 AnyState = AnySingleValueState | ListState[Any] | AnyMapState
 
@@ -57,7 +65,7 @@ AnyState = AnySingleValueState | ListState[Any] | AnyMapState
 class EntryEncoder(Protocol):
     """Makes stored entries of rows."""
 
-    def encode(self, batch: pa.RecordBatch) -> EntryBlock:
+    def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """Returns the entries of a batch, in any order, with `ANY_GROUP` as their key group.
 
         Raises:
@@ -128,50 +136,52 @@ class StateEncoder:
         except JobDefinitionError:
             return None
 
-    def encode(self, batch: pa.RecordBatch) -> EntryBlock:
+    def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """See `EntryEncoder.encode`."""
         with state_named(self.descriptor.name):
             entries = naming_row(self.key, batch, self._encode)
         self.added += batch.num_rows
         return entries
 
-    def _encode(self, batch: pa.RecordBatch) -> EntryBlock:
-        keys, values = self._stored_keys(batch), self._values.encode(batch)
-        if self._state.ttl is None:
-            return EntryBlock(keys, values)
-        domain, times = self._state.ttl.characteristic, self._times(batch)
-        if times is None:
-            return EntryBlock(keys, values)
-        stamps = _time_bytes(times)
-        values = [with_timestamp(data, time, domain) for data, time in zip(values, times.tolist(), strict=True)]
-        start = ANY_GROUP + self._state.ttl.id
-        expiry = [start + stamp + key[KEY_OFFSET:] for stamp, key in zip(stamps, keys, strict=True)]
-        return EntryBlock(keys + expiry, values + [b""] * len(expiry))
+    def _encode(self, batch: pa.RecordBatch) -> EntryColumns:
+        keys, values = joined(*self._key_parts(batch)), self._values.encode(batch)
+        stored = joined(ANY_GROUP + self._state.id, keys)
+        ttl, times = self._state.ttl, self._times(batch)
+        if ttl is None or times is None:
+            return EntryColumns(stored, values)
+        timestamps = from_rows(_time_rows(times))
+        assert len(VALUE_FORMAT) == 1
+        payloads = without_first_byte(values)
+        expiry = joined(ANY_GROUP + ttl.id, timestamps, keys)
+        timed = joined(TIMESTAMP_FORMATS[ttl.characteristic], timestamps, payloads)
+        nothing = empty_values(len(expiry))
+        return EntryColumns(pa.concat_arrays([stored, expiry]), pa.concat_arrays([timed, nothing]))
 
     def _times(self, batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-        """Returns the times from which on the time to live counts; None before the first watermark."""
+        """Returns the times from which on a time to live counts; None without one, or before the first watermark."""
+        if self._state.ttl is None:
+            return None
         if self.columns.written_at:
             return milliseconds(batch.column(self.columns.written_at), self.columns.written_at)
-        assert self._state.ttl is not None
         return np.full(batch.num_rows, self.at, np.int64) if self._state.ttl.clock is None else None
 
-    def _stored_keys(self, batch: pa.RecordBatch) -> list[bytes]:
-        start, keys = ANY_GROUP + self._state.id, self.key.encode(batch, LIMITS)
-        namespaces = _namespaces(batch, self.columns.namespace)
+    def _key_parts(self, batch: pa.RecordBatch) -> list[pa.LargeBinaryArray | bytes]:
+        """Returns what stored keys have after the id of their state."""
+        parts = [self.key.encode(batch, LIMITS), _namespaces(batch, self.columns.namespace)]
         if isinstance(self._state, SingleValueState):
-            return _joined(start, keys, namespaces, None)
+            return parts
         if isinstance(self._state, MapState):
-            return _joined(start, keys, namespaces, self._map_keys(self._state, batch))
-        return _joined(start, keys, namespaces, self._positions(batch))
+            return [*parts, self._map_keys(self._state, batch)]
+        return [*parts, self._positions(batch)]
 
-    def _map_keys(self, state: AnyMapState, batch: pa.RecordBatch) -> list[bytes]:
+    def _map_keys(self, state: AnyMapState, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         column, name = batch.column(self.columns.map_key), self.columns.map_key
         encoded = encode_map_keys(state.user_keys, self._map_key_columns, column, name)
-        if (size := largest(encoded)) > LIMITS.map_key_bytes:
+        if (size := largest_of(encoded)) > LIMITS.map_key_bytes:
             raise map_key_too_large(self.descriptor.name, size, LIMITS)
         return encoded
 
-    def _positions(self, batch: pa.RecordBatch) -> list[bytes]:
+    def _positions(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         for name in self.columns.order_by:
             if batch.column(name).null_count:
                 raise DataError("a position in a list is null", hint="fill the column", column=name)
@@ -181,8 +191,7 @@ class StateEncoder:
             numbers = np.arange(self.added, self.added + batch.num_rows)
         if len(numbers) and int(numbers.max()) > _LARGEST_INDEX:
             raise DataError("a list state has more elements than positions", largest=_LARGEST_INDEX)
-        epoch = struct.pack(">Q", self.epoch)
-        return [epoch + index for index in _fixed(numbers.astype(">u4"))]
+        return joined(struct.pack(">Q", self.epoch), from_rows(_fixed(numbers.astype(">u4"))))
 
 
 @dataclass
@@ -201,36 +210,33 @@ class TimerEncoder:
     def __post_init__(self) -> None:
         self.earliest: dict[TimeDomain, int] = {}
 
-    def encode(self, batch: pa.RecordBatch) -> EntryBlock:
+    def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """See `EntryEncoder.encode`."""
         with state_named("_timers"):
             return naming_row(self.key, batch, self._encode)
 
-    def _encode(self, batch: pa.RecordBatch) -> EntryBlock:
+    def _encode(self, batch: pa.RecordBatch) -> EntryColumns:
         keys = self.key.encode(batch, LIMITS)
         namespaces = _namespaces(batch, NAMESPACE if NAMESPACE in self.names else "")
         times = milliseconds(batch.column(TIME), TIME)
-        domains = self._domains(batch)
-        starts = {domain: ANY_GROUP + TIMER_IDS[domain] for domain in TimeDomain}
-        for domain in TimeDomain:
-            selected = times[np.array([each is domain for each in domains], bool)]
+        are_event = self._are_of_event_time(batch)
+        for domain, selected in ((_EVENT, times[are_event]), (_PROCESSING, times[~are_event])):
             if len(selected):
                 found = int(selected.min())
                 self.earliest[domain] = min(found, self.earliest.get(domain, found))
-        stored = [
-            starts[domain] + stamp + key + namespace
-            for domain, stamp, key, namespace in zip(domains, _time_bytes(times), keys, namespaces, strict=True)
-        ]
-        return EntryBlock(stored, [b""] * len(stored))
+        event, processing = (np.frombuffer(ANY_GROUP + TIMER_IDS[domain], np.uint8) for domain in (_EVENT, _PROCESSING))
+        starts = np.concatenate((np.where(are_event[:, None], event, processing), _time_rows(times)), axis=1)
+        stored = joined(from_rows(starts), keys, namespaces)
+        return EntryColumns(stored, empty_values(len(stored)))
 
-    def _domains(self, batch: pa.RecordBatch) -> list[TimeDomain]:
+    def _are_of_event_time(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         if DOMAIN not in self.names:
-            return [TimeDomain.EVENT_TIME] * batch.num_rows
+            return np.ones(batch.num_rows, np.bool_)
         given = batch.column(DOMAIN).to_pylist()
         unknown = next((each for each in given if each not in _DOMAINS), None)
         if unknown is not None or None in given:
             raise DataError("a timer has an unknown time domain", hint="write event or processing", domain=unknown)
-        return [_DOMAINS[each] for each in given]
+        return np.array([each == _EVENT.value for each in given], np.bool_)
 
 
 def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
@@ -260,28 +266,22 @@ def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
     return cast(NDArray[np.int64], micros // 1000)
 
 
-def _namespaces(batch: pa.RecordBatch, name: str) -> Sequence[bytes]:
+def _namespaces(batch: pa.RecordBatch, name: str) -> pa.LargeBinaryArray | bytes:
+    """Returns the encoded namespaces; one for all rows without a column of them."""
     if not name:
-        return [VOID_NAMESPACE] * batch.num_rows
+        return VOID_NAMESPACE
     column = batch.column(name)
     if not column.null_count:
-        return encode_keys([column])
+        return encode_key_columns([column])
     # The void namespace is an encoded None.
-    return [encode_key((value,)) for value in column.to_pylist()]
+    return from_list([encode_key((value,)) for value in column.to_pylist()])
 
 
-def _joined(
-    start: bytes, keys: Iterable[bytes], namespaces: Iterable[bytes], last: Iterable[bytes] | None
-) -> list[bytes]:
-    if last is None:
-        return [start + key + namespace for key, namespace in zip(keys, namespaces, strict=True)]
-    return [start + key + namespace + end for key, namespace, end in zip(keys, namespaces, last, strict=True)]
-
-
-def _time_bytes(times: NDArray[np.int64]) -> list[bytes]:
+def _time_rows(times: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Returns times as they are stored: 8 bytes that sort as the times do."""
     return _fixed((times.view(np.uint64) ^ _ZERO).astype(">u8"))
 
 
-def _fixed(numbers: NDArray[np.generic]) -> list[bytes]:
-    return cast(list[bytes], np.ascontiguousarray(numbers).view(f"V{numbers.itemsize}").tolist())
+def _fixed(numbers: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Returns the bytes of each number."""
+    return np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, numbers.itemsize)

@@ -18,8 +18,8 @@ ArrowFrame: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 Frame: TypeAlias = "ArrowFrame | DataFrame"
 
 VALUE, MAP_KEY, WRITTEN_AT, NAMESPACE, POSITION = "value", "map_key", "written_at", "namespace", "position"
-TIME, DOMAIN = "time", "domain"
-_READ_ONLY = frozenset(("key_group",))
+TIME, DOMAIN, KEY_GROUP = "time", "domain", "key_group"
+_READ_ONLY = frozenset((KEY_GROUP,))
 """Columns of `stateflow.read_state` that follow from others."""
 _ROWS, _BYTES = 64 << 10, 16 << 20
 

@@ -12,8 +12,9 @@ from stateflow.bootstrap.encoding.column_types import cast, is_binary, is_text, 
 from stateflow.bootstrap.encoding.frames import is_spark, names_of
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import ConfigError, DataError, StateflowError
-from stateflow.state.columnar.key_encoding import encode_keys
-from stateflow.state.entry_limits import key_too_large, largest
+from stateflow.state.columnar.binary_columns import largest_of
+from stateflow.state.columnar.key_encoding import encode_key_columns
+from stateflow.state.entry_limits import key_too_large
 from stateflow.types.arrow_types import KEY_TYPES
 from stateflow.types.key_groups import check_key_type
 
@@ -68,7 +69,7 @@ class KeyColumns:
             _arrow_type(kind)
         return cls(names, tuple(types))
 
-    def encode(self, batch: pa.RecordBatch, limits: EntryLimits) -> list[bytes]:
+    def encode(self, batch: pa.RecordBatch, limits: EntryLimits) -> pa.LargeBinaryArray:
         """Returns the encoded key of each row.
 
         Raises:
@@ -76,10 +77,10 @@ class KeyColumns:
             SchemaMismatch: a column has another type.
             EntryTooLarge: a key is larger than the limit.
         """
-        encoded = encode_keys(
+        encoded = encode_key_columns(
             [self._column(batch, name, kind) for name, kind in zip(self.names, self.types, strict=True)]
         )
-        if (size := largest(encoded)) > limits.key_bytes:
+        if (size := largest_of(encoded)) > limits.key_bytes:
             raise key_too_large(size, limits)
         return encoded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar
@@ -14,9 +14,10 @@ from stateflow.bootstrap.encoding.column_types import cast, check_kind
 from stateflow.bootstrap.encoding.frames import StateColumns
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, StateflowError
+from stateflow.state.columnar.binary_columns import from_list, largest_of
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
-from stateflow.state.columnar.key_encoding import encode_keys
-from stateflow.state.entry_limits import largest, value_too_large
+from stateflow.state.columnar.key_encoding import encode_key_columns
+from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.types.arrow_types import from_builtin
 from stateflow.types.serializers import Codec, ValueSerializer
@@ -58,7 +59,7 @@ class Values:
             # The type, such as a set, has no Arrow column: its values are converted one by one.
             return None
 
-    def encode(self, batch: pa.RecordBatch) -> list[bytes]:
+    def encode(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         """Returns the encoded value of each row.
 
         Raises:
@@ -70,13 +71,13 @@ class Values:
         if column.null_count:
             raise DataError("a value of state is null", hint="filter these rows: a key without a row has no value")
         if self._by_columns is None:
-            encoded = self._encode_each(column)
+            encoded = from_list(self._encode_each(column))
         else:
             check_kind(column.type, self._by_columns.type, self._columns.value or "the fields of the values")
-            encoded = self._by_columns.encode(column)
-        if (size := largest(encoded)) > self._limits.value_bytes:
+            encoded = self._by_columns.encode_column(column)
+        if (size := largest_of(encoded)) > self._limits.value_bytes:
             raise value_too_large(self._name, size, self._limits)
-        return [data for data in encoded if data is not None]
+        return encoded
 
     def _column(self, batch: pa.RecordBatch) -> pa.Array:
         names = self._columns.fields
@@ -86,7 +87,7 @@ class Values:
         fields = [pa.field(name, column.type) for name, column in zip(names, columns, strict=True)]
         return pa.StructArray.from_arrays(columns, fields=fields)
 
-    def _encode_each(self, column: pa.Array) -> Sequence[bytes | None]:
+    def _encode_each(self, column: pa.Array) -> list[bytes]:
         values = column.to_pylist(maps_as_pydicts="strict")
         codec = self._codec
         if not isinstance(codec, ValueSerializer):
@@ -107,7 +108,9 @@ def _converted(value: object, codec: ValueSerializer[T]) -> object:
         ) from e
 
 
-def encode_map_keys(keys: MapKeys[T], wanted: ColumnSerializer | None, column: pa.Array, name: str) -> list[bytes]:
+def encode_map_keys(
+    keys: MapKeys[T], wanted: ColumnSerializer | None, column: pa.Array, name: str
+) -> pa.LargeBinaryArray:
     """Returns the encoded keys of the entries of a map.
 
     Args:
@@ -123,7 +126,7 @@ def encode_map_keys(keys: MapKeys[T], wanted: ColumnSerializer | None, column: p
     if column.null_count:
         raise DataError("a key of a map is null", hint="filter these rows", column=name)
     if wanted is None:
-        return [keys.encode(key) for key in column.to_pylist()]
+        return from_list([keys.encode(key) for key in column.to_pylist()])
     column = cast(column, wanted.type, name)
     keys.check_column(column)
-    return encode_keys([column])
+    return encode_key_columns([column])

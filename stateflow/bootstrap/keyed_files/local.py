@@ -11,7 +11,7 @@ from stateflow.bootstrap.encoding.frames import ArrowFrame, Frame, batches_of, i
 from stateflow.bootstrap.keyed_files.sorting import EntrySorter
 from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target
 from stateflow.scratch_folder import ScratchFolder
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.timer_index import TimeDomain
 
@@ -47,8 +47,8 @@ def _add_timers(operator: KeyedOperator, sorter: EntrySorter) -> dict[TimeDomain
     if operator.timers is None:
         return {}
     timers = operator.timer_encoder()
-    blocks: Iterator[EntryBlock] = (timers.encode(batch) for batch in batches_of(_arrow(operator.timers)))
-    sorter.add(blocks)
+    parts: Iterator[EntryColumns] = (timers.encode(batch) for batch in batches_of(_arrow(operator.timers)))
+    sorter.add(parts)
     return timers.earliest
 
 

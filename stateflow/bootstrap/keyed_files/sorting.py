@@ -14,7 +14,7 @@ from stateflow.checkpoint.savepoints.canonical.shares import divide_key_groups, 
 from stateflow.checkpoint.savepoints.canonical.worker_tasks import SortBuckets
 from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies, Storages, in_files
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.handles import CANONICAL, StateFile, SubtaskState
 from stateflow.state.rehash import Rehash
 
@@ -44,9 +44,9 @@ class EntrySorter:
         rehash = Rehash(operator.key.types, names, layout.max_parallelism)
         self._writer = BucketWriter(scratch / _FOLDER, rehash, starts)
 
-    def add(self, blocks: Iterable[EntryBlock]) -> None:
+    def add(self, parts: Iterable[EntryColumns]) -> None:
         """Adds entries in any order, with any key groups, which are replaced by those of their keys."""
-        self._writer.add(blocks)
+        self._writer.add_columns(parts)
 
     def write_with_workers(self, target: Target) -> list[SubtaskState]:
         """Writes the files in processes of this host if they are large; returns the subtasks that have entries.

@@ -25,7 +25,7 @@ from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.errors import InternalError, SchemaMismatch, StateflowError
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.scratch_folder import ScratchFolder
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.storage import Credentials, open_storage
 from stateflow.types.decoders import msgpack_decoder
@@ -122,27 +122,43 @@ def _empty(frame: Frame) -> pa.Table:
 def _combined(operator: KeyedOperator, layout: Layout) -> DataFrame:
     """Returns the rows of all frames, each in the partition of its subtask.
 
-    A row has the number of its frame, and the columns of that frame as a struct; those of other frames are null.
+    The rows of a single frame are as they are. A row of several frames has the number of its frame, and the columns of
+    that frame as a struct; those of other frames are null.
     """
     frames = [frame for frame in operator.frames if is_spark(frame)]
-    schemas = [frame.schema for frame in frames]
-    parts = [_tagged(frame, at, schemas, operator.key, layout) for at, frame in enumerate(frames)]
-    union = reduce(DataFrame.unionByName, parts)
-    return union.repartitionById(layout.parallelism, F.col(_SUBTASK)).drop(_SUBTASK)
+    if len(frames) == 1:
+        (frame,) = frames
+        name = _unused_name(frame)
+        rows = frame.withColumn(name, _subtask_of(frame, operator.key, layout))
+    else:
+        name = _SUBTASK
+        schemas = [frame.schema for frame in frames]
+        parts = [_tagged(frame, at, schemas, operator.key, layout) for at, frame in enumerate(frames)]
+        rows = reduce(DataFrame.unionByName, parts)
+    return rows.repartitionById(layout.parallelism, F.col(name)).drop(name)
+
+
+def _unused_name(frame: DataFrame) -> str:
+    """Returns the name of a new column; Spark ignores the case of names."""
+    names = {name.lower() for name in frame.columns}
+    return next(name for number in range(len(names) + 1) if (name := f"{_SUBTASK}{number}") not in names)
 
 
 def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: KeyColumns, layout: Layout) -> DataFrame:
-    columns = [_key_column(frame, name, kind) for name, kind in zip(key.names, key.types, strict=True)]
-    # As for tasks of a run: subtask i of P owns the key groups g with i = ⌊g·P/M⌋.
-    group = F.pmod(F.xxhash64(*columns), F.lit(layout.max_parallelism).cast("bigint"))
-    subtask = F.floor(group * F.lit(layout.parallelism) / F.lit(layout.max_parallelism)).cast("int")
     others = [
         (F.struct(*(F.col(quoted(name)) for name in schema.names)) if at == number else F.lit(None).cast(schema)).alias(
             f"s{at}"
         )
         for at, schema in enumerate(schemas)
     ]
-    return frame.select(subtask.alias(_SUBTASK), F.lit(number).alias(_FRAME), *others)
+    return frame.select(_subtask_of(frame, key, layout).alias(_SUBTASK), F.lit(number).alias(_FRAME), *others)
+
+
+def _subtask_of(frame: DataFrame, key: KeyColumns, layout: Layout) -> Column:
+    columns = [_key_column(frame, name, kind) for name, kind in zip(key.names, key.types, strict=True)]
+    # As for tasks of a run: subtask i of P owns the key groups g with i = ⌊g·P/M⌋.
+    group = F.pmod(F.xxhash64(*columns), F.lit(layout.max_parallelism).cast("bigint"))
+    return F.floor(group * F.lit(layout.parallelism) / F.lit(layout.max_parallelism)).cast("int")
 
 
 def _key_column(frame: DataFrame, name: str, kind: str) -> Column:
@@ -178,15 +194,16 @@ def _write(work: _Work, subtask: int, batches: Iterable[pa.RecordBatch]) -> list
     timers = operator.timer_encoder() if operator.timers is not None else None
     each: list[EntryEncoder] = [*encoders, *([timers] if timers else [])]
 
-    def blocks() -> Iterator[EntryBlock]:
+    def parts() -> Iterator[EntryColumns]:
         for batch in batches:
             for number, encoder in enumerate(each):
-                for part in sliced(_rows_of(batch, number)):
+                rows = batch if len(each) == 1 else _rows_of(batch, number)
+                for part in sliced(rows):
                     yield encoder.encode(part)
 
     with ScratchFolder() as scratch:
         sorter = EntrySorter(operator, layout, [subtask], MOST_BUCKETS // 4, scratch.path)
-        sorter.add(blocks())
+        sorter.add(parts())
         states = sorter.write(Target(open_storage(work.storage), work.folder))
     return [with_timers(state, timers.earliest if timers else {}) for state in states]
 

@@ -40,11 +40,12 @@ _NAME, _VERSION = b"SFCS", 1
 _MAGIC = _NAME + bytes([_VERSION])
 _HEAD, _BLOCK, _GROUP, _COUNT = struct.Struct(">IQ"), struct.Struct(">IIQ"), struct.Struct(">H"), struct.Struct(">Q")
 _END, _IS_BLOCK, _END_OF_GROUP = b"\x00", b"\x01", b"\x02"
-_BLOCK_BYTES = 256 << 10
-_MOST_ITEMS = 2 * _BLOCK_BYTES // GROUP_BYTES
+BLOCK_BYTES = 256 << 10
+"""Bytes of keys and values with which a block ends."""
+_MOST_ITEMS = 2 * BLOCK_BYTES // GROUP_BYTES
 """Keys and values of a block: a writer ends it with the entry that makes it 256 KiB, and no key is shorter."""
 _LONGEST_ITEM_HEADER = 5
-_LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK_BYTES + _LONGEST_ITEM_HEADER * (_MOST_ITEMS + 1)
+_LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + BLOCK_BYTES + _LONGEST_ITEM_HEADER * (_MOST_ITEMS + 1)
 """Bytes of a decompressed block: entries of 256 KiB, and the largest entry that any settings permit."""
 _LARGEST_HEADER = 16 << 20
 _codec = pa.Codec("lz4")
@@ -74,8 +75,7 @@ def encode(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[by
         header: its header.
         blocks: entries in order of keys, of the header's key groups.
     """
-    text = msgspec.json.encode(header)
-    yield _MAGIC + _HEAD.pack(len(text), xxhash.xxh64_intdigest(text)) + text
+    yield file_header(header)
     count, last = 0, -1
     pending = _PendingBlock()
     for block in blocks:
@@ -86,14 +86,36 @@ def encode(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[by
                 last = group
             yield from pending.add(entries)
     yield from _end(pending, last)
-    yield _END + _COUNT.pack(count)
+    yield end_of_file(count)
+
+
+def file_header(header: CanonicalHeader) -> bytes:
+    """Returns what a file begins with."""
+    text = msgspec.json.encode(header)
+    return _MAGIC + _HEAD.pack(len(text), xxhash.xxh64_intdigest(text)) + text
+
+
+def end_of_group(group: int) -> bytes:
+    """Returns what ends the blocks of a key group."""
+    return _END_OF_GROUP + first_key(group)
+
+
+def end_of_file(count: int) -> bytes:
+    """Returns what ends a file with some number of entries."""
+    return _END + _COUNT.pack(count)
+
+
+def compressed_block(contents: bytes) -> tuple[bytes, bytes]:
+    """Returns the two parts of a block with contents."""
+    data: bytes = _codec.compress(contents, asbytes=True)
+    return _IS_BLOCK + _BLOCK.pack(len(data), len(contents), xxhash.xxh64_intdigest(data)), data
 
 
 def _end(pending: _PendingBlock, group: int) -> Iterator[bytes]:
     """Yields what ends a key group; nothing before the first one."""
     yield from pending.flush()
     if group >= 0:
-        yield _END_OF_GROUP + first_key(group)
+        yield end_of_group(group)
 
 
 class _PendingBlock:
@@ -107,7 +129,7 @@ class _PendingBlock:
         """Adds entries; yields the blocks that they complete."""
         ends = list(accumulate(map(add, map(len, entries.keys), map(len, entries.values))))
         first = written = 0
-        while (last := bisect_left(ends, written + _BLOCK_BYTES - self._size, first)) < len(ends):
+        while (last := bisect_left(ends, written + BLOCK_BYTES - self._size, first)) < len(ends):
             self._append(entries, first, last + 1)
             yield from self.flush()
             first, written = last + 1, ends[last]
@@ -122,14 +144,8 @@ class _PendingBlock:
     def flush(self) -> Iterator[bytes]:
         """Yields a block with what is in memory, if there is something."""
         if self._items:
-            yield _block(self._items)
+            yield from compressed_block(msgspec.msgpack.encode(self._items))
         self._items, self._size = [], 0
-
-
-def _block(items: list[bytes]) -> bytes:
-    contents = msgspec.msgpack.encode(items)
-    data: bytes = _codec.compress(contents, asbytes=True)
-    return _IS_BLOCK + _BLOCK.pack(len(data), len(contents), xxhash.xxh64_intdigest(data)) + data
 
 
 def read_header(stream: BinaryIO, name: str) -> CanonicalHeader:

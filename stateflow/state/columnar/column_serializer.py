@@ -11,11 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
+from stateflow.state.columnar.binary_columns import binary_headers, from_list, is_valid, joined, sizes_of, text_headers
 from stateflow.state.columnar.msgpack import read_columns, write_columns
 from stateflow.types.columns.conversion import path_of_null, to_column, to_objects
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape, UnsupportedType, leaves_of, shape_of
 from stateflow.types.declared_types import describe_type
 from stateflow.types.serializers import VALUE_FORMAT, Codec, ValueSerializer, payload_start
+
+_LONGEST_HEADER = 5
 
 
 class ColumnSerializer:
@@ -60,11 +63,37 @@ class ColumnSerializer:
         values = self._checked(values)
         shape = self._shape
         if shape.by_columns and isinstance(shape, Leaf | Record):
-            encoded: list[bytes | None] = list(write_columns(shape, values, VALUE_FORMAT))
+            encoded: list[bytes | None] = write_columns(shape, values, VALUE_FORMAT).to_pylist()
             if values.null_count:
                 nulls = values.is_null().to_pylist()
                 encoded = [None if null else data for null, data in zip(nulls, encoded, strict=True)]
             return encoded
+        return self._encode_each(values)
+
+    def encode_column(self, values: pa.Array) -> pa.LargeBinaryArray:
+        """Returns the bytes of each value of a column without nulls, as a column; raises as `encode`."""
+        values = self._checked(values)
+        shape = self._shape
+        if shape.by_columns and isinstance(shape, Leaf | Record):
+            return write_columns(shape, values, VALUE_FORMAT)
+        encoded = self._encode_texts(values) if isinstance(shape, Leaf) else None
+        if encoded is not None:
+            return encoded
+        return from_list([data for data in self._encode_each(values) if data is not None])
+
+    def _encode_texts(self, values: pa.Array) -> pa.LargeBinaryArray | None:
+        """Returns encoded texts or bytes; None for values that have to be checked one by one."""
+        if self._serializer.value_type not in (str, bytes):
+            return None
+        stored = values.cast(pa.large_binary())
+        sizes = sizes_of(stored)
+        if int(sizes.max(initial=0)) + _LONGEST_HEADER > self._serializer.unchecked_bytes:
+            return None
+        if self._serializer.value_type is bytes:
+            return joined(VALUE_FORMAT, binary_headers(sizes), stored)
+        return joined(VALUE_FORMAT, text_headers(sizes), stored) if is_valid(values) else None
+
+    def _encode_each(self, values: pa.Array) -> list[bytes | None]:
         objects = to_objects(self._shape, values)
         return [None if value is None else self._serializer.encode(value) for value in objects]
 

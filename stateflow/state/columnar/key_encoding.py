@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stateflow.state.columnar.binary_columns import from_list, from_rows, is_valid, joined, parts_of
 from stateflow.types.key_encoding import encode_key
 
 Numbers = NDArray[np.uint64]
@@ -15,6 +16,8 @@ Numbers = NDArray[np.uint64]
 _INT, _FLOAT = 0x15, 0x21
 _SIGN = np.uint64(1 << 63)
 _NAN = 0x7FF8_0000_0000_0000
+_TEXT_TAGS = {pa.binary(): b"\1", pa.string(): b"\2"}
+"""What the encodings of texts begin with."""
 
 
 def encode_keys(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -31,18 +34,45 @@ def encode_keys(columns: Sequence[pa.Array]) -> list[bytes]:
     return parts[0] if len(parts) == 1 else [b"".join(each) for each in zip(*parts, strict=True)]
 
 
+def encode_key_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """Returns the encoded keys as a column; as `encode_keys`."""
+    parts = [_encoded_column(column) for column in columns]
+    return parts[0] if len(parts) == 1 else joined(*parts)
+
+
+def _encoded_column(column: pa.Array) -> pa.LargeBinaryArray:
+    numbers = _tagged_numbers(column)
+    if numbers is not None:
+        return from_rows(numbers)
+    if column.type in _TEXT_TAGS and not column.null_count:
+        stored = column.cast(pa.large_binary())
+        # NUL would have to be escaped, and `as_py` reports texts that are not UTF-8.
+        data, offsets = parts_of(stored)
+        if data[offsets[0] : offsets[-1]].all() and is_valid(column):
+            return joined(_TEXT_TAGS[column.type], stored, b"\0")
+    return from_list(_encode_parts(column))
+
+
 def comparable(column: pa.Array) -> pa.Array:
     """Returns a column whose values are equal exactly where the encoded keys are equal; all NaNs are one key."""
     return pa.array(_float_bits(column)) if pa.types.is_floating(column.type) else column
 
 
 def _encode_parts(column: pa.Array) -> list[bytes]:
+    numbers = _tagged_numbers(column)
+    if numbers is not None:
+        return numbers.view("V9").ravel().tolist() if len(numbers) else []
+    return [encode_key((value,)) for value in column.to_pylist()]
+
+
+def _tagged_numbers(column: pa.Array) -> NDArray[np.uint8] | None:
+    """Returns the encoded numbers of a column, of 9 bytes each; None if it has other values."""
     if pa.types.is_signed_integer(column.type):
         return _tagged(_INT, column.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64) ^ _SIGN)
     if pa.types.is_floating(column.type):
         bits = _float_bits(column)
         return _tagged(_FLOAT, np.where(bits & _SIGN, ~bits, bits | _SIGN))
-    return [encode_key((value,)) for value in column.to_pylist()]
+    return None
 
 
 def _float_bits(column: pa.Array) -> Numbers:
@@ -50,8 +80,8 @@ def _float_bits(column: pa.Array) -> Numbers:
     return np.where(np.isnan(numbers), np.uint64(_NAN), numbers.view(np.uint64))
 
 
-def _tagged(tag: int, numbers: Numbers) -> list[bytes]:
+def _tagged(tag: int, numbers: Numbers) -> NDArray[np.uint8]:
     data = np.empty((len(numbers), 9), np.uint8)
     data[:, 0] = tag
     data[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)
-    return data.view("V9").ravel().tolist() if len(numbers) else []
+    return data

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stateflow.state.columnar.binary_columns import from_parts, from_rows
 from stateflow.state.columnar.texts import slices
 from stateflow.types.columns.shapes import Leaf, Record
 
@@ -151,7 +151,7 @@ def read_columns(shape: Leaf | Record, data: bytes, starts: Numbers, ends: Numbe
     return values, reader.ok & (reader.at == ends)
 
 
-def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> list[bytes]:
+def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> pa.LargeBinaryArray:
     """Returns the bytes of each value, prefixed with `first`; arbitrary for values that are null."""
     parts = [_constant(first, len(values)), *_parts(shape, values)]
     width = sum(part.data.shape[1] for part in parts)
@@ -167,9 +167,8 @@ def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> list[
             sizes += part.sizes
         at = end
     if all(part.sizes is None for part in parts):
-        return data.view(f"V{width}").ravel().tolist() if len(values) else []
-    flat, ends = data[used].tobytes(), np.cumsum(sizes).tolist()
-    return [flat[start:end] for start, end in pairwise([0, *ends])]
+        return from_rows(data)
+    return from_parts(data[used], np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import struct
 from contextlib import suppress
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
+from stateflow.state.backends.canonical_columns import encode_columns
 from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, read_header
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.entry_stream import EntryBlock, blocks_of, entries_of
 from stateflow.state.handles import StateSchema
 from stateflow.types.key_groups import KeyGroupRange
@@ -84,7 +87,12 @@ def test_the_blocks_of_a_file_do_not_depend_on_those_of_its_entries(found: Entri
         records += [_block(items), _end(group)] if items else [_end(group)]
     parts = [stored[first:end] for first, end in pairwise(sorted({0, *cuts, len(stored)})) if stored[first:end]]
     blocks = [EntryBlock([key for key, _ in part], [value for _, value in part]) for part in parts]
-    assert b"".join(encode(HEADER, blocks)) == _made(*records, count=len(stored))
+    wanted = _made(*records, count=len(stored))
+    assert b"".join(encode(HEADER, blocks)) == wanted
+    if parts:
+        whole = EntryColumns.of(list(map(itemgetter(0), stored)), list(map(itemgetter(1), stored)))
+        bounds = accumulate(map(len, parts), initial=0)
+        assert b"".join(encode_columns(HEADER, (whole.slice(*each) for each in pairwise(bounds)))) == wanted
 
 
 def test_the_header_describes_keys_and_states() -> None:
@@ -94,6 +102,8 @@ def test_the_header_describes_keys_and_states() -> None:
 def test_the_largest_entry_is_read() -> None:
     found = {struct.pack(">H", 2) + b"k" * (2 * LARGEST_KEY): bytes(LARGEST_VALUE), struct.pack(">H", 3): b"v"}
     assert dict(_read(_file(found))) == found
+    columns = EntryColumns.of(list(found), list(found.values()))
+    assert b"".join(encode_columns(HEADER, [columns])) == _file(found)
 
 
 def _block(group_items: list[bytes], **changed: Any) -> bytes:

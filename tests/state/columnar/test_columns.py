@@ -17,7 +17,7 @@ from msgspec import defstruct
 
 from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer
-from stateflow.state.columnar.key_encoding import comparable, encode_keys
+from stateflow.state.columnar.key_encoding import comparable, encode_key_columns, encode_keys
 from stateflow.types.declared_types import describe_type
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer, with_timestamp
@@ -101,6 +101,26 @@ def test_columns_have_the_bytes_and_values_of_the_row_api(kind: str, data: st.Da
     assert columns.encode(found) == stored
     # A part of a column knows where it begins.
     assert columns.encode(found.slice(1)) == stored[1:]
+    present = found.drop_null()
+    wanted = [data for data in stored if data is not None]
+    assert columns.encode_column(present).to_pylist() == wanted
+    assert columns.encode_column(present.slice(1)).to_pylist() == wanted[1:]
+
+
+@pytest.mark.parametrize("size", [0, 31, 32, 255, 256, (1 << 16) - 1, 1 << 16])
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_columns_of_texts_have_the_header_of_each_size(kind: type, size: int) -> None:
+    values = ["é" * (size // 2) + "a" * (size % 2), "", "x"] if kind is str else [bytes(size), b"", b"x"]
+    serializer, columns = ValueSerializer[Any](kind), ColumnSerializer(kind)
+    for rows in (values, values[:1]):
+        given_rows = pa.array(rows, columns.type)
+        assert columns.encode_column(given_rows).to_pylist() == [serializer.encode(row) for row in rows]
+
+
+@pytest.mark.parametrize("limits", [msgspec.Meta(max_length=2), msgspec.Meta(pattern="^a*$")])
+def test_a_text_that_its_declaration_forbids_is_refused_in_columns(limits: msgspec.Meta) -> None:
+    with pytest.raises(StateError):
+        ColumnSerializer(Annotated[str, limits]).encode_column(pa.array(["a", "abc"]))
 
 
 @given(st.lists(st.tuples(INTS, FLOATS), max_size=6))
@@ -209,7 +229,10 @@ def test_key_columns_have_the_bytes_of_each_key(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
     rows: Sequence[tuple[Any, ...]] = data.draw(st.lists(st.tuples(*[values for _, values in kinds]), max_size=5))
     columns = [pa.array([row[i] for row in rows], kind) for i, (kind, _) in enumerate(kinds)]
-    assert encode_keys(columns) == [encode_key(row) for row in rows]
+    wanted = [encode_key(row) for row in rows]
+    assert encode_keys(columns) == wanted
+    assert encode_key_columns(columns).to_pylist() == wanted
+    assert encode_key_columns([column.slice(1) for column in columns]).to_pylist() == wanted[1:]
 
 
 @given(st.lists(FLOATS | st.sampled_from([0.0, -0.0, float("nan"), -float("nan")]), min_size=2))

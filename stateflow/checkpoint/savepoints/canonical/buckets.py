@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from stateflow.private_files import make_folders, open_private
-from stateflow.state.backends import hashmap_snapshot
-from stateflow.state.backends.entry_stream import EntryBlock, entries_of, read_exactly
-from stateflow.state.rehash import Rehash
+from stateflow.private_files import make_folders
+from stateflow.scratch_folder import local_disk_errors
+from stateflow.state.backends.entry_columns import EntryColumns
+from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.rehash import Groups, Rehash
 
-_LENGTH = struct.Struct(">I")
 _BUFFER_BYTES = 32 << 20
 _PIECE_BYTES = 2 << 20
-_Unsorted = tuple[list[bytes], list[bytes]]
-"""Keys, in no order, and their values."""
-_pieces = msgspec.msgpack.Decoder(_Unsorted)
+_RUN_BATCH_BYTES = 1 << 20
+_SCHEMA = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
 
 
 class BucketWriter:
@@ -36,7 +33,7 @@ class BucketWriter:
         folder: the folder for the files, which must not be used by another writer.
         rehash: gives keys their new key groups.
         starts: the first key group of each bucket; the first one is 0.
-        buffer_bytes: size of the divided entries in memory after which they are written.
+        buffer_bytes: size of the entries in memory after which they are divided and written.
     """
 
     def __init__(self, folder: Path, rehash: Rehash, starts: Sequence[int], buffer_bytes: int = _BUFFER_BYTES) -> None:
@@ -45,35 +42,37 @@ class BucketWriter:
         self._rehash = rehash
         self._starts = starts
         self._buffer_bytes = buffer_bytes
-        self._divided: dict[int, list[bytes]] = {}
+        self._pending: list[EntryColumns] = []
+        self._groups: list[Groups] = []
         self._size = 0
 
     def add(self, blocks: Iterable[EntryBlock]) -> None:
         """Adds entries; raises as `Rehash` does."""
-        for keys, values in _gathered(((block.keys, block.values) for block in blocks), _PIECE_BYTES):
-            self._divide(keys, values)
+        self.add_columns(_as_columns(blocks))
+
+    def add_columns(self, parts: Iterable[EntryColumns]) -> None:
+        """Adds entries; raises as `Rehash` does."""
+        for entries in parts:
+            # The processor's cache has the entries now.
+            keys, groups = self._rehash(entries.keys)
+            self._pending.append(EntryColumns(keys, entries.values))
+            self._groups.append(groups)
+            self._size += entries.bytes
             if self._size >= self._buffer_bytes:
                 self.flush()
 
-    def _divide(self, keys: list[bytes], values: list[bytes]) -> None:
-        keys, groups = self._rehash(keys)
-        order = np.argsort(groups, kind="stable")
-        bounds = [*np.searchsorted(groups, self._starts, sorter=order).tolist(), len(keys)]
-        rows = order.tolist()
-        for bucket, (first, end) in zip(self._starts, pairwise(bounds), strict=True):
-            if first < end:
-                chosen = rows[first:end]
-                # As bytes at once: the processor's cache has the entries now.
-                piece = msgspec.msgpack.encode(([keys[row] for row in chosen], [values[row] for row in chosen]))
-                self._divided.setdefault(bucket, []).extend((_LENGTH.pack(len(piece)), piece))
-                self._size += len(piece)
-
     def flush(self) -> None:
         """Writes what is in memory."""
-        for bucket, pieces in self._divided.items():
-            with bucket_file(self._folder, bucket).open("ab") as file:
-                file.writelines(pieces)
-        self._divided, self._size = {}, 0
+        if not self._pending:
+            return
+        groups = np.concatenate(self._groups)
+        order = np.argsort(groups, kind="stable")
+        bounds = [*np.searchsorted(groups, self._starts, sorter=order).tolist(), len(groups)]
+        divided = EntryColumns.concatenated(self._pending).take(order)
+        self._pending, self._groups, self._size = [], [], 0
+        for bucket, (first, end) in zip(self._starts, pairwise(bounds), strict=True):
+            if first < end:
+                _write(bucket_file(self._folder, bucket), "ab", [divided.slice(first, end)])
 
 
 def bucket_file(folder: Path, bucket: int) -> Path:
@@ -82,7 +81,14 @@ def bucket_file(folder: Path, bucket: int) -> Path:
 
 
 def read_sorted(files: Iterable[Path], scratch: Path, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[EntryBlock]:
-    """Yields the entries of files in order of keys, in blocks.
+    """As `read_sorted_columns`, in blocks."""
+    return (entries.block() for entries in read_sorted_columns(files, scratch, buffer_bytes))
+
+
+def read_sorted_columns(
+    files: Iterable[Path], scratch: Path, buffer_bytes: int = _BUFFER_BYTES
+) -> Iterator[EntryColumns]:
+    """Yields the entries of files in order of keys, in parts.
 
     Args:
         files: files of one bucket, by all writers; missing ones have no entries.
@@ -94,84 +100,97 @@ def read_sorted(files: Iterable[Path], scratch: Path, buffer_bytes: int = _BUFFE
     if last is None:
         return
     runs: list[Path] = []
-    for part in parts:
-        runs.append(_store_run(_sorted(*last), scratch, len(runs)))
-        last = part
-    if not runs:
-        yield _sorted(*last)
-        return
-    runs.append(_store_run(_sorted(*last), scratch, len(runs)))
-    del last
     try:
+        for part in parts:
+            runs.append(_store_run(last.sorted(), scratch / f"run-{len(runs)}"))
+            last = part
+        if not runs:
+            yield last.sorted()
+            return
+        runs.append(_store_run(last.sorted(), scratch / f"run-{len(runs)}"))
+        del last
         with ExitStack() as stack:
-            opened = [stack.enter_context(path.open("rb")) for path in runs]
-            yield from _merged(
-                [
-                    hashmap_snapshot.decode_blocks(file, path.stat().st_size, str(path))
-                    for file, path in zip(opened, runs, strict=True)
-                ]
-            )
+            yield from _merged([_read(stack.enter_context(pa.OSFile(str(path)))) for path in runs])
     finally:
         for path in runs:
             path.unlink()
 
 
-def _gathered(pieces: Iterable[_Unsorted], size: int) -> Iterator[_Unsorted]:
-    """Yields the entries of pieces in larger ones, of at least this size except the last one."""
+def _as_columns(blocks: Iterable[EntryBlock]) -> Iterator[EntryColumns]:
+    """Yields the entries of blocks in larger parts."""
     keys: list[bytes] = []
     values: list[bytes] = []
     found = 0
-    for more_keys, more_values in pieces:
-        keys += more_keys
-        values += more_values
-        found += sum(map(len, more_keys)) + sum(map(len, more_values))
-        if found >= size:
-            yield keys, values
+    for block in blocks:
+        keys += block.keys
+        values += block.values
+        found += sum(map(len, block.keys)) + sum(map(len, block.values))
+        if found >= _PIECE_BYTES:
+            yield EntryColumns.of(keys, values)
             keys, values, found = [], [], 0
     if keys:
-        yield keys, values
+        yield EntryColumns.of(keys, values)
 
 
-def _stored_pieces(files: Iterable[Path]) -> Iterator[_Unsorted]:
+def _gathered(pieces: Iterable[EntryColumns], size: int) -> Iterator[EntryColumns]:
+    """Yields the entries of pieces in larger ones, of at least this size except the last one."""
+    found: list[EntryColumns] = []
+    used = 0
+    for piece in pieces:
+        found.append(piece)
+        used += piece.bytes
+        if used >= size:
+            yield EntryColumns.concatenated(found)
+            found, used = [], 0
+    if found:
+        yield EntryColumns.concatenated(found)
+
+
+def _stored_pieces(files: Iterable[Path]) -> Iterator[EntryColumns]:
     for path in files:
-        if not path.exists():
-            continue
-        with path.open("rb") as file:
-            while head := file.read(_LENGTH.size):
-                (length,) = _LENGTH.unpack(head)
-                yield _pieces.decode(read_exactly(file, length, str(path)))
+        if path.exists():
+            with pa.memory_map(str(path)) as file:
+                while file.tell() < file.size():
+                    yield from _read(file)
 
 
-def _sorted(keys: list[bytes], values: list[bytes]) -> EntryBlock:
-    # Lists of pairs take Python seven times as long to sort. `pa.array` and `to_numpy` would import pandas.
-    offsets = np.fromiter(accumulate(map(len, keys), initial=0), np.int64, len(keys) + 1)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(keys))]
-    order = pc.sort_indices(pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)).to_pylist()
-    return EntryBlock([keys[row] for row in order], [values[row] for row in order])
+def _write(path: Path, mode: str, parts: Iterable[EntryColumns]) -> None:
+    with local_disk_errors(path), pa.OSFile(str(path), mode) as file, pa.ipc.new_stream(file, _SCHEMA) as stream:
+        for entries in parts:
+            stream.write_batch(pa.RecordBatch.from_arrays([entries.keys, entries.values], schema=_SCHEMA))
 
 
-def _merged(runs: Iterable[Iterator[EntryBlock]]) -> Iterator[EntryBlock]:
-    """Yields the entries of sorted runs in order of keys, in blocks; holds one block of each run."""
-    heads = [(block, run) for run in runs if (block := next(run, None))]
+def _read(file: pa.NativeFile) -> Iterator[EntryColumns]:
+    """Yields what one call of `_write` has written, from the current position of a file on."""
+    for batch in pa.ipc.open_stream(file):
+        yield EntryColumns(batch.column(0), batch.column(1))
+
+
+def _merged(runs: Iterable[Iterator[EntryColumns]]) -> Iterator[EntryColumns]:
+    """Yields the entries of sorted runs in order of keys, in parts; holds one part of each run."""
+    heads = [(entries, run) for run in runs if (entries := next(run, None))]
     while heads:
         # All entries up to this key have been read.
-        bound = min(block.keys[-1] for block, _ in heads)
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        left: list[tuple[EntryBlock, Iterator[EntryBlock]]] = []
-        for block, run in heads:
-            end = bisect_right(block.keys, bound)
-            keys += block.keys[:end]
-            values += block.values[:end]
-            rest = EntryBlock(block.keys[end:], block.values[end:]) if end < len(block.keys) else next(run, None)
+        bound = min(_key(entries, len(entries) - 1) for entries, _ in heads)
+        found: list[EntryColumns] = []
+        left: list[tuple[EntryColumns, Iterator[EntryColumns]]] = []
+        for entries, run in heads:
+            end = bisect_right(range(len(entries)), bound, key=partial(_key, entries))
+            if end:
+                found.append(entries.slice(0, end))
+            rest = entries.slice(end, len(entries)) if end < len(entries) else next(run, None)
             if rest:
                 left.append((rest, run))
-        yield _sorted(keys, values)
+        yield EntryColumns.concatenated(found).sorted()
         heads = left
 
 
-def _store_run(entries: EntryBlock, scratch: Path, number: int) -> Path:
-    path = scratch / f"run-{number}"
-    with open_private(path, must_create=True) as file:
-        file.writelines(hashmap_snapshot.encode(entries_of([entries])))
+def _key(entries: EntryColumns, row: int) -> bytes:
+    found: bytes = entries.keys[row].as_py()
+    return found
+
+
+def _store_run(entries: EntryColumns, path: Path) -> Path:
+    rows = max(1, len(entries) * _RUN_BATCH_BYTES // (entries.bytes or 1))
+    _write(path, "wb", (entries.slice(at, min(at + rows, len(entries))) for at in range(0, len(entries), rows)))
     return path

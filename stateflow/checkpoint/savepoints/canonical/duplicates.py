@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from operator import eq
+
+import pyarrow.compute as pc
 
 from stateflow.errors import CorruptFile, DataError
 from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.state.kinds.state_registry import state_names
@@ -16,27 +18,27 @@ from stateflow.types.key_encoding import decode_key
 _GROUP_BYTES = 2
 
 
-def without_duplicates(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[EntryBlock]:
+def without_duplicates(header: CanonicalHeader, parts: Iterable[EntryColumns]) -> Iterator[EntryColumns]:
     """Yields the entries unchanged, but a timer that occurs several times only once.
 
     Args:
         header: the states of the operator.
-        blocks: the entries, in ascending order of keys.
+        parts: the entries, in ascending order of keys; no part is empty.
 
     Raises:
         DataError: a key of a state occurs twice.
     """
     last = b""
-    for block in blocks:
-        keys = block.keys
-        if keys[0] == last or any(map(eq, keys, keys[1:])):
-            block = _of_distinct_keys(header, block, last)
-        last = keys[-1]
-        if block.keys:
-            yield block
+    for entries in parts:
+        keys, before = entries.keys, last
+        last = keys[len(keys) - 1].as_py()
+        if keys[0].as_py() == before or pc.any(pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1))).as_py():
+            entries = _of_distinct_keys(header, entries.block(), before)
+        if len(entries):
+            yield entries
 
 
-def _of_distinct_keys(header: CanonicalHeader, block: EntryBlock, last: bytes) -> EntryBlock:
+def _of_distinct_keys(header: CanonicalHeader, block: EntryBlock, last: bytes) -> EntryColumns:
     keys: list[bytes] = []
     values: list[bytes] = []
     timers = set(TIMER_IDS.values())
@@ -47,7 +49,7 @@ def _of_distinct_keys(header: CanonicalHeader, block: EntryBlock, last: bytes) -
         elif key[_GROUP_BYTES:KEY_OFFSET] not in timers:
             raise _duplicate(header, key)
         last = key
-    return EntryBlock(keys, values)
+    return EntryColumns.of(keys, values)
 
 
 def _duplicate(header: CanonicalHeader, stored: bytes) -> DataError:

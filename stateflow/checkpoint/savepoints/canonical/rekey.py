@@ -12,9 +12,10 @@ from itertools import groupby
 from pathlib import Path
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.savepoints.canonical.buckets import BucketWriter, bucket_file, read_sorted
+from stateflow.checkpoint.savepoints.canonical.buckets import BucketWriter, bucket_file, read_sorted_columns
 from stateflow.checkpoint.savepoints.canonical.shares import Shard, divide_key_groups
 from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.state.rehash import Rehash
@@ -100,8 +101,8 @@ def divide(shards: Sequence[Shard], subtasks: Sequence[NewSubtask], read: ShardR
         writer.flush()
 
 
-def sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryBlock]:
-    """Yields the entries of a new subtask in order of keys, in blocks.
+def sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryColumns]:
+    """Yields the entries of a new subtask in order of keys, in parts.
 
     Args:
         subtask: the subtask.
@@ -110,7 +111,7 @@ def sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) 
     """
     for bucket in subtask.buckets:
         files = [bucket_file(folder / str(subtask.operator), bucket) for folder in folders]
-        yield from read_sorted(files, scratch)
+        yield from read_sorted_columns(files, scratch)
         for file in files:
             # The canonical file that is being written needs about as much disk.
             file.unlink(missing_ok=True)

@@ -18,8 +18,8 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
 )
 from stateflow.errors import StateflowError
 from stateflow.scratch_folder import ScratchFolder
-from stateflow.state.backends import canonical_file
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.backends.canonical_columns import encode_columns
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.handles import Document, StateFile
 from stateflow.storage import open_storage
 
@@ -81,14 +81,14 @@ class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
         folders = [Path(folder) for folder in self.folders]
         with ScratchFolder() as scratch:
             encoded = [
-                canonical_file.encode(subtask.header, self._entries(subtask, folders, scratch.path))
+                encode_columns(subtask.header, self._entries(subtask, folders, scratch.path))
                 for subtask in self.subtasks
             ]
             return store_files(encoded, storages.target, self.to, scratch.path)
 
-    def _entries(self, subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryBlock]:
-        blocks = sorted_entries(subtask, folders, scratch)
-        return without_duplicates(subtask.header, blocks) if self.of_rows else blocks
+    def _entries(self, subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryColumns]:
+        parts = sorted_entries(subtask, folders, scratch)
+        return without_duplicates(subtask.header, parts) if self.of_rows else parts
 
     def size(self) -> int:
         """Returns the size of all buckets, in bytes, of which it reads a part."""
