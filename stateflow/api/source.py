@@ -15,7 +15,7 @@ from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import StateflowError
+from stateflow.errors import InputLost, StateflowError
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -207,6 +207,24 @@ class Source(ABC):
         """
         return None
 
+    def lost_between(self, start: str, end: str, logs: Mapping[str, bytes]) -> Sequence[str]:
+        """Returns texts on the input between two positions that no longer exists; empty if none is known to be lost.
+
+        Called before a batch is replayed. Unless it is overridden, all input after the first position has to exist.
+
+        Args:
+            start: the position before the batch, as in Spark's offset log; `FROM_START` for the first batch.
+            end: the position after it.
+            logs: contents of the files of Spark's log of the source, by name.
+        """
+        if start == FROM_START:
+            return ()
+        try:
+            self.check_position(start)
+        except InputLost as e:
+            return texts_of(e)
+        return () if self.holds(start, list(logs.values())) is not False else _AFTER_START
+
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Returns whether there is input after a position; None if that is unknown without Spark.
 
@@ -222,6 +240,15 @@ class Source(ABC):
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
         """Returns the number of files read since a position; None for a source without files. Arguments: as `holds`."""
         return None
+
+
+_AFTER_START = ("input after the position before the batch",)
+
+
+def texts_of(error: InputLost) -> list[str]:
+    """Returns what an error says about lost input."""
+    lost = error.facts.get("lost")
+    return [str(text) for text in lost] if isinstance(lost, list) else [error.message if lost is None else str(lost)]
 
 
 @dataclass(frozen=True)
@@ -290,6 +317,15 @@ class LocalSource(ABC):
     def holds(self, position: str) -> bool | None:
         """Returns whether all input after `position` can be read again; None if unknown."""
         return None
+
+    def lost_between(self, start: str | None, end: str) -> Sequence[str]:
+        """Returns texts on the input between two positions that no longer exists, as `Source.lost_between`.
+
+        Args:
+            start: the position before a batch; None for the first batch.
+            end: the position after it.
+        """
+        return _AFTER_START if start is not None and self.holds(start) is False else ()
 
     def has_new_input(self, position: str) -> bool | None:
         """Returns whether there is input after `position`; None if unknown. See `Source.has_new_input`."""

@@ -58,6 +58,26 @@ def gaps_after(position: Mapping[P, int], earliest: Mapping[P, int], ends: Mappi
             yield Gap(partition, start, ends[partition])
 
 
+def gaps_between(
+    start: Mapping[P, int], end: Mapping[P, int], earliest: Mapping[P, int], ends: Mapping[P, int]
+) -> Iterator[Gap[P]]:
+    """Yields what is lost of the rows between two positions.
+
+    Args:
+        start: the offsets of the first rows. Where a partition began that it does not have is unknown.
+        end: the offsets after the last rows.
+        earliest, ends: as those of `gaps_after`.
+    """
+    for partition, after in sorted(end.items()):
+        first = start.get(partition, after)
+        if first == after:
+            continue
+        found = list(gaps_after({partition: first}, earliest, ends))
+        if not found and ends[partition] < after:
+            found = [Gap(partition, after, ends[partition])]
+        yield from found
+
+
 def shortened(texts: Sequence[str]) -> list[str]:
     """Returns texts for an error, one per partition, of which there may be thousands."""
     more = len(texts) - _SHOWN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -12,11 +12,11 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import LocalSource, Slice, Source, spark_position
+from stateflow.api.source import LocalSource, Slice, Source, local_position, spark_position
 from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.source_errors import read_failure
-from stateflow.errors import StateflowError, StorageError
+from stateflow.errors import InputLost, StateflowError
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf
 
@@ -46,6 +46,10 @@ class PythonSource(Source):
 
     def check(self, spark: SparkSession) -> None:
         """Does nothing: a local source has no columns to compare before it is read."""
+
+    def lost_between(self, start: str, end: str, logs: Mapping[str, bytes]) -> Sequence[str]:
+        """See `LocalSource.lost_between`."""
+        return self.source.lost_between(local_position(start), local_position(end) or "")
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         data_source = _data_source(self._name, self.source, limits)
@@ -122,8 +126,12 @@ class _Reader(SimpleDataSourceStreamReader):
         while at != end:
             found = self._slice(at)
             if found is None:
-                raise StorageError(
-                    "a source did not return the rows that it returned before", start=str(at), end=str(end)
+                raise InputLost(
+                    "a source did not return the rows that it returned before",
+                    hint="a source has to return the same rows for the same positions",
+                    source=self._source.description,
+                    start=str(at),
+                    end=str(end),
                 )
             yield from self._tuples(found.rows)
             at = spark_position(found.position)

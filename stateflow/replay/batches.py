@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourcePosition
-from stateflow.replay.local_input import SplitTimes
+from stateflow.replay.input.local import SplitTimes
 from stateflow.replay.target import PlannedBatch
 from stateflow.runtime.driver.barrier import CompletedBarrier
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, StartingPoint

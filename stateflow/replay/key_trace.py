@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -31,9 +32,10 @@ class TracedCall:
         method: name of the method that was called.
         given: the row; for a timer, its domain and its time in milliseconds since 1970; empty at the end of the batch.
             A call with the rows of several keys has those of the key in ``rows``.
-        emitted: the rows that it emitted to the main output.
-        side_outputs: the rows that it emitted to side outputs, by tag.
+        emitted: the first rows that it emitted to the main output.
+        side_outputs: the first rows that it emitted to each side output, by tag.
         error: the exception that it raised; empty without one.
+        count: number of rows that it emitted to all outputs.
     """
 
     operator: str
@@ -42,6 +44,12 @@ class TracedCall:
     emitted: tuple[Fields, ...] = ()
     side_outputs: Mapping[str, tuple[Fields, ...]] | None = None
     error: str = ""
+    count: int = 0
+
+    @property
+    def rows_left(self) -> int:
+        """The number of rows that it emitted in addition to those that are kept."""
+        return self.count - len(self.emitted) - sum(map(len, (self.side_outputs or {}).values()))
 
 
 class KeyTracer:
@@ -50,15 +58,26 @@ class KeyTracer:
     Args:
         keys: the key of each operator, by uid.
         debugger: runs the calls, if given.
+        max_kept: calls of each operator, and rows of each output of a call, that are kept; None for all.
 
     Attributes:
-        calls: the calls, in order.
+        calls: the first calls of each operator, in order.
+        counts: number of calls of each operator, by uid.
     """
 
-    def __init__(self, keys: Mapping[str, WantedKey], debugger: KeyDebugger | None = None) -> None:
+    def __init__(
+        self, keys: Mapping[str, WantedKey], debugger: KeyDebugger | None = None, max_kept: int | None = None
+    ) -> None:
         self._keys = keys
         self._debugger = debugger
+        self._max_kept = max_kept
         self.calls: list[TracedCall] = []
+        self.counts: Counter[str] = Counter()
+
+    def _add(self, call: TracedCall) -> None:
+        self.counts[call.operator] += 1
+        if self._max_kept is None or self.counts[call.operator] <= self._max_kept:
+            self.calls.append(call)
 
     def traced(self, spec: LevelSpec) -> LevelSpec:
         """Returns the specification of a task after replacing methods of its functions, which are the task's own."""
@@ -116,16 +135,16 @@ class KeyTracer:
             if self._keys[uid].values not in keys:
                 return method(batch, state)
             number = keys.index(self._keys[uid].values)
-            own = batch.slice(int(state.starts[number]), int(state.counts[number])).to_pylist()
+            own = batch.slice(int(state.starts[number]), int(state.counts[number])).to_pylist()[: self._max_kept]
             call = TracedCall(uid, method.__name__, {"rows": own})
             try:
                 found = self._run(lambda: [method(batch, state)])[0]
             except Exception as e:
-                self.calls.append(replace(call, error=_text(e)))
+                self._add(replace(call, error=_text(e)))
                 raise
             assert found is None or isinstance(found, pa.RecordBatch | pa.Table)
-            emitted = [] if found is None else found.to_pylist()
-            self.calls.append(replace(call, emitted=tuple(self._own(uid, columns, emitted))))
+            emitted = tuple(self._own(uid, columns, [] if found is None else found.to_pylist()))
+            self._add(replace(call, emitted=emitted[: self._max_kept], count=len(emitted)))
             return found
 
         return process_batch
@@ -140,11 +159,16 @@ class KeyTracer:
         try:
             emitted = self._run(method, *arguments, ctx)
         except Exception as e:
-            self.calls.append(replace(call, error=_text(e)))
+            self._add(replace(call, error=_text(e)))
             raise
-        side = {tag: tuple(map(fields_of, rows)) for tag, rows in ctx.side_outputs_since(mark).items() if rows}
-        self.calls.append(replace(call, emitted=tuple(map(fields_of, emitted)), side_outputs=side))
+        outputs = {tag: rows for tag, rows in ctx.side_outputs_since(mark).items() if rows}
+        side = {tag: self._fields(rows) for tag, rows in outputs.items()}
+        count = len(emitted) + sum(map(len, outputs.values()))
+        self._add(replace(call, emitted=self._fields(emitted), side_outputs=side, count=count))
         return emitted
+
+    def _fields(self, rows: Sequence[object]) -> tuple[Fields, ...]:
+        return tuple(map(fields_of, rows[: self._max_kept]))
 
     def _run(self, method: Method, *arguments: object) -> list[object]:
         call = rows_of if self._debugger is None else self._debugger.call

@@ -12,8 +12,8 @@ from stateflow.api.source import LocalSource
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.config.settings import Settings
 from stateflow.launch import start_spark
+from stateflow.replay.input.local import LocalInput, RunRows
 from stateflow.replay.key_trace import KeyTracer
-from stateflow.replay.local_input import LocalInput, RunRows
 from stateflow.replay.target import PlannedBatch
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import Job
@@ -26,8 +26,24 @@ _LOCAL_MASTER = "local[2,4]"
 class BatchReader(Protocol):
     """Reads the rows of batches."""
 
+    def check(self, batch: PlannedBatch, manifest: Manifest) -> None:
+        """Checks whether the sources have the rows of a batch, as far as that is known before they are read.
+
+        Args:
+            batch: the batch.
+            manifest: the manifest of a checkpoint after it, with the sources of the job.
+
+        Raises:
+            InputLost: a source no longer has them.
+        """
+
     def run(self, batch: PlannedBatch, run_rows: RunRows) -> None:
-        """Calls `run_rows` with the rows of a batch."""
+        """Calls `run_rows` with the rows of a batch.
+
+        Raises:
+            InputLost: a source no longer has them.
+            StateflowError: the batch failed.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,8 +92,8 @@ def reading(context: ReadingContext) -> Iterator[Reading]:
         yield Reading(local, LocalInput(context.job, sources))
         return
     # Importing Spark takes a second, which replays without it save.
+    from stateflow.replay.input.spark import SparkInput, SparkReader
     from stateflow.replay.spark_in_process import InProcessExecutor
-    from stateflow.replay.spark_input import SparkInput, SparkReader
     from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
     from stateflow.runtime.spark.executor import SparkExecutor
 

@@ -46,14 +46,18 @@ class KeyReport:
     Attributes:
         operator: uid of the operator.
         key: the values of its key columns.
-        calls: the calls of its function for the key, in order.
-        state: all entries of the key's state, before and after the batches.
+        calls: the first calls of its function for the key, in order.
+        state: the first entries of the key's state that the batches have changed, and the first that they have not.
+        call_count: number of calls.
+        entry_count: number of entries of the key's state.
     """
 
     operator: str
     key: tuple[object, ...]
     calls: tuple[TracedCall, ...]
     state: tuple[StateChange, ...]
+    call_count: int
+    entry_count: int
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,17 @@ from stateflow.checkpoint.restore.state_matching import assign_state
 from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer
-from stateflow.errors import ConfigError, Interrupted
+from stateflow.errors import ConfigError, InputLost, Interrupted, StateflowError
 from stateflow.launch import PreparedJob, prepare
 from stateflow.replay.batches import ReplayedBatches, Scratch
 from stateflow.replay.collecting_sink import CollectingSink, collected_rows
 from stateflow.replay.debugger import DebuggerQuit, KeyDebugger
 from stateflow.replay.key_trace import KeyTracer
 from stateflow.replay.keys import KeyRequest, WantedKey
-from stateflow.replay.reading import ReadingContext, reading
+from stateflow.replay.reading import BatchReader, ReadingContext, reading
 from stateflow.replay.report import BatchTimes, EmittedRows, KeyReport, ReplayReport
 from stateflow.replay.state_diff import StateComparison
-from stateflow.replay.target import PlannedReplay, TargetCheckpoints, find_target, plan_replay
+from stateflow.replay.target import PlannedReplay, TargetCheckpoints, find_target, plan_replay, replayable_batches
 from stateflow.requesters import by_process
 from stateflow.runtime.driver.batch_runner import StartingPoint
 from stateflow.runtime.job.job import Job
@@ -48,7 +48,8 @@ class ReplayRequest:
     Attributes:
         batch: id of the checkpoint whose batches run again.
         layers: settings from a file and from the command line; later ones win.
-        max_rows: rows of each sink and changes of state that the report has; None for all.
+        max_rows: rows of each sink, changes of state, calls for a key and rows of a call that the report has; None for
+            all.
         key: the only key whose calls and state the report has; None for all keys.
         debugger: runs the calls for the key; the batches then run in this process.
         on_step: called before each slow step with its description.
@@ -68,6 +69,7 @@ class ReplayRequest:
 class _Checkpoints:
     """The two checkpoints of a replay and their manifests, which are pinned."""
 
+    root: JobRoot
     refs: TargetCheckpoints
     target: Manifest
     base: Manifest | None
@@ -106,10 +108,10 @@ def _pinned_checkpoints(storage: Storage, batch: int) -> Iterator[_Checkpoints]:
     with _pinned(root, refs.target):
         target = root.checkpoints.manifest_of(refs.target)
         if refs.base is None:
-            yield _Checkpoints(refs, target, None)
+            yield _Checkpoints(root, refs, target, None)
             return
         with _pinned(root, refs.base):
-            yield _Checkpoints(refs, target, root.checkpoints.manifest_of(refs.base))
+            yield _Checkpoints(root, refs, target, root.checkpoints.manifest_of(refs.base))
 
 
 @contextmanager
@@ -134,7 +136,7 @@ class _Replay:
         self._job = self._open_job()
         self._target, self._base = self._matched()
         self._keys = self._wanted_keys()
-        self._tracer = KeyTracer(self._keys, request.debugger) if request.key else None
+        self._tracer = KeyTracer(self._keys, request.debugger, request.max_rows) if request.key else None
 
     def run(self) -> ReplayReport:
         """Runs the batches and returns what they did."""
@@ -145,9 +147,10 @@ class _Replay:
         with reading(self._reading_context()) as how:
             runner = ReplayedBatches(self._job, how.executor, start, self._scratch)
             try:
-                for number, batch in enumerate(planned.batches, 1):
-                    self._request.on_step(f"running batch {number} of {len(planned.batches)}")
-                    how.rows.run(batch, partial(runner.replay, batch))
+                self._run_batches(planned, how.rows, runner)
+            except InputLost as e:
+                e.add_facts(batch=self._request.batch, left=self._batches_left(how.rows))
+                raise
             except DebuggerQuit as e:
                 raise Interrupted(
                     "the replay was ended in the debugger", hint="continue with c to see its result"
@@ -155,6 +158,32 @@ class _Replay:
             finally:
                 store_cache.close_job(self._job.root.job.job_uuid)
         return self._report(planned, runner)
+
+    def _run_batches(self, planned: PlannedReplay, rows: BatchReader, runner: ReplayedBatches) -> None:
+        for batch in planned.batches:
+            rows.check(batch, self._target)
+        for number, batch in enumerate(planned.batches, 1):
+            self._request.on_step(f"running batch {number} of {len(planned.batches)}")
+            rows.run(batch, partial(runner.replay, batch))
+
+    def _batches_left(self, rows: BatchReader) -> list[int]:
+        """Returns other batches of which the sources are not known to have lost rows; for an error."""
+        root = self._found.root
+        kept = {ref.id: ref for ref in root.checkpoints.kept(root.head())}
+        others = [number for number in replayable_batches(root, kept) if number != self._request.batch]
+        return [number for number in others if self._has_rows(rows, root, number)]
+
+    def _has_rows(self, rows: BatchReader, root: JobRoot, batch: int) -> bool:
+        try:
+            refs = find_target(root, root.head(), batch)
+            base = root.checkpoints.manifest_of(refs.base) if refs.base else None
+            target, base = self._with_sources(root.checkpoints.manifest_of(refs.target), base)
+            for each in plan_replay(target, base).batches:
+                rows.check(each, target)
+        except StateflowError:
+            # The error that is being raised is the reason for the failure, whatever is wrong with other batches.
+            return False
+        return True
 
     def _wanted_keys(self) -> dict[str, WantedKey]:
         key = self._request.key
@@ -171,17 +200,20 @@ class _Replay:
         return open_job(graph, settings, self._storage, SystemClock())
 
     def _matched(self) -> tuple[Manifest, Manifest | None]:
-        """Returns the manifests with the sources of the job, which may have gained some since."""
+        """Returns the manifests of the replay with the sources of the job."""
+        return self._with_sources(self._found.target, self._found.base)
+
+    def _with_sources(self, target: Manifest, base: Manifest | None) -> tuple[Manifest, Manifest | None]:
+        """Returns manifests with the sources of the job, which may have gained some since."""
         known, sources = {uid for uid, _ in self._job.sources}, self._job.sources
-        removed = [position.uid for position in self._found.target.sources if position.uid not in known]
+        removed = [position.uid for position in target.sources if position.uid not in known]
         if removed:
             raise ConfigError(
                 "the job no longer has a source that the batch has read",
                 hint="replay the batch with the version of the job that ran it",
                 sources=removed,
             )
-        base = self._found.base
-        return with_added_sources(self._found.target, sources), base and with_added_sources(base, sources)
+        return with_added_sources(target, sources), base and with_added_sources(base, sources)
 
     def _report(self, planned: PlannedReplay, runner: ReplayedBatches) -> ReplayReport:
         request, result = self._request, runner.manifest
@@ -203,9 +235,11 @@ class _Replay:
         )
 
     def _key_report(self, uid: str, key: WantedKey, result: Manifest) -> KeyReport:
-        found = StateComparison(self._storage, {uid: key}, unchanged=True).diff(self._base, result)
-        calls = tuple(call for call in self._tracer.calls if call.operator == uid) if self._tracer else ()
-        return KeyReport(uid, key.values, calls, tuple(found.changes))
+        compare = StateComparison(self._storage, {uid: key}, self._request.max_rows, unchanged=True)
+        found, tracer = compare.diff(self._base, result), self._tracer
+        assert tracer is not None
+        calls = tuple(call for call in tracer.calls if call.operator == uid)
+        return KeyReport(uid, key.values, calls, tuple(found.changes), tracer.counts[uid], found.counts.total())
 
     def _emitted(self, uid: str, runner: ReplayedBatches) -> EmittedRows:
         rows: list[dict[str, object]] = []

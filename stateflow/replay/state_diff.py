@@ -13,11 +13,15 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
+from stateflow.config.state_settings import RocksDBSettings
 from stateflow.query.state import check_entry, stored_entries
 from stateflow.replay.keys import WantedKey
-from stateflow.state.backends.entry_stream import Entry
-from stateflow.state.handles import OperatorContent, StateSchema, SubtaskState
-from stateflow.state.kinds.key_context import KEY_OFFSET
+from stateflow.scratch_folder import ScratchFolder
+from stateflow.state.backends.entry_stream import Entry, KeyRange, first_key
+from stateflow.state.backends.factory import StoreLocation, read_ranges
+from stateflow.state.files.host_cache import HostCache
+from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
+from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS, Timer, timers_in
@@ -28,7 +32,7 @@ from stateflow.types.serializers import decode_untyped
 
 TIMERS = "_timers"
 """Name of the timers among the states of an operator; no state has it."""
-_GROUP_BYTES = 2
+_GROUP_BYTES, _TIME_BYTES = 2, 8
 _DOMAINS = {stored: domain for domain, stored in TIMER_IDS.items()}
 K = TypeVar("K", bytes, tuple[str, ...])
 
@@ -63,16 +67,19 @@ class StateDiff:
 
     Attributes:
         counts: number of entries by (uid of the operator, state, kind of change).
-        changes: the first of them.
+        changes: the first of them; entries that do not differ do not count towards the limit of those that do.
     """
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     changes: list[StateChange] = field(default_factory=list)
+    _kept: Counter[bool] = field(default_factory=Counter)
 
     def add(self, change: StateChange, max_changes: int | None) -> None:
         """Counts a change, and keeps it unless `max_changes` are kept already; None for no limit."""
         self.counts[change.operator, change.state, change.kind] += 1
-        if max_changes is None or len(self.changes) < max_changes:
+        differs = change.kind != "same"
+        if max_changes is None or self._kept[differs] < max_changes:
+            self._kept[differs] += 1
             self.changes.append(change)
 
 
@@ -126,11 +133,25 @@ class StateComparison:
         """Yields the stored entries of an operator in order of their keys, without those of unchanged subtasks."""
         if operator is None:
             return
-        groups = [s for s in operator.subtasks if s.snapshot not in same and (wanted is None or wanted.is_in(s))]
-        own = replace(operator, subtasks=sorted(groups, key=lambda subtask: subtask.first_group))
+        if wanted is not None:
+            yield from self._entries_of_key(operator, wanted)
+            return
+        changed = [subtask for subtask in operator.subtasks if subtask.snapshot not in same]
+        own = replace(operator, subtasks=sorted(changed, key=lambda subtask: subtask.first_group))
         for _, entries in stored_entries(own, self.storage, SystemClock()):
             with closing(entries):
-                yield from (entry for entry in entries if wanted is None or wanted.has(entry[0]))
+                yield from entries
+
+    def _entries_of_key(self, operator: OperatorState, wanted: WantedKey) -> Generator[Entry, None, None]:
+        """Yields the entries of one key, without reading those of other keys, except for timers of its key group."""
+        ranges = _ranges(operator, wanted)
+        with ScratchFolder() as scratch:
+            for subtask in filter(wanted.is_in, operator.subtasks):
+                cache = HostCache.direct(scratch.path / "cache", self.storage, SystemClock())
+                location = StoreLocation(scratch.path / "work", cache, RocksDBSettings())
+                for block in read_ranges(location, Base.of(subtask), ranges):
+                    found = zip(block.keys, block.values, strict=True)
+                    yield from (entry for entry in found if _is_of_key(entry[0], wanted))
 
     def _add_operator_state(
         self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateDiff
@@ -154,6 +175,25 @@ class StateComparison:
             for part, content in read_parts(self.storage, operator.parts)
             for key, data in _content_elements(part.subtask, content)
         }
+
+
+def _ranges(operator: OperatorState, wanted: WantedKey) -> list[KeyRange]:
+    """Returns the ranges of stored keys that can be those of a key, in order."""
+    group = first_key(wanted.group)
+    states = [group + state_id(schema.name) + wanted.encoded for schema in operator.states]
+    # A timer's time comes before its key.
+    timers = [group + stored for stored in _DOMAINS]
+    ranges = [(prefix, prefix + b"\xff") for prefix in states]
+    ranges += [(prefix, prefix + b"\xff" * (_TIME_BYTES + 1)) for prefix in timers]
+    return sorted(ranges)
+
+
+def _is_of_key(stored: bytes, wanted: WantedKey) -> bool:
+    """Returns whether a stored entry of the key's group belongs to the key."""
+    at = KEY_OFFSET + (_TIME_BYTES if stored[_GROUP_BYTES:KEY_OFFSET] in _DOMAINS else 0)
+    # A text continues after its end if ff follows: that is another key.
+    after = at + len(wanted.encoded)
+    return stored.startswith(wanted.encoded, at) and stored[after : after + 1] != b"\xff"
 
 
 def _content_elements(subtask: int, content: OperatorContent) -> Iterator[tuple[tuple[str, ...], bytes]]:

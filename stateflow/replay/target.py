@@ -53,6 +53,18 @@ class PlannedBatch:
         """Whether a source moved on in the batch."""
         return self.start != self.end
 
+    def moves(self, uid: str) -> bool:
+        """Returns whether a source moved on in the batch."""
+        return self.start_of(uid) != self.end_of(uid)
+
+    def start_of(self, uid: str) -> str:
+        """Returns the position of a source before the batch; `NOT_BEGUN` before all input."""
+        return self.start.get(uid, NOT_BEGUN)
+
+    def end_of(self, uid: str) -> str:
+        """Returns the position of a source after the batch."""
+        return self.end.get(uid, NOT_BEGUN)
+
 
 @dataclass(frozen=True)
 class PlannedReplay:
@@ -79,7 +91,7 @@ def find_target(root: JobRoot, head: Head, batch: int) -> TargetCheckpoints:
             "the checkpoint of the batch is not retained",
             hint="replay one of the batches kept; checkpoints.retained sets how many there are",
             batch=batch,
-            kept=_replayable(root, kept),
+            kept=replayable_batches(root, kept),
         )
     manifest = root.checkpoints.manifest_of(kept[batch])
     parent = _parent(root, manifest, batch, kept)
@@ -88,7 +100,7 @@ def find_target(root: JobRoot, head: Head, batch: int) -> TargetCheckpoints:
             "the checkpoint was made by a restore, not by a batch",
             hint="replay one of the batches kept",
             batch=batch,
-            kept=_replayable(root, kept),
+            kept=replayable_batches(root, kept),
         )
     if parent and parent not in kept:
         raise ConfigError(
@@ -96,13 +108,17 @@ def find_target(root: JobRoot, head: Head, batch: int) -> TargetCheckpoints:
             hint="replay one of the batches kept; checkpoints.retained sets how many there are",
             batch=batch,
             before=parent,
-            kept=_replayable(root, kept),
+            kept=replayable_batches(root, kept),
         )
     return TargetCheckpoints(kept[batch], kept[parent] if parent else None)
 
 
-def _replayable(root: JobRoot, kept: Mapping[int, EntryRef]) -> list[int]:
-    """Returns the newest batches that can be replayed."""
+def replayable_batches(root: JobRoot, kept: Mapping[int, EntryRef]) -> list[int]:
+    """Returns the newest batches whose checkpoints can be replayed, oldest first.
+
+    Args:
+        kept: the checkpoints that the job keeps, by id.
+    """
     newest = sorted(kept, reverse=True)[:_SHOWN]
     found = []
     for number in newest:

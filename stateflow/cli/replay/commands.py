@@ -31,7 +31,7 @@ from stateflow.replay.run import replay as run_replay
     default=DEFAULT_ROWS,
     show_default=True,
     metavar="COUNT",
-    help="Rows of each sink, and changes of state, to print.",
+    help="Rows of each sink, changes of state, and calls for a key, to print.",
 )
 @click.option(
     "--key",

@@ -8,10 +8,13 @@ from datetime import date, datetime, time
 
 from stateflow.cli.common import print_json
 from stateflow.cli.formatting import count_of, one_line, print_text, short_offset
+from stateflow.replay.key_trace import TracedCall
 from stateflow.replay.report import EmittedRows, KeyReport, ReplayReport
 from stateflow.replay.state_diff import StateChange, StateDiff
 
 _INDENT = "  "
+_LINE = 4000
+"""Characters of a line: a value may have megabytes, of which a terminal shows nothing else for minutes."""
 
 
 def print_report_json(report: ReplayReport) -> None:
@@ -56,19 +59,38 @@ def print_report(report: ReplayReport, job: str) -> None:
 
 
 def _print_key(key: KeyReport) -> None:
-    print_text(one_line(f"operator {key.operator}, key {text_of(list(key.key))}: {count_of(len(key.calls), 'call')}"))
+    _print_line(f"operator {key.operator}, key {text_of(list(key.key))}: {count_of(key.call_count, 'call')}")
     for call in key.calls:
-        print_text(_INDENT + one_line(f"{call.method} {text_of(call.given)}"))
-        for row in call.emitted:
-            print_text(_INDENT * 2 + one_line(f"emits {text_of(row)}"))
-        for tag, rows in (call.side_outputs or {}).items():
-            for row in rows:
-                print_text(_INDENT * 2 + one_line(f"emits to {tag} {text_of(row)}"))
-        if call.error:
-            print_text(_INDENT * 2 + one_line(f"raises {call.error}"))
+        _print_call(call)
+    _print_left(key.call_count - len(key.calls), "calls", 1)
     print_text(f"{_INDENT}state:{'' if key.state else ' none'}")
     for change in key.state:
-        print_text(_INDENT * 2 + one_line(f"{change.state}{_place(change)}: {values_text(change)}"))
+        _print_line(f"{change.state}{_place(change)}: {values_text(change)}", 2)
+    _print_left(key.entry_count - len(key.state), "entries", 2)
+
+
+def _print_call(call: TracedCall) -> None:
+    _print_line(f"{call.method} {text_of(call.given)}", 1)
+    for row in call.emitted:
+        _print_line(f"emits {text_of(row)}", 2)
+    for tag, rows in (call.side_outputs or {}).items():
+        for row in rows:
+            _print_line(f"emits to {tag} {text_of(row)}", 2)
+    _print_left(call.rows_left, "rows", 2)
+    if call.error:
+        _print_line(f"raises {call.error}", 2)
+
+
+def _print_line(text: str, depth: int = 0) -> None:
+    """Prints one line, of which the end is left out if it is long."""
+    left = len(text) - _LINE
+    shown = f"{one_line(text[:_LINE])}… and {left:,} more characters: --json has all" if left > 0 else one_line(text)
+    print_text(_INDENT * depth + shown)
+
+
+def _print_left(count: int, what: str, depth: int) -> None:
+    if count:
+        print_text(f"{_INDENT * depth}and {count:,} more {what}: --rows COUNT shows them")
 
 
 def _place(change: StateChange) -> str:
@@ -78,9 +100,8 @@ def _place(change: StateChange) -> str:
 def _print_emitted(emitted: EmittedRows) -> None:
     print_text(f"would publish to {emitted.sink}: {count_of(emitted.count, 'row')}")
     for row in emitted.rows:
-        print_text(_INDENT + one_line(text_of(row)))
-    if emitted.count > len(emitted.rows):
-        print_text(f"{_INDENT}and {emitted.count - len(emitted.rows):,} more")
+        _print_line(text_of(row), 1)
+    _print_left(emitted.count - len(emitted.rows), "rows", 1)
 
 
 def _print_changes(diff: StateDiff) -> None:
@@ -90,10 +111,8 @@ def _print_changes(diff: StateDiff) -> None:
         print_text(f"state {state} of {operator}: {kinds}")
         for change in diff.changes:
             if (change.operator, change.state) == (operator, state):
-                print_text(_INDENT + one_line(change_text(change)))
-    left = diff.counts.total() - len(diff.changes)
-    if left:
-        print_text(f"{_INDENT}and {left:,} more changes")
+                _print_line(change_text(change), 1)
+    _print_left(diff.counts.total() - len(diff.changes), "changes", 1)
 
 
 def _by_state(diff: StateDiff) -> dict[tuple[str, str], str]:
@@ -113,7 +132,8 @@ def _print_difference(report: ReplayReport) -> None:
         "the input have changed, or a function depends on something else"
     )
     for change in report.difference.changes:
-        print_text(f"{_INDENT}{change.operator}, {change.state}: {one_line(change_text(change))}")
+        _print_line(f"{change.operator}, {change.state}: {change_text(change)}", 1)
+    _print_left(report.difference.counts.total() - len(report.difference.changes), "differences", 1)
 
 
 def change_text(change: StateChange) -> str:
@@ -183,8 +203,11 @@ def _key(key: KeyReport) -> dict[str, object]:
                 "emitted": plain(call.emitted),
                 "side_outputs": plain(call.side_outputs or {}),
                 "error": call.error,
+                "count": call.count,
             }
             for call in key.calls
         ],
+        "call_count": key.call_count,
         "state": [_change(change) for change in key.state],
+        "entry_count": key.entry_count,
     }

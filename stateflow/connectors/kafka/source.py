@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.hidden_columns import REJECTED, RejectedRecord, failing_filter
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
+from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
@@ -24,7 +24,7 @@ from stateflow.connectors.kafka.columns import GUARD, RecordColumns
 from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
 from stateflow.connectors.kafka.offsets import Partition, format_offsets, parse_offsets
 from stateflow.connectors.kafka.security import KafkaSecurity
-from stateflow.connectors.partition_offsets import Gap, gaps_after, has_new_rows, shortened
+from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shortened
 from stateflow.connectors.source_errors import position_error
 from stateflow.connectors.spark import loaded
 from stateflow.errors import (
@@ -196,9 +196,13 @@ class KafkaSource(Source):
         """See `Source.first_offset`: the offsets that Spark has determined for the end, or for a time."""
         if self._start == StartKind.EARLIEST or _FIRST not in logs:
             return ""
+        return format_offsets(self._first_in(logs))
+
+    def _first_in(self, logs: Mapping[str, bytes]) -> dict[Partition, int]:
+        """Returns the offsets at which Spark began."""
         # A zero byte for old versions of Spark, the format's version and the offsets.
         _, _, offsets = logs[_FIRST].partition(b"v1\n")
-        return format_offsets(self._parsed(offsets.decode()))
+        return self._parsed(offsets.decode())
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`: asks Kafka for the offsets of a time."""
@@ -232,6 +236,16 @@ class KafkaSource(Source):
         except (StorageError, EnvironmentUnsupported):
             # A restore must be possible while Kafka is not.
             return None
+
+    def lost_between(self, start: str, end: str, logs: Mapping[str, bytes]) -> Sequence[str]:
+        """See `Source.lost_between`: compares the positions with the offsets that Kafka has now."""
+        if start == FROM_START and _FIRST not in logs:
+            return ()
+        before, after = self._first_in(logs) if start == FROM_START else self._parsed(start), self._parsed(end)
+        client = self._client()
+        existing = client.existing(after)
+        gaps = gaps_between(before, after, client.earliest(existing), client.ends(existing, committed=False))
+        return shortened([_describe(gap) for gap in gaps])
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """See `Source.has_new_input`: compares the position with the ends of all partitions."""

@@ -14,7 +14,7 @@ from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind,
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shortened
+from stateflow.connectors.partition_offsets import gaps_after, gaps_between, has_new_rows, shortened
 from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
@@ -174,8 +174,10 @@ class PartitionedSource(LocalSource):
     def splits_of(self, position: str, end: str) -> list[Split]:
         """Returns the splits between two positions."""
         before, after = self.parsed(position), self.parsed(end)
+        # Of a partition without rows in the batch, the source may have removed the next ones.
+        idle = {name: offset for name, offset in before.items() if after.get(name) == offset}
         # Its ends are those of the batch: a partition that was created again may have more by now.
-        start = self._existing(before, Available(self._offsets(self.starts), after))
+        start = self._existing(before, Available({**self._offsets(self.starts), **idle}, after))
         with self.forwarded_errors("the splits of a source cannot be planned"):
             found = list(self.plan_splits(start, after))
         wrong = uncovered(found, start, after)
@@ -229,6 +231,14 @@ class PartitionedSource(LocalSource):
         except (BatchFailed, StorageError):
             # A restore must be possible while the system that is read is not.
             return None
+
+    def lost_between(self, start: str | None, end: str) -> Sequence[str]:
+        """See `LocalSource.lost_between`; unknown for the first batch, which began where the source did then."""
+        if start is None:
+            return ()
+        available = self.available()
+        gaps = gaps_between(self.parsed(start), self.parsed(end), available.earliest, available.ends)
+        return shortened([gap.describe(gap.partition) for gap in gaps])
 
     def has_new_input(self, position: str) -> bool | None:
         """See `LocalSource.has_new_input`: compares the position with the ends of all partitions."""

@@ -60,6 +60,10 @@ class PartitionedReader(Source):
         if position is not None:
             self.source.check_position(position)
 
+    def lost_between(self, start: str, end: str, logs: Mapping[str, bytes]) -> Sequence[str]:
+        """See `LocalSource.lost_between`."""
+        return self.source.lost_between(local_position(start), local_position(end) or "")
+
 
 def as_spark_reads(source: Source | LocalSource) -> Source:
     """Returns a source of a job as Spark reads it."""

@@ -12,12 +12,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stateflow.api.source import Source
-from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SourceFile, SparkPosition
+from stateflow.api.source import Source, texts_of
+from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SparkPosition
 from stateflow.checkpoint.restore.source_positions import offset_lines
-from stateflow.errors import BatchFailed, StateflowError
-from stateflow.replay.local_input import RunRows, input_lost
-from stateflow.replay.read_files import lost_files
+from stateflow.errors import BatchFailed, InputLost, StateflowError
+from stateflow.replay.input.local import RunRows
+from stateflow.replay.input.lost import deleted_file, input_lost
+from stateflow.replay.input.read_files import lost_files
 from stateflow.replay.target import PlannedBatch
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.spark.batch_input import BatchInput
@@ -59,39 +60,37 @@ class SparkInput:
         self._position = target.spark
         self._number = 0
 
-    def run(self, batch: PlannedBatch, run_rows: RunRows) -> None:
-        """Calls `run_rows` with the rows of a batch, while its query runs.
+    def check(self, batch: PlannedBatch, manifest: Manifest) -> None:
+        """See `BatchReader.check`."""
+        assert manifest.spark is not None
+        for at, node in enumerate(self._job.plan.sources):
+            start, end = batch.start_of(node.uid), batch.end_of(node.uid)
+            if not batch.moves(node.uid):
+                continue
+            lost = self._lost(self._reader.sources[node.uid], start, end, self._logs(at, manifest.spark))
+            if lost:
+                raise input_lost(node.uid, lost, batch)
 
-        Raises:
-            InputLost: a source no longer has the rows.
-            StateflowError: the batch failed.
-        """
+    @staticmethod
+    def _lost(source: Source, start: str, end: str, logs: Mapping[str, bytes]) -> Sequence[str]:
+        if _is_file_position(end):
+            return lost_files(logs.values(), start, end)
+        return source.lost_between(start, end, logs)
+
+    def _logs(self, at: int, position: SparkPosition) -> dict[str, bytes]:
+        """Returns Spark's log of a source by name."""
+        prefix = f"{at}/"
+        own = [file for file in position.source_files if file.path.startswith(prefix)]
+        return {file.path.removeprefix(prefix): source_log(self._job.root.storage, file) for file in own}
+
+    def run(self, batch: PlannedBatch, run_rows: RunRows) -> None:
+        """See `BatchReader.run`: runs the rows while their query runs."""
         if not batch.has_input:
             run_rows(empty_rows(self._reader.spark, self._job.plan.sources), {})
             return
-        self._check_input(batch)
         location = self._create_location(batch)
         query = _BatchQuery(self._job, self._reader, location, batch, run_rows)
         query.run()
-
-    def _check_input(self, batch: PlannedBatch) -> None:
-        for at, node in enumerate(self._job.plan.sources):
-            source, start = self._reader.sources[node.uid], batch.start.get(node.uid, NOT_BEGUN)
-            end = batch.end.get(node.uid, NOT_BEGUN)
-            if start == end:
-                continue
-            logs = [self._log(file) for file in self._position.source_files if file.path.startswith(f"{at}/")]
-            if _is_file_position(end):
-                lost = lost_files(logs, start, end)
-                if lost:
-                    raise input_lost(node.uid, "; ".join(lost), start, end)
-            elif start != NOT_BEGUN:
-                source.check_position(start)
-                if source.holds(start, logs) is False:
-                    raise input_lost(node.uid, "input after the start of the batch no longer exists", start, end)
-
-    def _log(self, file: SourceFile) -> bytes:
-        return source_log(self._job.root.storage, file)
 
     def _create_location(self, batch: PlannedBatch) -> SparkLocation:
         self._number += 1
@@ -162,9 +161,24 @@ class _BatchQuery:
         )
         self._wait(query)
         if self._error is not None:
-            raise self._error
+            raise self._explained(self._error) from self._error
         if not self._has_run:
             raise BatchFailed("Spark has not run the batch", hint="check the log of Spark")
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Returns the error of a source that has made the batch fail, or else the error itself."""
+        sources = self._reader.sources
+        if isinstance(error, BatchFailed):
+            reason = str(error.facts.get("reason", ""))
+            for uid, source in sources.items():
+                explained = source.explain_failure(reason)
+                if isinstance(explained, InputLost):
+                    return input_lost(uid, texts_of(explained), self._batch)
+                if explained is not None:
+                    return explained
+        if isinstance(error, InputLost):
+            return _of_source(error, sources, self._batch)
+        return error
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
         # Spark plans more batches until the query is stopped; they are not part of the replay.
@@ -175,7 +189,7 @@ class _BatchQuery:
             self._has_run = True
         except BaseException as e:
             # Not raised: Spark would print it several times, with the stack traces of the JVM and Python.
-            self._error = e if isinstance(e, StateflowError) else to_stateflow_error(e)
+            self._error = self._translated(e)
         finally:
             self._finished.set()
 
@@ -213,4 +227,15 @@ class _BatchQuery:
             query.awaitTermination()
         except StreamingQueryException as e:
             if not self._finished.is_set():
-                self._error = to_stateflow_error(e)
+                self._error = self._translated(e)
+
+    def _translated(self, error: BaseException) -> BaseException:
+        descriptions = {uid: source.description for uid, source in self._reader.sources.items()}
+        lost = deleted_file(str(error.__cause__ or error), self._batch, descriptions)
+        return lost or (error if isinstance(error, StateflowError) else to_stateflow_error(error))
+
+
+def _of_source(error: InputLost, sources: Mapping[str, Source], batch: PlannedBatch) -> InputLost:
+    """Returns the error of a replay for one that a source has raised in a task or in the driver."""
+    uids = [uid for uid, source in sources.items() if source.description == error.facts.get("source")]
+    return input_lost(uids[0], texts_of(error), batch) if uids else error
