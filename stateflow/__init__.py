@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from stateflow.query.columns.reader import read_state
     from stateflow.query.metadata import read_metadata
     from stateflow.query.spark.data_source import register_spark_reader
+    from stateflow.replay.replay_batch import replay_batch
     from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 
 _LAZY = {
@@ -103,6 +104,7 @@ _LAZY = {
     "read_state": "stateflow.query.columns.reader",
     "diff": "stateflow.compare.snapshots",
     "register_spark_reader": "stateflow.query.spark.data_source",
+    "replay_batch": "stateflow.replay.replay_batch",
 }
 
 __all__ = [
@@ -181,6 +183,7 @@ __all__ = [
     "read_metadata",
     "read_state",
     "register_spark_reader",
+    "replay_batch",
 ]
 
 

@@ -92,6 +92,7 @@ PUBLIC_NAMES = [
     "read_metadata",
     "read_state",
     "register_spark_reader",
+    "replay_batch",
 ]
 
 

@@ -202,3 +202,19 @@ def test_a_function_that_calls_breakpoint_stops_there(job: CliFixture, monkeypat
     job.write(BUILD, JOB.replace("        yield Total", "        breakpoint()\n        yield Total"))
     assert replay(_request(job, "b")).is_same
     assert len(stops) == 4
+
+
+def test_calls_rows_and_lines_are_limited_and_no_escape_sequence_reaches_the_terminal(cli: CliFixture) -> None:
+    head = JOB.replace("    key: str\n    total: int", "    key: str\n    total: int\n    note: str", 1)
+    note = 'note = "\\x1b[2J\\u202e" + "x" * 1_000_000'
+    rows = 'yield from [Total(row.key, 1, note), Total(row.key, 2, "")]'
+    head = head.replace("        yield Total(row.key, self.total.value())", f"        {note}\n        {rows}")
+    cli.write(BUILD, head)
+    cli.run()
+    shown = _shown(cli, "--key", "b", "--rows", "1")
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert max(map(len, shown.splitlines())) < 5_000
+    (key,) = json.loads(_shown(cli, "--key", "b", "--rows", "1", "--json"))["keys"]
+    (call,) = key["calls"]
+    (row,) = call["emitted"]
+    assert (key["call_count"], call["count"], len(row["note"])) == (2, 2, 1_000_005)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,11 @@ def test_the_commands_of_the_guide_show_the_batch_and_the_key(walk: Walk) -> Non
     assert shown.splitlines()[-1].endswith("checkpoint 4"), shown
     (key,) = blocks(GUIDE, "text")
     assert key in walk.type(KEY)
+    (code,) = blocks(GUIDE, "python")
+    names: dict[str, Any] = {}
+    exec(re.sub(r'"(?=/(opt|data)/)', f'"{walk.folder}', code), names)
+    (found,) = names["report"].keys
+    assert [len(call.emitted) for call in found.calls] == [1, 1]
 
 
 def test_the_debugger_of_the_guide_has_the_row_and_the_state_of_that_time(walk: Walk) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.connectors.partition_offsets import gaps_after
+from stateflow.connectors.partition_offsets import gaps_after, gaps_between, shortened
 from stateflow.types.decoders import json_decoder
 
 Offsets = Mapping[str, int]
@@ -112,6 +112,12 @@ def without_lost(position: Offsets, available: Available) -> dict[str, int]:
         name: available.start_of(name) if name in lost else position.get(name, available.start_of(name))
         for name in available.ends
     }
+
+
+def lost_between(start: Offsets, end: Offsets, available: Available) -> list[str]:
+    """Returns texts on the rows between two positions that are lost."""
+    gaps = gaps_between(start, end, available.earliest, available.ends)
+    return shortened([gap.describe(gap.partition) for gap in gaps])
 
 
 def limited_end(start: Offsets, ends: Offsets, limit: int | None) -> dict[str, int]:

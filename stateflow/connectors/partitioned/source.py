@@ -14,13 +14,14 @@ from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind,
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.partition_offsets import gaps_after, gaps_between, has_new_rows, shortened
+from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shortened
 from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
     Split,
     format_position,
     limited_end,
+    lost_between,
     misfit,
     parse_position,
     splits_between,
@@ -234,11 +235,7 @@ class PartitionedSource(LocalSource):
 
     def lost_between(self, start: str | None, end: str) -> Sequence[str]:
         """See `LocalSource.lost_between`; unknown for the first batch, which began where the source did then."""
-        if start is None:
-            return ()
-        available = self.available()
-        gaps = gaps_between(self.parsed(start), self.parsed(end), available.earliest, available.ends)
-        return shortened([gap.describe(gap.partition) for gap in gaps])
+        return () if start is None else lost_between(self.parsed(start), self.parsed(end), self.available())
 
     def has_new_input(self, position: str) -> bool | None:
         """See `LocalSource.has_new_input`: compares the position with the ends of all partitions."""

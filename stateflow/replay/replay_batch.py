@@ -1,0 +1,61 @@
+"""Replays a batch from Python: what the command prints, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from stateflow.config.sources import SettingsLayer, read_toml
+from stateflow.replay.keys import KeyRequest
+from stateflow.replay.report import ReplayReport
+from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest, replay
+
+
+def replay_batch(  # noqa: PLR0913 - a public function whose other arguments are keywords with defaults
+    job_file: str | Path,
+    job_root: str,
+    batch: int,
+    *,
+    settings: str | Path | Mapping[str, object] | None = None,
+    key: Sequence[object] = (),
+    operator: str = "",
+    max_rows: int | None = DEFAULT_ROWS,
+) -> ReplayReport:
+    """Runs a batch again, from the checkpoint before it, and returns what it emits and how it changes the state.
+
+    Nothing is published, and the job root does not change, apart from pins that are removed at the end. Runs of the job
+    may continue meanwhile. State and rows go to a scratch folder that is removed at the end.
+
+    Args:
+        job_file: the job file.
+        job_root: the job root, as a path or URI.
+        batch: id of the checkpoint whose batch runs again: what the job did between the checkpoint before it and this.
+        settings: the settings of the job: a TOML file, or values by name, such as ``{"checkpoints.retained": 5}``.
+        key: the values of the key columns of the only key whose calls and state to return: texts as on the command
+            line, or the values. Empty for no key.
+        operator: with a key, uid of the only operator; empty for every operator whose key columns have such values.
+        max_rows: rows of each sink, and changes of state, to return; None for all.
+
+    Raises:
+        ConfigError: the checkpoint or the one before it is not retained, or job, key and state do not fit.
+        InputLost: a source no longer has the rows; the fact ``left`` has the batches that can be replayed.
+        StateflowError: the batch failed.
+    """
+    wanted = KeyRequest(tuple(map(_text, key)), operator) if key else None
+    return replay(ReplayRequest(Path(job_file), job_root, batch, _layers(settings), max_rows, wanted))
+
+
+def _layers(settings: str | Path | Mapping[str, object] | None) -> tuple[SettingsLayer, ...]:
+    if settings is None:
+        return ()
+    return (dict(settings),) if isinstance(settings, Mapping) else (read_toml(Path(settings)),)
+
+
+def _text(value: object) -> str:
+    """Returns a value of a key column as on the command line."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, timedelta):
+        return str(value.total_seconds())
+    return value if isinstance(value, str) else str(value)

@@ -1,0 +1,75 @@
+"""``stateflow.replay_batch``: what a batch did is returned as data, for all keys or for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stateflow
+from stateflow.errors import ConfigError
+from stateflow.runtime.task import store_cache
+from tests.support.cli_fixture import BUILD, JOB, CliFixture
+from tests.support.errors import raises
+
+FIRST, SECOND, THIRD = 2, 3, 4
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[CliFixture]:
+    job = CliFixture(tmp_path)
+    job.settings["checkpoints.asynchronous"] = "no"
+    yield job
+    store_cache.close_all()
+
+
+def test_a_batch_is_returned_as_rows_and_changes_of_state(job: CliFixture) -> None:
+    job.run()
+    settings = job.folder / "job.toml"
+    settings.write_text("".join(f'{name} = "{value}"\n' for name, value in job.settings.items()))
+    report = stateflow.replay_batch(job.job, job.root, SECOND, settings=settings)
+    assert (report.batch, report.base, report.is_same, report.deviation) == (SECOND, FIRST, True, "")
+    (emitted,) = report.emitted
+    assert sorted((row["key"], row["total"]) for row in emitted.rows) == [("a", 9), ("b", 5), ("b", 12), ("c", 7)]
+    changes = {change.key: (change.before, change.after) for change in report.state.changes}
+    assert changes == {("a",): (3, 9), ("b",): (1, 12), ("c",): (2, 7)}
+    assert report.keys == ()
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
+def test_one_key_has_no_entry_of_a_longer_key(job: CliFixture, backend: str) -> None:
+    names = ["a", "a\0", "a\0b", "a\0\0"]
+    head = JOB.replace('[Row("abc"[n % 3], n) for n in range(12)]', f"[Row({names}[n % 4], n) for n in range(12)]")
+    head = head.replace("\n\nROWS", "\n    def on_timer(self, timestamp, ctx):\n        return ()\n\n\nROWS")
+    timer = "ctx.timer_service().register_processing_time_timer(2**45)"
+    job.write(BUILD, head.replace("        yield", f"        {timer}\n        yield"))
+    job.settings |= {"state.backend": backend, "parallelism": "2"}
+    job.run()
+    for number, name in enumerate(names):
+        report = stateflow.replay_batch(job.job, job.root, THIRD, settings=job.settings, key=[name])
+        (key,) = report.keys
+        assert report.is_same
+        assert [(call.given["key"], call.given["number"]) for call in key.calls] == [(name, 8 + number)]
+        assert len(key.state) == 2
+        found = {change.state: (change.key, change.before, change.after) for change in key.state}
+        assert found == {"total": ((name,), 4 + 2 * number, 12 + 3 * number), "_timers": ((name,), 2**45, 2**45)}
+
+
+def test_what_cannot_be_replayed_is_an_error_with_what_can(job: CliFixture) -> None:
+    job.run()
+    with raises(ConfigError, batch=9, kept=[FIRST, SECOND, THIRD]):
+        stateflow.replay_batch(job.job, job.root, 9, settings=job.settings)
+    with raises(ConfigError, operator="other"):
+        stateflow.replay_batch(job.job, job.root, THIRD, settings=job.settings, key=["a"], operator="other")
+
+
+def test_a_value_of_a_key_may_have_the_type_of_its_column(job: CliFixture) -> None:
+    text = JOB.replace("    key: str\n    number: int", "    key: bytes\n    number: int", 1)
+    text = re.sub(r"Row\(\"abc\"\[n % 3\], n\)", 'Row(b"abc"[n % 3 : n % 3 + 1], n)', text)
+    text = text.replace("yield Total(row.key,", "yield Total(row.key.decode(),")
+    job.write(BUILD, text)
+    job.run()
+    (key,) = stateflow.replay_batch(job.job, job.root, SECOND, settings=job.settings, key=[b"b"]).keys
+    assert [call.given["number"] for call in key.calls] == [4, 7]
