@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -60,10 +59,8 @@ _DEFAULTS = {
 }
 """Defaults, unless the user, spark-submit or spark-defaults set them."""
 
-_LONGEST_SOCKET = 107
-"""Length of a Unix socket's path on Linux."""
-_SOCKET_NAME = f"/.{uuid.UUID(int=0)}.sock"
-"""A name of Spark's sockets."""
+_LONGEST_FOLDER = 60
+"""Length of the path of a folder for Unix sockets that Spark permits."""
 
 _LEVEL = {"spark.log.level": "ERROR"}
 """Defaults when Spark uses another log configuration, and ``spark.log`` is not ``full``."""
@@ -165,7 +162,7 @@ def _unix_sockets(local_folder: Path) -> dict[str, str]:
     """
     for scratch in (local_folder, default_local_folder()):
         folder = scratch.absolute() / "sockets"
-        if len(os.fsencode(folder)) + len(_SOCKET_NAME) > _LONGEST_SOCKET:
+        if len(os.fsencode(folder)) > _LONGEST_FOLDER:
             continue
         with suppress(ConfigError):  # another user has created it: TCP sockets, with a token, need none
             make_own_folders(scratch.absolute(), folder, "local_dir")
