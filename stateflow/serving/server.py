@@ -202,7 +202,7 @@ def _bound(settings: ServerSettings) -> socket.socket:
         listening.close()
         raise ConfigError(
             "the address of a state server cannot be used",
-            hint="choose another port",
+            hint="choose another address or port",
             host=settings.host,
             port=settings.port,
             reason=str(e),

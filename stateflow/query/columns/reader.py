@@ -130,7 +130,10 @@ def table_names(operator: OperatorState) -> list[str]:
 def _operator_table(operator: OperatorState, state: str, rows: Rows) -> StateTable:
     if rows.keys is not None or (rows.groups is not None and state != RAW_KEYED):
         raise ConfigError(
-            "operator state has no keys", hint="leave out keys and key_groups", operator=operator.uid, state=state
+            "operator state has no keys",
+            hint="read all of it: leave out keys and key_groups; on the command line, use stateflow state export",
+            operator=operator.uid,
+            state=state,
         )
     if state in (RAW, RAW_KEYED):
         return RawTable(operator, state, rows.groups)
