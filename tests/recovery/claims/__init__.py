@@ -1,0 +1,1 @@
+"""Claims of savepoints by restores and by new job roots."""
