@@ -74,6 +74,7 @@ NAMES: dict[str, str] = {
     "read.pinned": "a reader has pinned a checkpoint, and has read nothing",
     "read.entries": "a reader has entries of a copy of a subtask's files, and has decoded none",
     "diff.opened": "a comparison has opened data files that only one checkpoint has, and has read no entry",
+    "diff.entries": "a comparison has entries of a copy of a subtask's files, and has compared none",
     "diff.compared": "a comparison has compared an operator, and has returned nothing",
     "read.finished": "a reader has read a checkpoint, its pin still exists",
     "read.unpinned": "a reader has removed its pin, and has not returned",

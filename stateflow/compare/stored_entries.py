@@ -129,7 +129,7 @@ class EntryReader:
             self.read_bytes += sum(file.size for file in subtask.files) + len(subtask.inline or b"")
             with closing(read_blocks(location, Base.of(subtask))) as blocks:
                 for block in select_key_groups(blocks, groups):
-                    failpoints.hit("read.entries")
+                    failpoints.hit("diff.entries")
                     yield block
             cache.keep_only(())
 
