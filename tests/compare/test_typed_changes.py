@@ -58,6 +58,17 @@ def _diff(old: Snapshot, new: Snapshot, changes: bool = True) -> SnapshotDiff:
 _pack = msgspec.msgpack.encode
 
 
+class Positional(msgspec.Struct, array_like=True):
+    number: int
+
+
+def test_values_as_text_have_the_names_of_fields_that_are_stored_without() -> None:
+    old, new = _snapshot({1: _pack(Positional(5))}, Positional), _snapshot({1: _pack(Positional(6))}, Positional)
+    changes = _diff(old, new).changes
+    assert changes is not None
+    assert [(row["old"], row["new"]) for row in changes.read_all().to_pylist()] == [('{"number":5}', '{"number":6}')]
+
+
 def test_each_side_has_the_type_of_its_snapshot_and_keys_have_that_of_the_second() -> None:
     old = _snapshot({1: _pack(Small(5)), 4: _pack(Small(6)), 3: _pack(Small(7))}, Small, "int")
     new = _snapshot({1: _pack(Large(5)), 2: _pack(Large(7, "x")), 3: _pack(Large(8))}, Large, "bigint")
