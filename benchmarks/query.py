@@ -45,7 +45,7 @@ _CONNECTIONS = Path(__file__).parent / "query_connections.py"
 _SETTLE_SECONDS = 0.3
 """What a client measures so soon after its process continues is the end of its pause."""
 _MARGIN_SECONDS = 2.0
-_PAIRS_SECONDS, _PHASE_SECONDS, _IDLE_SECONDS, _PAUSE_SECONDS = 75.0, 20.0, 3.0, 1.0
+_PAIRS_SECONDS, _PAUSES_SECONDS, _PHASE_SECONDS, _IDLE_SECONDS, _PAUSE_SECONDS = 60.0, 20.0, 15.0, 3.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Size:
     chunk: int = 100
     blocks: int = 5
     batches: int = 7
-    pauses: int = 12
+    pauses: int = 10
     connections: int = 8
 
 
@@ -267,7 +267,7 @@ def _alternate(job: _Job, size: Size, processes: tuple[subprocess.Popen[str], ..
 
 def _with_pauses(job: _Job, size: Size) -> list[_Block]:
     """Returns the times from each COMMIT on in which the job waits."""
-    found, until = [], time.time() + _PHASE_SECONDS
+    found, until = [], time.time() + _PAUSES_SECONDS
     time.sleep(_IDLE_SECONDS)
     for number in range(size.pauses):
         if number and time.time() > until:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -134,6 +136,31 @@ def test_a_process_that_cannot_fetch_continues(jobs: ShopsJob, preparing: Prepar
     for number in range(4):
         preparing.check(jobs, jobs.sell(number + 1))
     assert preparing.results == [False] * 4 and process.pid == started
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_process_ends_with_the_server(jobs: ShopsJob, number: signal.Signals) -> None:
+    jobs.sell(20)
+    module = "stateflow.serving.fetching.fetch_process"
+    program = f"""
+from pathlib import Path
+from {module} import FetchProcess
+process = FetchProcess({jobs.root!r}, Path({str(jobs.folder / "cache")!r}))
+print(process.wait({_SECONDS}), process.pid, flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        is_ready, pid = server.stdout.readline().split()
+        assert is_ready == "True"
+        process = os.pidfd_open(int(pid))
+        server.send_signal(number)
+        server.wait(_SECONDS)
+    # The descriptor is readable once the process has ended.
+    assert select.select([process], [], [], _SECONDS)[0]
+    os.close(process)
 
 
 def test_a_missing_program_is_not_needed(jobs: ShopsJob, preparing: Preparing) -> None:
