@@ -154,7 +154,7 @@ class StateSchema(Document, frozen=True, kw_only=True):
     key_type: str = ""
     queryable: str = ""
     """The name for queries from outside the job; empty if the state is not queryable."""
-    ttl_time: str = ""
+    ttl_time: Annotated[str, msgspec.Meta(pattern=r"\A(processing|event)?\Z")] = ""
     """The time domain of its TTL, ``processing`` or ``event``; empty without a TTL."""
     ttl_milliseconds: Int64 = 0
     """Its TTL; 0 without one, and in schemas of versions that did not record it."""

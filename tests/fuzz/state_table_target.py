@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from stateflow import MemoryStateBackend
 from stateflow.checkpoint.log.documents import OperatorState
@@ -21,7 +20,6 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.query.columns.reader import table_names, table_of
 from stateflow.query.columns.state_table import Rows
-from stateflow.query.spark.data_source import Request, _cast, _encoded, _spark_schema
 from stateflow.state.backends.entry_stream import entries_of
 from stateflow.state.backends.hashmap_snapshot import decode_blocks, encode
 from stateflow.state.handles import OperatorPart, StateSchema, SubtaskState
@@ -84,6 +82,9 @@ _KINDS: list[object] = [
 @contextmanager
 def state_table(_: Path) -> Iterator[Target]:
     """Changes the operator of a manifest, its stored entries and values; reads one of its tables."""
+    # Other targets need no Spark.
+    from stateflow.query.spark import data_source
+
     with harness(MemoryStateBackend()) as job:
         rows = [Row(f"k{number % 3}", number, number) for number in range(7)]
         job.push_both(rows, [Rule("r", 0.5)])
@@ -109,7 +110,7 @@ def state_table(_: Path) -> Iterator[Target]:
     def read(given: Input) -> None:
         data, options, seed = given
         with contextlib.suppress(ConfigError):
-            Request.of(options)
+            data_source.Request.of(options)
         _read(_decoded(data), storage, random.Random(seed))
 
     yield Target(mutate, read)
@@ -124,6 +125,10 @@ def _decoded(data: bytes) -> OperatorState:
 
 
 def _read(operator: OperatorState, storage: MemoryStorage, rng: random.Random) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from stateflow.query.spark.data_source import _cast, _encoded, _spark_schema
+
     keys = None if rng.random() < 0.8 else tuple(f"k{number}" for number in range(2))
     groups = None if rng.random() < 0.8 else KeyGroupRange(*sorted(rng.sample(range(-1, 1 << 15), 2)))
     table = table_of(operator, rng.choice(table_names(operator)), Rows(keys, groups), KEY_GROUPS)

@@ -43,6 +43,7 @@ from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.operator_target import operator_state
 from tests.fuzz.query_targets import query_request, server_answer, server_lease
+from tests.fuzz.spark_checkpoint_target import spark_checkpoint
 from tests.fuzz.state_table_target import state_table
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
@@ -333,6 +334,7 @@ TARGETS = {
     "canonical-file": canonical_file,
     "operator-state": operator_state,
     "state-table": state_table,
+    "spark-checkpoint": spark_checkpoint,
     "avro-value": avro_value,
     "delta-log": delta_log,
     "savepoint": savepoint,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import msgspec
@@ -23,6 +25,7 @@ from stateflow.serving.steps import HttpReply, QueryOptions
 from stateflow.storage import MemoryStorage, open_storage
 from stateflow.storage.paths import server_key
 from stateflow.types.serializers import ValueSerializer
+from tests.servers.hostile import Asked, hostile_server
 from tests.support.errors import raises
 
 VALUE = ValueSerializer[int](int).encode(1)
@@ -119,19 +122,60 @@ def test_a_lease_that_no_server_writes_is_skipped(changes: dict[str, object]) ->
         assert Registry(storage, SystemClock()).read() == wanted
 
 
-@pytest.mark.parametrize("host", ["xn--a", "a" * 80])
-def test_a_host_that_cannot_be_used_is_a_server_that_cannot_be_reached(host: str) -> None:
-    storage = open_storage(f"memory://host-{host[:5]}")
-    now = SystemClock().now().isoformat()
-    lease = ServerLease(id="a" * 32, url=f"http://{host}", groups=[(0, 3)], since=now, until=now, seconds=9)
-    storage.put_new(server_key("a" * 32, 1), seal(lease, LIMIT)[0])
-    with QueryableStateClient(storage.uri, timeout=timedelta(0)) as client, raises(NotYetAvailable) as caught:
-        client.states()
-    assert caught.value.facts["reason"]
+def _states(job_root: str, is_async: bool) -> None:
+    """Asks a server once."""
+    if not is_async:
+        with QueryableStateClient(job_root, timeout=timedelta(0)) as client:
+            client.states()
+        return
 
     async def query() -> None:
-        async with AsyncQueryableStateClient(storage.uri, timeout=timedelta(0)) as client:
+        async with AsyncQueryableStateClient(job_root, timeout=timedelta(0)) as client:
             await client.states()
 
-    with raises(NotYetAvailable):
-        asyncio.run(query())
+    asyncio.run(query())
+
+
+def _registered(url: str) -> str:
+    """Returns a job root in memory in which a server has this URL."""
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    now = SystemClock().now().isoformat()
+    lease = ServerLease(id="a" * 32, url=url, groups=[(0, 3)], since=now, until=now, seconds=9)
+    storage.put_new(server_key("a" * 32, 1), seal(lease, LIMIT)[0])
+    return storage.uri
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("host", ["xn--a", "a" * 80])
+def test_a_host_that_cannot_be_used_is_a_server_that_cannot_be_reached(host: str, is_async: bool) -> None:
+    with raises(NotYetAvailable) as caught:
+        _states(_registered(f"http://{host}"), is_async)
+    assert caught.value.facts["reason"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n"])
+def test_an_answer_that_does_not_end_ends_with_the_time_of_the_query(head: bytes, is_async: bool) -> None:
+    ended = threading.Event()
+
+    def drip(_: Asked) -> Iterator[bytes]:
+        yield head
+        while not ended.wait(0.05):
+            yield b"x" if head else b""
+
+    with hostile_server(drip) as server:
+        with raises(NotYetAvailable) as caught:
+            _states(_registered(f"http://{server.host}"), is_async)
+        ended.set()
+    assert caught.value.facts["reason"] and len(server.asked) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_that_is_too_large_is_not_read_to_its_end(is_async: bool) -> None:
+    def flood(_: Asked) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\ncontent-length: 10000000000\r\n\r\n"
+        while True:
+            yield bytes(1 << 20)
+
+    with hostile_server(flood) as server, raises(NotYetAvailable):
+        _states(_registered(f"http://{server.host}"), is_async)
