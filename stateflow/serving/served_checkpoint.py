@@ -176,14 +176,13 @@ class ServedCheckpoint:
         Raises:
             NotYetAvailable: another server has the key group.
         """
-        for subtask in self.subtasks[operator]:
-            if group in subtask.groups:
-                return subtask.store.backend
-        if any(group in opened for opened in self.groups):
-            return None
-        raise NotYetAvailable(
-            "the server does not have the key group", hint="ask another server", group=group, operator=operator
-        )
+        # A store has all key groups of its subtask, and those of other servers are refused: otherwise clients with
+        # older leases would never ask a server that has joined.
+        if not any(group in opened for opened in self.groups):
+            raise NotYetAvailable(
+                "the server does not have the key group", hint="ask another server", group=group, operator=operator
+            )
+        return next((s.store.backend for s in self.subtasks[operator] if group in s.groups), None)
 
 
 def queryable_states(manifest: Manifest, committed_ms: int | None) -> dict[str, QueryableState | None]:

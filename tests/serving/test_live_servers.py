@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -121,14 +121,21 @@ async def _query_async(answers: Answers, root: str, stop: threading.Event, seed:
 
 
 @contextmanager
-def _clients(answers: Answers) -> Iterator[None]:
-    """Queries with three clients until the end of the block, which raises the first error of one."""
+def _clients(answers: Answers) -> Iterator[Callable[[], bool]]:
+    """Queries with three clients until the end of the block; yields a check that raises the first error of one."""
     stop, root = threading.Event(), answers.jobs.root
     with ThreadPoolExecutor(3) as threads, QueryableStateClient(root, token=TOKEN, timeout=_PATIENCE) as client:
         running: list[Future[Any]] = [threads.submit(_query, answers, client, stop, seed) for seed in (1, 2)]
         running.append(threads.submit(lambda: asyncio.run(_query_async(answers, root, stop, 3))))
+
+        def check() -> bool:
+            for each in running:
+                if each.done():
+                    each.result()
+            return True
+
         try:
-            yield
+            yield check
         finally:
             stop.set()
         for each in running:
@@ -187,21 +194,23 @@ def test_answers_of_processes_are_right_while_one_joins_and_one_is_lost(
         servers = Processes(jobs, stack)
         first, second = servers.start(), servers.start()
         wait_for(lambda: servers.serve_all([first, second]), lambda: "two servers", _SECONDS)
-        with _clients(answers):
+        with _clients(answers) as clients:
             for number in range(4):
                 jobs.sell(3 + number)
             third = servers.start()
             _fail_before_commit(jobs, monkeypatch)
-            wait_for(lambda: servers.serve_all([first, second, third]), lambda: "three servers", _SECONDS)
+            wait_for(lambda: clients() and servers.serve_all([first, second, third]), lambda: "three servers", _SECONDS)
             jobs.sell(5)
             wait_for(
-                lambda: all(map(servers.keys_served, servers.urls)), lambda: "queries reach every server", _SECONDS
+                lambda: clients() and all(map(servers.keys_served, servers.urls)),
+                lambda: "queries reach every server",
+                _SECONDS,
             )
             servers.urls[first].send_signal(end)
             for number in range(3):
                 jobs.sell(4 + number)
             _fail_before_commit(jobs, monkeypatch)
-            wait_for(lambda: servers.serve_all([second, third]), lambda: "the others take over", _SECONDS)
+            wait_for(lambda: clients() and servers.serve_all([second, third]), lambda: "the others take over", _SECONDS)
             newest = jobs.sell(2)
             with QueryableStateClient(jobs.root, token=TOKEN, timeout=_PATIENCE) as client:
                 answers.add({"at_least": newest}, client.get_many("totals", KEYS, at_least=newest, value_type=Total))

@@ -202,6 +202,10 @@ def test_servers_divide_the_key_groups_evenly_and_take_over_after_a_lease(jobs: 
     assert servers.shares()[:2] == [set(range(8)), set(range(8, 16))]
     servers.settle()
     assert [len(share) for share in servers.shares()] == [6, 5, 5]
+    # It has the store of the subtask, and refuses what another server has, so that clients ask that one.
+    with first.follower.checkpoint() as checkpoint, raises(NotYetAvailable, group=6):
+        checkpoint.store_of("totals", 6)
+    servers.check(servers.get())
     servers.kill(first)
     with raises(NotYetAvailable):
         servers.query(Protocol(servers.clock, timedelta(0)).get_many("totals", KEYS, None, TYPED))
