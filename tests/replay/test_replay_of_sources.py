@@ -1,0 +1,215 @@
+"""Batches of jobs on Spark run again, whatever the source is: in Spark's tasks, and with a key in the driver's process.
+
+What a replay shows is compared with what the run has published and stored, which is read without stateflow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from deltalake import DeltaTable
+
+from tests.replay.replay_process import SparkReplays, spark_replays
+from tests.servers.kafka import Kafka, kafka_broker
+from tests.spark.jobs import folders
+from tests.spark.kafka_job import KafkaJob
+from tests.spark.processes import ModuleJob
+from tests.support import folder_tables, root_files, stored_state
+from tests.support.cli_fixture import contents
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkReplays]:
+    with spark_replays(tmp_path_factory.mktemp("s")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@dataclass
+class Original:
+    """What a job has published and stored.
+
+    Args:
+        tables: the folder that each sink publishes to, by uid; without sinks of other kinds.
+        key: a key whose batches also run in one process.
+    """
+
+    spark: SparkReplays
+    job: ModuleJob
+    tables: dict[str, str]
+    key: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> list[int]:
+        return [ref["id"] for ref in root_files.kept_refs(self.job.root)]
+
+    def check(self, batch: int) -> int:
+        """A replay of a batch shows its rows and changes of state, and changes nothing.
+
+        Returns the number of batches that led to the checkpoint.
+        """
+        before = self._kept()
+        shown = self.spark.replay(self.job, batch, **self.settings)
+        assert shown.get("error") is None, shown
+        self._check_result(shown, batch)
+        assert _changes_of(shown["state"]) == self._stored_changes(batch)
+        if self.key:
+            self._check_result(self.spark.replay(self.job, batch, self.key, **self.settings), batch)
+        assert self._kept() == before
+        return len(shown["rows_in"])
+
+    def _check_result(self, shown: dict[str, Any], batch: int) -> None:
+        assert (shown["same"], shown["deviation"]) == (True, ""), shown
+        for sink, table in self.tables.items():
+            published = folder_tables.by_token(self.job.folder / table).get(batch, [])
+            assert _multiset(shown["rows"][sink]) == _multiset(published), (sink, batch)
+
+    def _kept(self) -> tuple[dict[str, str], list[Any]]:
+        """All files except the log, and what the newest entry says apart from pins."""
+        files = contents(self.job.folder)
+        newest = root_files.head(self.job.root)
+        lasting = [newest.doc["generation"], newest.checkpoint, newest.doc["sources"]]
+        return {name: text for name, text in files.items() if not name.startswith("root/log/")}, lasting
+
+    def _stored_changes(self, batch: int) -> Counter[str]:
+        """The values of the keyed states before and after a batch, and the number of its added and removed timers."""
+        batches = self.batches
+        at = batches.index(batch)
+        after, before = self._entries(batch), self._entries(batches[at - 1]) if at else {}
+        changed = [entry for entry in after.keys() | before.keys() if after.get(entry) != before.get(entry)]
+        return Counter(_change(uid, name, before.get(e), after.get(e)) for e in changed for uid, name, _ in [e])
+
+    def _entries(self, batch: int) -> dict[tuple[str, str, bytes], bytes]:
+        (ref,) = [ref for ref in root_files.kept_refs(self.job.root) if ref["id"] == batch]
+        found = {}
+        for operator in root_files.read_manifest(self.job.root, ref["manifest"])["operators"]:
+            names = {stored_state.state_id(state["name"]): state["name"] for state in operator["states"]}
+            for subtask in operator["subtasks"]:
+                for key, value in stored_state.stored_entries(self.job.root, subtask):
+                    found[operator["uid"], names.get(key[2:6], _TIMERS), key] = value
+        return found
+
+
+_TIMERS = "_timers"
+
+
+def _changes_of(state: Sequence[Sequence[Any]]) -> Counter[str]:
+    return Counter(
+        _text(uid, name, before is not None, after is not None)
+        if name == _TIMERS
+        else _text(uid, name, _stored(before), _stored(after))
+        for uid, name, _, _, before, after, _ in state
+    )
+
+
+def _stored(value: Any) -> Any:
+    """A value with a row as an array, as it may be stored."""
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _change(uid: str, name: str, before: bytes | None, after: bytes | None) -> str:
+    if name == _TIMERS:
+        return _text(uid, name, before is not None, after is not None)
+    old, new = (None if data is None else msgspec.msgpack.decode(data[1:]) for data in (before, after))
+    return _text(uid, name, _stored(old), _stored(new))
+
+
+def _text(uid: str, name: str, before: object, after: object) -> str:
+    return json.dumps([uid, name, before, after])
+
+
+def _multiset(rows: Sequence[dict[str, Any]]) -> Counter[str]:
+    return Counter(json.dumps(row, sort_keys=True, default=str).replace("T", " ") for row in rows)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _write_files(folder: Path, *numbers: int) -> None:
+    for number in numbers:
+        rows = [{"name": f"n{number % 2}", "number": 10 * number + at} for at in range(4)]
+        file = folder / "json" / f"{number}.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        # Spark reads older files first.
+        os.utime(file, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def _folders_job(folder: Path, **settings: object) -> ModuleJob:
+    job = ModuleJob(folder, folders, parallelism=2, source__max_files_per_batch=1, **settings)  # type: ignore[arg-type]
+    (folder / folders.PARQUET).mkdir()
+    (folder / "json").mkdir()
+    return job
+
+
+def test_a_key_has_its_calls_and_the_debugger_stops_there(spark: SparkReplays, tmp_path: Path) -> None:
+    job = _folders_job(tmp_path)
+    _write_files(tmp_path, 0, 1)
+    spark.run(job)
+    original = Original(spark, job, {"out": "out", "sums": "sums"})
+    shown = spark.replay(job, original.batches[1], ("n1",), ["p row.number + 1000", "c"])
+    assert shown["same"]
+    assert [(method, given["number"]) for method, given in shown["calls"]["sum"]] == [
+        ("process_element", number) for number in (10, 11, 12, 13)
+    ]
+    ((_, key, before, after),) = shown["key_state"]
+    assert (key, before, after) == (["n1"], None, {"name": "n1", "number": 46})
+    # The reduce function is called for the second row first.
+    assert "1011" in shown["shown"] and "folders.py" in shown["shown"]
+
+
+def test_files_that_were_removed_or_changed_are_an_error(spark: SparkReplays, tmp_path: Path) -> None:
+    job = _folders_job(tmp_path)
+    _write_files(tmp_path, 0, 1, 2)
+    spark.run(job)
+    first, second, third = Original(spark, job, {}).batches
+    (tmp_path / "json" / "0.json").unlink()
+    (tmp_path / "json" / "1.json").write_text("{}\n")
+    for batch in (first, second):
+        _check_lost(spark.replay(job, batch), "json", batch, [third])
+
+
+def _check_lost(answer: dict[str, Any], source: str, batch: int, left: list[int]) -> dict[str, Any]:
+    """A source no longer has the rows of a batch; it still has those of other ones."""
+    assert answer.get("error") == "input-lost", answer
+    facts: dict[str, Any] = answer["facts"]
+    assert (facts["source"], facts["batch"], facts["left"]) == (source, batch, left), answer
+    return facts
+
+
+# -- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders(tmp_path: Path, kafka: Kafka) -> KafkaJob:
+    job = KafkaJob(tmp_path, kafka, source__max_rows_per_batch=10)
+    job.create()
+    return job
+
+
+def test_batches_over_kafka_show_their_rows_and_state(spark: SparkReplays, orders: KafkaJob) -> None:
+    orders.send(12)
+    orders.send(11, partition=1)
+    spark.run(orders, job__idle_s=1)
+    original = Original(spark, orders, {"orders-out": "orders", "counts-out": "counts"}, ("n1",), {"job__idle_s": 1})
+    orders.send(15)
+    orders.send(15, partition=1)
+    spark.run(orders, checkpoints__interval_batches=2, job__idle_s=1)
+    versions = DeltaTable(str(orders.folder / "newest")).version()
+    assert max([original.check(batch) for batch in original.batches]) == 2
+    assert DeltaTable(str(orders.folder / "newest")).version() == versions
