@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from tests.replay.replay_process import SparkReplays, spark_replays
 from tests.servers.kafka import Kafka, kafka_broker
-from tests.spark.jobs import folders
+from tests.spark.jobs import delta_input, folders
 from tests.spark.kafka_job import KafkaJob
 from tests.spark.processes import ModuleJob
 from tests.support import folder_tables, root_files, stored_state
@@ -213,3 +215,70 @@ def test_batches_over_kafka_show_their_rows_and_state(spark: SparkReplays, order
     versions = DeltaTable(str(orders.folder / "newest")).version()
     assert max([original.check(batch) for batch in original.batches]) == 2
     assert DeltaTable(str(orders.folder / "newest")).version() == versions
+
+
+# -- Delta ------------------------------------------------------------------------------------------------------------
+
+
+class DeltaJob(ModuleJob):
+    """The job of `tests.spark.jobs.delta_input`, and the table that it reads."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        super().__init__(folder, delta_input, parallelism=2, **settings)  # type: ignore[arg-type]
+
+    @property
+    def input(self) -> Path:
+        return self.folder / "items"
+
+    def add(self, *ids: int) -> None:
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array(["a"] * len(ids), pa.string())})
+        feed = {"delta.enableChangeDataFeed": "true"}
+        write_deltalake(str(self.input), rows, mode="append", configuration=feed)
+
+
+def test_batches_over_a_delta_table_show_their_rows(spark: SparkReplays, tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path, source__max_files_per_batch=1)
+    for number in range(3):
+        job.add(10 * number, 10 * number + 1)
+    spark.run(job)
+    original = Original(spark, job, {"copied": "copied"})
+    for number in range(3, 7):
+        job.add(10 * number)
+    spark.run(job, checkpoints__interval_batches=2)
+    assert max([original.check(batch) for batch in original.batches]) == 2
+
+
+def test_batches_over_changes_of_a_delta_table_show_their_rows(spark: SparkReplays, tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path, job__kind="changes", job__start="0")
+    job.add(1, 2)
+    spark.run(job)
+    DeltaTable(str(job.input)).update(updates={"name": "'b'"}, predicate="id = 1")
+    DeltaTable(str(job.input)).delete("id = 2")
+    spark.run(job)
+    original = Original(spark, job, {"copied": "copied"})
+    assert len(original.batches) == 2
+    for batch in original.batches:
+        original.check(batch)
+
+
+def test_a_delta_table_without_the_files_or_the_log_is_an_error(spark: SparkReplays, tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path)
+    batches = []
+    for number in range(4):
+        job.add(number)
+        spark.run(job)
+        batches = Original(spark, job, {}).batches
+    # Compacted and vacuumed: the files of all versions are gone, and their log is not.
+    table = DeltaTable(str(job.input))
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    facts = _check_lost(spark.replay(job, batches[1]), "items", batches[1], [batches[0], *batches[2:]])
+    assert ".parquet" in str(facts["lost"])
+    table.create_checkpoint()
+    for version in range(3):
+        (job.input / "_delta_log" / f"{version:020}.json").unlink()
+    facts = _check_lost(spark.replay(job, batches[1]), "items", batches[1], [batches[0], *batches[3:]])
+    assert "versions" in str(facts["lost"])
+    shutil.rmtree(job.input)
+    job.add(9)
+    _check_lost(spark.replay(job, batches[1]), "items", batches[1], batches[:1])
