@@ -167,12 +167,12 @@ class DeltaSource(SparkSource):
         """See `Source.initial_position`. A position may be the number of a version."""
         if start.kind is StartKind.LATEST:
             return self._at(self._after_newest())
-        table = self._table()
         if start.kind is StartKind.TIMESTAMP:
             assert start.timestamp is not None
+            table = self._table()
             return self._at(_at_version(table, _first_version_since(table, start.timestamp)))
         if start.position.isdecimal() and start.position.isascii():
-            return self._at(_at_version(table, int(start.position)))
+            return self._at(_at_version(self._table(), int(start.position)))
         return self._at(self._parsed(start.position))
 
     def earliest_position(self) -> InitialPosition:
