@@ -124,17 +124,24 @@ class _Reader(SimpleDataSourceStreamReader):
             return
         at = start
         while at != end:
-            found = self._slice(at)
-            if found is None:
-                raise InputLost(
-                    "a source did not return the rows that it returned before",
-                    hint="a source has to return the same rows for the same positions",
-                    source=self._source.description,
-                    start=str(at),
-                    end=str(end),
-                )
+            with forwarded_errors(self._source.description):
+                found = self._slice_again(at, end)
             yield from self._tuples(found.rows)
             at = spark_position(found.position)
+
+    def _slice_again(self, start: dict[str, str], end: dict[str, str]) -> Slice:
+        """Returns the next slice on the way to a position that the source has returned before."""
+        found = self._source.read(_position(start), self._limits)
+        # Without the second check, a source that stays at its position would be read without an end.
+        if found is None or spark_position(found.position) == start:
+            raise InputLost(
+                "a source did not return the rows that it returned before",
+                hint="a source has to return the same rows for the same positions",
+                source=self._source.description,
+                start=str(start),
+                end=str(end),
+            )
+        return found
 
     def _slice(self, offset: dict[str, str]) -> Slice | None:
         with forwarded_errors(self._source.description):

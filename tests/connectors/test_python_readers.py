@@ -115,6 +115,37 @@ def test_an_exception_of_a_source_that_the_driver_reads_has_its_class_and_line(k
     assert file == __file__ and "raise self.error" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
+class Shrinking(LocalSource):
+    """Numbers in slices of two, of which only some are left; it then has no more rows, or stays where it is."""
+
+    schema = RowSchema.of(Row)
+
+    def __init__(self, left: int, *, stays: bool) -> None:
+        self.left = left
+        self.stays = stays
+
+    @property
+    def description(self) -> str:
+        return "Shrinking"
+
+    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
+        start = int(position or "0")
+        rows = [Row(number, None, []) for number in range(start, min(start + 2, self.left))]
+        return Slice(rows, str(start + len(rows))) if rows or self.stays else None
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_rows_that_a_source_does_not_return_again_are_an_error_that_the_driver_can_read(stays: bool) -> None:
+    reader = python_source._Reader(Shrinking(6, stays=stays), SourceSettings())
+    start, end = {"position": "2"}, {"position": "6"}
+    assert len(list(reader.readBetweenOffsets(start, end))) == 2, "one value for each slice"
+    reader = python_source._Reader(Shrinking(4, stays=stays), SourceSettings())
+    with pytest.raises(RuntimeError) as caught:
+        list(reader.readBetweenOffsets(start, end))
+    error = _forwarded(caught.value)
+    assert type(error) is InputLost and error.facts["source"] == "Shrinking"
+
+
 def test_what_is_lost_ends_the_query_before_a_split_is_planned() -> None:
     reader = _reader(Numbers(a=9))
     with pytest.raises(RuntimeError) as caught:
