@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from stateflow.errors import ConfigError, WrongKeyType
 from stateflow.state.handles import SubtaskState
-from stateflow.state.kinds.key_context import KEY_OFFSET
-from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.types.columns.conversion import stored_scalar
 from stateflow.types.key_values import encoded, group_of, parse_key
-
-_GROUP_BYTES, _TIME_BYTES = 2, 8
-_TIMERS = frozenset(TIMER_IDS.values())
 
 
 @dataclass(frozen=True)
@@ -33,13 +28,6 @@ class WantedKey:
     def is_in(self, subtask: SubtaskState) -> bool:
         """Returns whether a subtask has the key's state."""
         return subtask.first_group <= self.group <= subtask.last_group
-
-    def has(self, stored: bytes) -> bool:
-        """Returns whether a stored entry belongs to the key."""
-        if int.from_bytes(stored[:_GROUP_BYTES]) != self.group:
-            return False
-        at = KEY_OFFSET + (_TIME_BYTES if stored[_GROUP_BYTES:KEY_OFFSET] in _TIMERS else 0)
-        return stored.startswith(self.encoded, at)
 
     def is_key(self, values: Sequence[object]) -> bool:
         """Returns whether the values of key columns, as a function receives them, are this key."""
