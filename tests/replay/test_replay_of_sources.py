@@ -217,6 +217,19 @@ def test_batches_over_kafka_show_their_rows_and_state(spark: SparkReplays, order
     assert DeltaTable(str(orders.folder / "newest")).version() == versions
 
 
+@pytest.mark.parametrize("policy", ["fail", "continue"])
+def test_records_that_kafka_has_removed_are_an_error(spark: SparkReplays, orders: KafkaJob, policy: str) -> None:
+    orders.send(30)
+    spark.run(orders, job__on_data_loss=policy)
+    first, second, third = Original(spark, orders, {}).batches
+    orders.kafka.delete_records(orders.topic, 0, 15)
+    for batch in (first, second):
+        facts = _check_lost(spark.replay(orders, batch, job__on_data_loss=policy), "orders", batch, [third])
+        assert "15)" in str(facts["lost"])
+    shown = spark.replay(orders, third, job__on_data_loss=policy)
+    assert shown.get("same"), shown
+
+
 # -- Delta ------------------------------------------------------------------------------------------------------------
 
 
