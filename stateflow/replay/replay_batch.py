@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from stateflow.config.sources import SettingsLayer, read_toml
 from stateflow.replay.keys import KeyRequest
 from stateflow.replay.report import ReplayReport
 from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest, replay
+from stateflow.types.key_values import plain_key
 
 
 def replay_batch(  # noqa: PLR0913 - a public function whose other arguments are keywords with defaults
@@ -42,7 +42,7 @@ def replay_batch(  # noqa: PLR0913 - a public function whose other arguments are
         InputLost: a source no longer has the rows; the fact ``left`` has the batches that can be replayed.
         StateflowError: the batch failed.
     """
-    wanted = KeyRequest(tuple(map(_text, key)), operator) if key else None
+    wanted = KeyRequest(key_texts(key), operator) if key else None
     return replay(ReplayRequest(Path(job_file), job_root, batch, _layers(settings), max_rows, wanted))
 
 
@@ -52,10 +52,6 @@ def _layers(settings: str | Path | Mapping[str, object] | None) -> tuple[Setting
     return (dict(settings),) if isinstance(settings, Mapping) else (read_toml(Path(settings)),)
 
 
-def _text(value: object) -> str:
-    """Returns a value of a key column as on the command line."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, timedelta):
-        return str(value.total_seconds())
-    return value if isinstance(value, str) else str(value)
+def key_texts(key: Sequence[object]) -> tuple[str, ...]:
+    """Returns the values of key columns as on the command line, where `parse_key` reads them."""
+    return tuple(map(str, plain_key(key)))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 import stateflow
 from stateflow.errors import ConfigError
+from stateflow.replay.replay_batch import key_texts
 from stateflow.runtime.task import store_cache
+from stateflow.types.key_values import parse_key, typed_key
 from tests.support.cli_fixture import BUILD, JOB, CliFixture
 from tests.support.errors import raises
 
@@ -73,3 +78,23 @@ def test_a_value_of_a_key_may_have_the_type_of_its_column(job: CliFixture) -> No
     job.run()
     (key,) = stateflow.replay_batch(job.job, job.root, SECOND, settings=job.settings, key=[b"b"]).keys
     assert [call.given["number"] for call in key.calls] == [4, 7]
+
+
+@pytest.mark.parametrize(
+    ("value", "spark_type"),
+    [
+        ("a", "string"),
+        (b"\0\xff", "binary"),
+        (True, "boolean"),
+        (-7, "bigint"),
+        (1.5, "double"),
+        (-math.inf, "double"),
+        (Decimal("1.50"), "decimal(5,2)"),
+        (date(2026, 1, 31), "date"),
+        (datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC), "timestamp"),
+        (timedelta(days=-1, microseconds=3), "interval day to second"),
+    ],
+)
+def test_each_value_of_a_key_is_read_as_itself(value: object, spark_type: str) -> None:
+    (found,) = parse_key(key_texts([value]), {"key": spark_type})
+    assert found == typed_key([value], [spark_type])[0]
