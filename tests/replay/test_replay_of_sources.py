@@ -26,6 +26,8 @@ from tests.spark.kafka_job import KafkaJob
 from tests.spark.processes import ModuleJob
 from tests.support import folder_tables, root_files, stored_state
 from tests.support.cli_fixture import contents
+from tests.support.ledger_job import LedgerJob
+from tests.support.ledgers import write
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -157,6 +159,23 @@ def _folders_job(folder: Path, **settings: object) -> ModuleJob:
     (folder / folders.PARQUET).mkdir()
     (folder / "json").mkdir()
     return job
+
+
+@pytest.mark.parametrize("policy", ["quarantine", "fail"])
+def test_batches_over_files_and_a_collection_show_their_rows_and_state(
+    spark: SparkReplays, tmp_path: Path, policy: str
+) -> None:
+    job = _folders_job(tmp_path, job__corrupt=policy)
+    _write_files(tmp_path, 0, 1, 2)
+    spark.run(job)
+    original = Original(spark, job, {"out": "out", "sums": "sums"}, ("n1",))
+    first = original.batches
+    # Of a later run, with two batches between its checkpoints. With a collection, Spark reads all files at once.
+    _write_files(tmp_path, 3, 4, 5, 6)
+    spark.run(job, checkpoints__interval_batches=2)
+    counts = [original.check(batch) for batch in original.batches]
+    assert counts == ([1, 1, 1, 2, 2] if policy == "quarantine" else [1, 1])
+    assert len(first) == (3 if policy == "quarantine" else 1)
 
 
 def test_a_key_has_its_calls_and_the_debugger_stops_there(spark: SparkReplays, tmp_path: Path) -> None:
@@ -295,3 +314,53 @@ def test_a_delta_table_without_the_files_or_the_log_is_an_error(spark: SparkRepl
     shutil.rmtree(job.input)
     job.add(9)
     _check_lost(spark.replay(job, batches[1]), "items", batches[1], batches[:1])
+
+
+# -- sources in Python, and any source of Spark -----------------------------------------------------------------------
+
+
+def test_batches_over_a_source_in_python_show_rows_timers_and_dead_letters(spark: SparkReplays, tmp_path: Path) -> None:
+    job = LedgerJob(tmp_path, job__budget=9, source__max_rows_per_batch=6)
+    job.send("a", 10)
+    job.send("b", 5, at=1000)
+    write(tmp_path / "in", "b", "{")
+    spark.run(job)
+    original = Original(spark, job, {"entries-out": "entries", "counts": "counts", "letters": "letters"}, ("n1",))
+    job.send("a", 9, at=500)
+    spark.run(job, checkpoints__interval_batches=2)
+    assert max([original.check(batch) for batch in original.batches]) == 2
+    assert any(row["count"] < 0 for row in job.table_rows("counts")), "timers have fired"
+    assert job.table_rows("letters")
+
+
+def test_rows_that_a_partitioned_source_has_removed_are_an_error(spark: SparkReplays, tmp_path: Path) -> None:
+    job = LedgerJob(tmp_path, source__max_rows_per_batch=6)
+    job.send("a", 18)
+    spark.run(job)
+    first, second, third, *others = Original(spark, job, {}).batches
+    (tmp_path / "in" / "a.first").write_text("8")
+    # Where the first batch began is not recorded.
+    facts = _check_lost(spark.replay(job, second), "entries", second, [first, third, *others])
+    assert "8)" in str(facts["lost"])
+    _check_lost(spark.replay(job, first), "entries", first, [third, *others])
+
+
+def test_batches_over_any_source_of_spark_show_their_rows(spark: SparkReplays, tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path, job__kind="rate", run__max_batches=2)
+    spark.run(job)
+    spark.run(job, run__max_batches=4, checkpoints__interval_batches=2)
+    original = Original(spark, job, {"copied": "copied"})
+    assert [original.check(batch) for batch in original.batches] == [1, 1, 2, 2]
+
+
+def test_rows_that_a_source_in_python_does_not_return_again_are_an_error(spark: SparkReplays, tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path, job__kind="numbers", source__max_rows_per_batch=2)
+    (tmp_path / "numbers").write_text("".join(f"{number}\n" for number in range(5)))
+    spark.run(job)
+    original = Original(spark, job, {"copied": "copied"})
+    first, second, third = original.batches
+    original.check(third)
+    (tmp_path / "numbers").write_text("0\n1\n2\n")
+    # The source does not know what it has lost before it is read.
+    _check_lost(spark.replay(job, second), "items", second, [first, third])
+    original.check(first)
