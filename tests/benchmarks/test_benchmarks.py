@@ -228,6 +228,6 @@ def test_the_error_of_a_program_that_fails_has_its_output(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_query_benchmark_runs(tmp_path: Path) -> None:
-    path = query.run(tmp_path, query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=4))
+    path = query.run(tmp_path, query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=40))
     figures = json.loads(path.read_text())
     assert figures["gets_per_s"] > 0 and figures["visible_after_ms"]["checkpoints"] > 0
