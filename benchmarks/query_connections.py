@@ -15,9 +15,11 @@ import signal
 import socket
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stateflow import QueryableStateClient
 from stateflow.clock import SystemClock
 from stateflow.serving.answers import Format
 from stateflow.serving.registry import Registry
@@ -25,6 +27,8 @@ from stateflow.storage import open_storage
 
 _STATE = "values"
 _LARGEST = 1 << 16
+_START = timedelta(minutes=2)
+"""The time in which the server opens its first checkpoint."""
 
 
 class Connection:
@@ -68,6 +72,8 @@ def main(arguments: list[str]) -> None:
         ended.append(True)
 
     signal.signal(signal.SIGTERM, end)
+    with QueryableStateClient(root, timeout=_START) as client:
+        client.get(_STATE, 0)
     (lease,) = Registry(open_storage(root), SystemClock()).read()
     address = urlsplit(lease.url)
     with selectors.DefaultSelector() as ready:
