@@ -36,11 +36,22 @@ _WORK_FOLDER = re.compile(r"([0-9]+)\.([0-9_]+)\.")
 
 @dataclass(frozen=True)
 class StoreKey:
-    """Identifies a subtask of an operator of a job."""
+    """Identifies a subtask of an operator of a job, and the storage of its batches.
+
+    Attributes:
+        scratch_uri: see `TaskEnvironment`. An open store writes its files where the batch that opened it did: a replay
+            must not take the store of a run whose worker process it shares, nor that of another replay.
+    """
 
     job_uuid: str
     uid: str
     subtask: int
+    scratch_uri: str = ""
+
+    @classmethod
+    def of(cls, batch: BatchInfo, uid: str, subtask: int) -> StoreKey:
+        """Returns the key for a batch."""
+        return cls(batch.id.job_uuid, uid, subtask, batch.environment.scratch_uri)
 
 
 @dataclass

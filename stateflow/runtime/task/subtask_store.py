@@ -29,7 +29,7 @@ class SubtaskStore:
         self.base = Base(task.subtask, owned, parts)
         self.compaction_bytes = 0
         self.ttl_cleanup_at = self.base.ttl_cleanup_at
-        self._key = store_cache.StoreKey(batch.id.job_uuid, chain.uid, task.subtask)
+        self._key = store_cache.StoreKey.of(batch, chain.uid, task.subtask)
         self._backend: KeyedStateBackend | None = None
 
     def open(self) -> KeyedStateBackend:
