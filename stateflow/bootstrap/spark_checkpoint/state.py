@@ -41,7 +41,7 @@ Columns = Mapping[str, str]
 
 
 class _Variable(msgspec.Struct, frozen=True):
-    """A state variable of transformWithState, as the metadata of its operator describe it."""
+    """A state variable of transformWithState, as the metadata of its operator describes it."""
 
     stateName: str
     stateVariableType: str
@@ -49,7 +49,7 @@ class _Variable(msgspec.Struct, frozen=True):
 
 
 class Properties(msgspec.Struct, frozen=True):
-    """What the metadata of an operator of transformWithState state; nothing of it for other operators."""
+    """Properties of a transformWithState operator, from the metadata of its state; the defaults for other operators."""
 
     timeMode: str = "NoTime"
     stateVariables: list[_Variable] = []
@@ -60,7 +60,7 @@ _properties = json_decoder(Properties)
 
 @dataclass(frozen=True)
 class StateAddress:
-    """What is read of a checkpoint.
+    """The operator and the batch whose state is read from a checkpoint.
 
     Attributes:
         path: the checkpoint folder, as Spark takes it.
@@ -217,7 +217,7 @@ def read_timers(spark: SparkSession, address: StateAddress, properties: Properti
 def _loaded(spark: SparkSession, address: StateAddress, options: Mapping[str, str]) -> DataFrame:
     reader = spark.read.format("statestore").options(operatorId=address.operator, batchId=address.batch, **options)
     try:
-        # Creates what coordinates state stores: with RocksDB, tasks fail in a session that has started no query.
+        # Starts Spark's StateStoreCoordinator, without which tasks fail to read a state store of RocksDB.
         _ = spark.streams
         return reader.load(address.path)
     except PySparkException as e:

@@ -1,10 +1,10 @@
 """Pins of the checkpoints that the queries of a Spark session read.
 
 Spark plans each query in a Python process of its own, which ends before the query begins, and reports no end of a
-query: a DataFrame that was planned once may be read at any time. So this process pins the checkpoint and writes that to
-a folder of the driver. The driver renews these pins, and removes them when their time has passed, and at its end: a
-driver that is killed leaves no pin for longer than `LEASE`. Without such a folder, as with Spark Connect, a pin lasts
-for its whole time.
+query: a DataFrame that was planned once may be read at any time. So the planning process pins the checkpoint, and
+records the pin in a folder of the driver. The driver renews the recorded pins, and removes a pin when its time has
+passed or when the driver ends; the pins of a driver that is killed end after `LEASE`. Without such a folder, as with
+Spark Connect, a pin lasts for its whole time.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class SessionPins:
         return False
 
     def end(self) -> None:
-        """Removes all pins; what fails ends with its lease. Does nothing in a process that was forked from this one."""
+        """Removes all pins; one that cannot be removed ends with its lease. Does nothing in a forked process."""
         if self._ended.is_set() or self._process != os.getpid():
             return
         self._ended.set()

@@ -1,4 +1,4 @@
-"""A child process that fetches and checks files, as the state server sees it."""
+"""The state server's handle of the child process that fetches and checks files."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ log = logging.getLogger(__name__)
 
 FETCH_PROGRAM = (sys.executable, "-m", "stateflow.serving.fetching.program")
 READY, DONE, FAILED = b"ready\n", b"done\n", b"fail\n"
-"""What the program writes once it waits for states, and for each list of them: whether the cache has their files."""
+"""Lines that the program writes: READY when it can take states; then for each list of states DONE if the cache has all
+of their files, or FAILED."""
 SCRATCH = "fetching"
-"""What the names of its folders have after the name of the cache."""
+"""Part of the names of the program's working folders, after the name of the cache folder."""
 _STARTS = 3
 
 
 class FetchProcess:
     """A child process that puts the files of states into the cache of a server, fetched and checked.
 
-    After a merge, these are hundreds of megabytes, whose check takes the interpreter lock thousands of times, and
-    queries in the same process would wait for it. What the process has not done, because it is not ready yet, has
-    failed or has ended, the server does itself, and finds the reason.
+    After a merge, these are hundreds of megabytes. Checking them takes the interpreter lock thousands of times, for
+    which queries in the same process would wait. If the process is not ready, fails or ends, the server fetches and
+    checks the files itself, and reports the error that it finds.
 
     The process ends with the thread that makes this object, and with `close`.
 
@@ -73,7 +74,7 @@ class FetchProcess:
         return answer == DONE
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the process is ready, at most so long; returns whether it is."""
+        """Waits for at most `seconds` until the process is ready; returns whether it is."""
         process = self._process
         if process is None or self._is_ready:
             return self._is_ready
@@ -84,7 +85,7 @@ class FetchProcess:
         return self._is_ready
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kills the process."""
         process, self._process, self._is_ready = self._process, None, False
         if process is not None:
             process.kill()
