@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
 }
 _DAYS = 100
-_ORDER = "shop string, product string, amount bigint, at bigint"
+ORDER = "shop string, product string, amount bigint, at bigint"
 
 
 class Visits(StatefulProcessor):
@@ -87,7 +87,7 @@ class Expiring(StatefulProcessor):
 
 def _run_queries(spark: SparkSession, home: Path) -> None:
     def orders() -> DataFrame:
-        reader = spark.readStream.format("json").schema(_ORDER).option("maxFilesPerTrigger", 1)
+        reader = spark.readStream.format("json").schema(ORDER).option("maxFilesPerTrigger", 1)
         return reader.load(str(home / "orders"))
 
     def run(frame: DataFrame, name: str) -> None:
@@ -149,11 +149,16 @@ def _check_refusals(spark: SparkSession, counted: SparkCheckpoint, visited: Spar
         visited.state(spark, "products").frame(imported.PRODUCTS, map_key="value.amount", value="value.amount")
 
 
-def _main(home: Path) -> None:
+def new_session(more: Mapping[str, str]) -> SparkSession:
+    """Starts Spark for queries and for the job that continues them."""
     builder = SparkSession.builder.master("local[2,4]").appName("queries")
-    for name, value in _SETTINGS.items():
+    for name, value in (_SETTINGS | dict(more)).items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    return builder.getOrCreate()
+
+
+def _main(home: Path) -> None:
+    spark = new_session({})
     _run_queries(spark, home)
     found = _import(spark, home)
     for file in sorted((home / "later").iterdir()):
