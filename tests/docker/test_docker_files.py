@@ -11,11 +11,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import image_digests
 import pytest
 import yaml
 
-from stateflow.cli.queries.serve import serve
+from stateflow.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -181,7 +182,9 @@ def test_the_command_of_the_state_server_has_options_and_a_token_that_exist() ->
     shell = service["command"][-1].replace("$${STATEFLOW_SERVED_JOB}", service["environment"]["STATEFLOW_SERVED_JOB"])
     program, command, *options = shlex.split(shell.removeprefix("exec "))
     assert (program, command) == ("stateflow", "serve")
-    given = serve.make_context("serve", options).params
+    # With the parent: a command keeps the help option that it is first asked for, also in later tests.
+    parent = click.Context(main, **main.context_settings)
+    given = main.commands["serve"].make_context("serve", options, parent=parent).params
     (published,) = service["ports"]
     assert published.endswith(f":{given['port']}") and given["advertise"] == f"http://state-server:{given['port']}"
     assert f"localhost:{given['port']}/" in service["healthcheck"]["test"][-1]
