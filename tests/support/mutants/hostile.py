@@ -12,12 +12,13 @@ from typing import IO, Any
 import requests
 from urllib3.exceptions import HTTPError
 
+from stateflow.checkpoint import operator_parts
 from stateflow.checkpoint.log import manifest_files
 from stateflow.clock import Clock
+from stateflow.compare.shared_files import open_files
 from stateflow.errors import CorruptFile
 from stateflow.http import answers
 from stateflow.operations import verification
-from stateflow.runtime.task import operator_state
 from stateflow.state.backends.rocksdb import check, manifest, rescale, store
 from stateflow.state.files import host_cache
 from stateflow.state.files.host_cache import HostCache, damaged_copy
@@ -98,7 +99,8 @@ MUTANTS.add(
             (PosixStorage, "_names", _any_names),
             (host_cache, "check_key", str),
             (manifest_files, "check_key", str),
-            (operator_state, "check_key", str),
+            (operator_parts, "check_key", str),
+            (open_files, "check_key", str),
         ),
     )
 )
