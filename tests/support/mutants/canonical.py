@@ -18,6 +18,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, Manifest, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints import catalog, claim_slots, claimed_savepoints, cleanup, create
+from stateflow.checkpoint.savepoints.canonical import worker_tasks
 from stateflow.checkpoint.savepoints.canonical.rekeyed_state import rekey
 from stateflow.checkpoint.savepoints.canonical.shares import Shard
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
@@ -28,7 +29,9 @@ from stateflow.operations.savepoints import external_savepoints
 from stateflow.runtime.restore import state_import
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation
 from stateflow.state.backends import canonical_file, factory
+from stateflow.state.backends.canonical_columns import encode_columns
 from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock, blocks_of, entries_of
 from stateflow.state.backends.factory import StoreLocation
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
@@ -144,13 +147,13 @@ def _rekey_without_last_bucket(
     source: Storage, manifest: Manifest, target: Storage, to: Destination, max_parallelism: int
 ) -> Manifest:
     """Another max parallelism loses the entries of the last bucket."""
-    with patch.object(canonical_file, "encode", _encode_without_last_subtask):
+    with patch.object(worker_tasks, "encode_columns", _encode_without_last_subtask):
         return rekey(source, manifest, target, to, max_parallelism)
 
 
-def _encode_without_last_subtask(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
-    found = list(blocks)
-    yield from _encode(header, found if header.last_group < header.max_parallelism - 1 else ())
+def _encode_without_last_subtask(header: CanonicalHeader, parts: Iterable[EntryColumns]) -> Iterator[bytes]:
+    found = list(parts)
+    yield from encode_columns(header, found if header.last_group < header.max_parallelism - 1 else ())
 
 
 @MUTANTS.plant("old-groups", (state_import, "_rekeyed"))
