@@ -11,6 +11,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 VERSION = "2.3.0"
+_DONE = "done"
 _PARQUET = f"org.apache.flink:flink-sql-parquet:{VERSION}"
 _RESOLVE = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate().stop()"
 
@@ -31,8 +32,8 @@ class FlinkEnvironment:
 
 def set_up() -> FlinkEnvironment:
     """Makes it, or finds it where an earlier run has made it. Raises CalledProcessError when packages cannot be had."""
-    folder = _cache() / f"flink-{VERSION}"
-    python, jars, done = folder / "venv" / "bin" / "python", folder / "jars", folder / "done"
+    folder = _folder()
+    python, jars, done = folder / "venv" / "bin" / "python", folder / "jars", folder / _DONE
     if not done.exists():
         print(f"setting Flink {VERSION} up in {folder}", file=sys.stderr)
         _run(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
@@ -45,9 +46,14 @@ def set_up() -> FlinkEnvironment:
     )
 
 
-def _cache() -> Path:
+def is_set_up() -> bool:
+    """Returns whether an earlier run has made it."""
+    return (_folder() / _DONE).exists()
+
+
+def _folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "stateflow-benchmarks"
+    return Path(base) / "stateflow-benchmarks" / f"flink-{VERSION}"
 
 
 def _fetch(jars: Path) -> None:

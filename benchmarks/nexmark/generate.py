@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyarrow import parquet
 
@@ -25,12 +26,13 @@ from benchmarks.nexmark.rules import Stream
 
 SLICE = 100_000
 _DONE = "_nexmark.json"
+_FIRST_FILE_TIME = 1_700_000_000
 # Random texts do not get smaller by compression, and each other column has few values or is made of numbers.
 _DICTIONARIES = [
     *("event_type", "person_name", "person_city", "person_state", "auction_category", "auction_seller"),
     *("bid_auction", "bid_bidder", "bid_channel", "bid_url"),
 ]
-_FIRST_FILE_TIME = 1_700_000_000
+PARQUET_OPTIONS: dict[str, Any] = {"compression": "none", "use_dictionary": _DICTIONARIES, "store_schema": False}
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def write_slice(slices: Slices, folder: Path, number: int) -> None:
     first = number * slices.events_per_file
     table = generate(slices.stream, first, min(slices.events_per_file, slices.events - first))
     path, partial_path = folder / f"{number:05d}.parquet", folder / f".{number:05d}.part"
-    parquet.write_table(table, partial_path, compression="none", use_dictionary=_DICTIONARIES, store_schema=False)
+    parquet.write_table(table, partial_path, **PARQUET_OPTIONS)
     # Sources that order files by time read them in order of their events.
     os.utime(partial_path, (_FIRST_FILE_TIME + number,) * 2)
     partial_path.rename(path)
