@@ -87,7 +87,7 @@ def _read_keyed(table: KeyedTable, keys: Sequence[bytes]) -> Columns:
 
 
 def _schema_of(pair: StatePair) -> StateSchema:
-    """Returns a schema for the keys of a state; a map whose keys have two types has texts."""
+    """Returns a schema for the keys of a state; a map whose keys have two types has those of `KEY_PART`."""
     old, new = pair.old, pair.new
     found = new or old or StateSchema(name=pair.name, kind=pair.kind, value_type="")
     if old is not None and new is not None and old.key_type != new.key_type:

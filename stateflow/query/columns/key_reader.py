@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
-from stateflow.query.columns.value_types import json_text
+from stateflow.state.columnar.key_parts import KEY_PART, parts_column
 from stateflow.state.columnar.texts import slices
 from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.types.arrow_types import KEY_TYPES
@@ -25,7 +25,7 @@ Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)
-NAMESPACE = pa.field("namespace", pa.string())
+NAMESPACE = pa.field("namespace", KEY_PART)
 _PADDING = bytes(16)
 _SIGN = np.uint64(1 << 63)
 _DAY_ZERO = 719_163
@@ -45,7 +45,7 @@ _MAP_KEYS = {
     "numpy.float32": pa.float64(),
     "numpy.float64": pa.float64(),
 }
-"""Arrow types of a map's keys by recorded types. Keys of other types, such as a union, are texts: JSON unless a str."""
+"""Arrow types of a map's keys by recorded types."""
 
 
 def key_column_type(spark_type: str) -> pa.DataType:
@@ -62,9 +62,10 @@ def key_column_type(spark_type: str) -> pa.DataType:
     return found
 
 
-def map_key_type(recorded: str) -> pa.DataType | None:
-    """Returns the Arrow type of a map's keys; None if they have several types, and become text."""
-    return _MAP_KEYS.get(recorded)
+def map_key_field(recorded: str) -> pa.Field:
+    """Returns the column of a map's keys; keys of several types, such as those of a union, are of `KEY_PART`."""
+    kind = _MAP_KEYS.get(recorded, KEY_PART)
+    return pa.field("map_key", kind, nullable=kind.equals(KEY_PART))
 
 
 @dataclass
@@ -163,7 +164,7 @@ class KeyColumns:
     Attributes:
         key_group: the key groups.
         keys: the key columns.
-        namespace: texts, null for the void namespace.
+        namespace: of `KEY_PART`, null for the void namespace.
         map_key: the map's keys; None if the state is not a map.
     """
 
@@ -180,14 +181,12 @@ class KeyLayout:
     Attributes:
         types: Arrow types of the key columns.
         start: offset of the key.
-        has_map_key: whether the key of a map follows the namespace.
-        map_key: its Arrow type; None for keys of several types.
+        map_key: Arrow type of the key of a map, which follows the namespace; None without one.
         tail: number of bytes that follow, which are not decoded.
     """
 
     types: tuple[pa.DataType, ...]
     start: int = KEY_OFFSET
-    has_map_key: bool = False
     map_key: pa.DataType | None = None
     tail: int = 0
 
@@ -220,15 +219,15 @@ class KeyLayout:
 
     def _columns(self, groups: pa.Array, found: list[pa.Array]) -> KeyColumns:
         count = len(self.types)
-        return KeyColumns(groups, found[:count], found[-1], found[count] if self.has_map_key else None)
+        return KeyColumns(groups, found[:count], found[-1], found[count] if self.map_key is not None else None)
 
     def _read_fast(self, cursor: _Cursor) -> list[pa.Array] | None:
         """Returns key columns and map key; None if a column is of a type that is decoded one by one."""
         cursor.skip(cursor.ok, self.start)
         found = [cursor.read(kind) for kind in self.types]
         cursor.skip(cursor.data[cursor.at] == _TEXT_END, 1)
-        if self.has_map_key:
-            found.append(None if self.map_key is None else cursor.read(self.map_key))
+        if self.map_key is not None:
+            found.append(cursor.read(self.map_key))
         cursor.ok &= cursor.at == cursor.ends
         return None if any(column is None for column in found) else found
 
@@ -238,24 +237,19 @@ class KeyLayout:
         for key in stored:
             parts, end = decode_key_parts(key, self.start, count)
             *values, namespace = parts
-            if self.has_map_key:
+            if self.map_key is not None:
                 found, end = decode_key_parts(key, end, 1)
-                values += found if self.map_key is not None else map(as_text, found)
+                values += found
             if end != len(key) - self.tail:
                 raise CorruptFile("a stored key has another length than its parts", key=key.hex()[:200])
-            rows.append([*values, None if namespace is None else as_text(namespace)])
-        kinds = [*self.types, *([self.map_key or pa.string()] * self.has_map_key), NAMESPACE.type]
+            rows.append([*values, namespace])
+        kinds = [*self.types, *([] if self.map_key is None else [self.map_key]), NAMESPACE.type]
         try:
-            return [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
+            return [parts_column(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
             raise CorruptFile(
                 "a stored key is not of its recorded type", key=stored[0].hex()[:200], reason=str(e)[:200]
             ) from e
-
-
-def as_text(part: object) -> str:
-    """Returns a part of a key of any type as text: JSON unless it is a text."""
-    return part if isinstance(part, str) else json_text(part)
 
 
 def _voids(count: int) -> pa.Array:

@@ -14,7 +14,7 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import StateflowError
-from stateflow.query.columns.key_reader import KEY_GROUP, NAMESPACE, KeyLayout, map_key_type
+from stateflow.query.columns.key_reader import KEY_GROUP, NAMESPACE, KeyLayout, map_key_field
 from stateflow.query.columns.state_table import BATCH_BYTES, BATCH_ROWS, EncodedKey, StateTable, key_fields
 from stateflow.query.columns.value_reader import WRITTEN_AT, ValueReader, written_at
 from stateflow.scratch_folder import ScratchFolder
@@ -58,7 +58,7 @@ class KeyedTable(StateTable):
         if self.state is None:
             return pa.schema([*fields, _TIME, _DOMAIN])
         if self.state.kind == "map":
-            fields.append(pa.field("map_key", map_key_type(self.state.key_type) or pa.string(), nullable=False))
+            fields.append(map_key_field(self.state.key_type))
         if self.state.kind == "list":
             fields.append(_POSITION)
         fields.append(self._values.field)
@@ -115,9 +115,9 @@ class KeyedTable(StateTable):
         types = tuple(field.type for field in key_fields(self.operator))
         if self.state is None:
             return KeyLayout(types, KEY_OFFSET + _TIME_BYTES)
-        is_map = self.state.kind == "map"
         tail = POSITION_BYTES if self.state.kind == "list" else 0
-        return KeyLayout(types, KEY_OFFSET, is_map, map_key_type(self.state.key_type) if is_map else None, tail)
+        map_key = map_key_field(self.state.key_type).type if self.state.kind == "map" else None
+        return KeyLayout(types, KEY_OFFSET, map_key, tail)
 
     def describe(self, stored: bytes) -> dict[str, object]:
         """Returns the facts of an error about an entry: operator, state and key."""

@@ -13,9 +13,10 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import Clock
 from stateflow.errors import CorruptFile
-from stateflow.query.columns.key_reader import KEY_GROUP, as_text, map_key_type
+from stateflow.query.columns.key_reader import KEY_GROUP, map_key_field
 from stateflow.query.columns.state_table import BATCH_BYTES, BATCH_ROWS, RAW_KEYED, StateTable
 from stateflow.query.columns.value_reader import ValueReader
+from stateflow.state.columnar.key_parts import parts_column
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.operator_state import BROADCAST, UNION
 from stateflow.storage import Storage
@@ -47,31 +48,31 @@ class OperatorTable(StateTable):
     def schema(self) -> pa.Schema:
         fields = [_SUBTASK, _KIND]
         if self.state.kind == BROADCAST:
-            fields.append(pa.field("map_key", self._map_key or pa.string(), nullable=False))
+            fields.append(map_key_field(self.state.key_type))
         return pa.schema([*fields, ValueReader(self.state).field])
 
     @property
     def subtasks(self) -> Sequence[int]:
         return [part.subtask for part in self.operator.parts]
 
-    @property
-    def _map_key(self) -> pa.DataType | None:
-        return map_key_type(self.state.key_type)
-
     def batches(
         self, storage: Storage, clock: Clock, columns: Sequence[str], subtasks: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        reader, schema = ValueReader(self.state), pa.schema([self.schema.field(name) for name in columns])
         for subtask, content in _contents(self.operator, storage, subtasks):
-            for entries in _batches(self._entries(content)):
-                keys, values = zip(*entries, strict=True)
-                found = {"subtask": _repeated(subtask, len(keys), _SUBTASK)}
-                found["kind"] = _repeated(self.state.kind, len(keys), _KIND)
-                if "map_key" in columns:
-                    found["map_key"] = self.map_keys(keys)
-                if "value" in columns:
-                    found["value"] = reader.read(values, partial(self._describe, subtask, keys))
-                yield pa.RecordBatch.from_arrays([found[name] for name in columns], schema=schema)
+            yield from self.rows_of(subtask, content, columns)
+
+    def rows_of(self, subtask: int, content: OperatorContent, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of the content of one subtask; as `batches`."""
+        reader, schema = ValueReader(self.state), pa.schema([self.schema.field(name) for name in columns])
+        for entries in _batches(self._entries(content)):
+            keys, values = zip(*entries, strict=True)
+            found = {"subtask": _repeated(subtask, len(keys), _SUBTASK)}
+            found["kind"] = _repeated(self.state.kind, len(keys), _KIND)
+            if "map_key" in columns:
+                found["map_key"] = self.map_keys(keys)
+            if "value" in columns:
+                found["value"] = reader.read(values, partial(self._describe, subtask, keys))
+            yield pa.RecordBatch.from_arrays([found[name] for name in columns], schema=schema)
 
     def _entries(self, content: OperatorContent) -> Iterator[Entry]:
         if self.state.kind == BROADCAST:
@@ -82,10 +83,8 @@ class OperatorTable(StateTable):
 
     def map_keys(self, stored: Sequence[bytes]) -> pa.Array:
         """Returns the column of a broadcast state's keys; raises CorruptFile for one of another type."""
-        kind = self._map_key
         try:
-            keys = [decode_key(key)[0] for key in stored]
-            return pa.array(keys if kind is not None else map(as_text, keys), kind or pa.string())
+            return parts_column([decode_key(key)[0] for key in stored], map_key_field(self.state.key_type).type)
         except (pa.ArrowException, TypeError, ValueError, IndexError, OverflowError, CorruptFile) as e:
             raise CorruptFile(
                 "a stored key of broadcast state is not of its recorded type",

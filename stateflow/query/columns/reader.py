@@ -42,10 +42,11 @@ def read_state(  # noqa: PLR0913 - callers name what to select
 
     The columns are ``key_group``, the key columns, ``namespace``, ``map_key`` for a map, ``position`` for a list,
     ``value``, and ``written_at`` for a state with a TTL, in milliseconds. Expired entries that still exist are
-    included. Timers have ``time``, in milliseconds, and ``domain`` instead. Operator state has ``subtask``, ``kind``,
-    ``map_key`` for broadcast state, and ``value``. Files are fetched one subtask at a time. A checkpoint is pinned
-    until the last batch is read, the reader is closed, as at the end of a ``with`` block, or it is no longer
-    referenced.
+    included. ``namespace``, and ``map_key`` of a map whose keys have several types, are structs of ``type``, such as
+    ``int`` or ``str``, and ``value``, a text. Timers have ``time``, in milliseconds, and ``domain`` instead. Operator
+    state has ``subtask``, ``kind``, ``map_key`` for broadcast state, and ``value``. Files are fetched one subtask at a
+    time. A checkpoint is pinned until the last batch is read, the reader is closed, as at the end of a ``with`` block,
+    or it is no longer referenced.
 
     Args:
         location: a job root, or the folder of a savepoint.

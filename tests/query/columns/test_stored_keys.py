@@ -7,13 +7,16 @@ import decimal
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.errors import CorruptFile
+from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.query.columns.key_reader import KeyLayout, key_column_type
+from stateflow.state.columnar.key_parts import KEY_PART, parts_column, parts_of_column
 from stateflow.types.key_encoding import encode_key
+from tests.support.errors import raises
 
 PREFIX = b"\0\7name"
 NOON = datetime.datetime(2024, 2, 29, 12)  # noqa: DTZ001 - without a zone
@@ -36,11 +39,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "interval day to second": st.timedeltas(-_LONGEST, _LONGEST),
     "decimal(9,2)": st.decimals(-1000, 1000, places=2),
 }
-NAMESPACES = st.none() | st.text(max_size=2)
+PARTS = st.one_of(*VALUES.values())
+NAMESPACES = st.none() | PARTS
 
 
 @st.composite
-def tables(draw: Callable[..., Any]) -> tuple[list[str], list[tuple[Any, ...]], list[str | None], list[int]]:
+def tables(draw: Callable[..., Any]) -> tuple[list[str], list[tuple[Any, ...]], list[Any], list[int]]:
     """Types of key columns, and for each entry its key, namespace and map key."""
     types = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3))
     keys = draw(st.lists(st.tuples(*[VALUES[name] for name in types]), min_size=1, max_size=6))
@@ -58,22 +62,41 @@ def test_columns_have_the_keys_that_were_stored(given_rows: Any, is_map: bool) -
         PREFIX + encode_key((*key, namespace)) + (encode_key((map_key,)) if is_map else bytes(12))
         for key, namespace, map_key in zip(keys, namespaces, map_keys, strict=True)
     ]
-    layout = KeyLayout(kinds, has_map_key=is_map, map_key=key_column_type("bigint"), tail=0 if is_map else 12)
+    layout = KeyLayout(kinds, map_key=pa.int64() if is_map else None, tail=0 if is_map else 12)
     found = layout.read(stored)
     assert found.key_group.to_pylist() == [7] * len(keys)
     assert list(zip(*(column.to_pylist() for column in found.keys), strict=True)) == keys
     assert [column.type for column in found.keys] == list(kinds)
-    assert found.namespace.to_pylist() == namespaces
+    assert parts_of_column(found.namespace, "namespace") == namespaces
     if is_map:
         assert found.map_key is not None and found.map_key.to_pylist() == map_keys
 
 
-def test_map_keys_of_several_types_are_texts() -> None:
-    parts = ["a", 1, 1.5, True, None, b"a", datetime.date(2024, 1, 2)]
+@given(st.lists(st.none() | PARTS, min_size=1, max_size=6))
+def test_map_keys_of_several_types_have_their_types(parts: list[Any]) -> None:
     stored = [PREFIX + encode_key(("k", None, part)) for part in parts]
-    found = KeyLayout((key_column_type("string"),), has_map_key=True).read(stored)
+    found = KeyLayout((key_column_type("string"),), map_key=KEY_PART).read(stored)
     assert found.map_key is not None
-    assert found.map_key.to_pylist() == ["a", "1", "1.5", "true", "null", '"YQ=="', '"2024-01-02"']
+    assert [encode_key(("k", None, part)) for part in parts_of_column(found.map_key, "map_key")] == [
+        each.removeprefix(PREFIX) for each in stored
+    ]
+
+
+def test_parts_of_keys_are_structs_of_type_and_value() -> None:
+    parts = ["1", 1, 1.5, True, None, b"a", datetime.date(2024, 1, 2)]
+    values = [("str", "1"), ("int", "1"), ("float", "1.5"), ("bool", "true"), None, ("bytes", "YQ==")]
+    assert [part and (part["type"], part["value"]) for part in parts_column(parts, KEY_PART).to_pylist()] == [
+        *values,
+        ("date", "2024-01-02"),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("int", "x"), ("int", str(1 << 70) + ".5"), ("odd", "1"), ("date", "")])
+def test_parts_of_keys_that_are_not_valid_are_data_errors(kind: str, value: str) -> None:
+    with raises(DataError, column="namespace"):
+        parts_of_column(pa.array([{"type": kind, "value": value}], KEY_PART), "namespace")
+    with raises(SchemaMismatch, column="namespace"):
+        parts_of_column(pa.array([{"kind": kind}]), "namespace")
 
 
 @pytest.mark.parametrize(

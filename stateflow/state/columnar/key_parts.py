@@ -1,0 +1,89 @@
+"""Columns of parts of keys of any type: namespaces, and the keys of maps that have several types.
+
+A part is a struct of its ``type``, as Python names it, and its ``value`` as text. So the number 7 and the text 7
+differ, as they do in stored keys. None is null.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stateflow.errors import DataError, SchemaMismatch
+
+KEY_PART = pa.struct([pa.field("type", pa.string()), pa.field("value", pa.string())])
+"""Its fields are nullable: Arrow checks them also where the struct is null."""
+
+_TYPES: dict[str, type] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "bytes": bytes,
+    "date": datetime.date,
+    "datetime": datetime.datetime,
+    "decimal": decimal.Decimal,
+    "time": datetime.time,
+    "timedelta": datetime.timedelta,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+
+
+def parts_column(parts: Iterable[object], kind: pa.DataType) -> pa.Array:
+    """Returns decoded parts of keys as a column: of `KEY_PART`, or of the one type that all of them have.
+
+    Raises:
+        pa.ArrowException, TypeError, ValueError, OverflowError: a part has another type.
+    """
+    return pa.array(map(_as_struct, parts) if kind.equals(KEY_PART) else parts, kind)
+
+
+def parts_of_column(column: pa.Array, name: str) -> list[Any]:
+    """Returns the parts of keys in a column: structs of their types and values, or values of one type.
+
+    Args:
+        column: the column.
+        name: its name, for errors.
+
+    Raises:
+        SchemaMismatch: it has structs of other fields.
+        DataError: a type or value is not valid.
+    """
+    if not pa.types.is_struct(column.type):
+        return list(column.to_pylist())
+    if {column.type.field(number).name for number in range(column.type.num_fields)} != {"type", "value"}:
+        raise SchemaMismatch(
+            "a column of parts of keys has structs of other fields",
+            hint="pass type and value, both texts, or a column of one type",
+            column=name,
+            given=str(column.type),
+        )
+    return [None if part is None else _from_struct(part, name) for part in column.to_pylist()]
+
+
+def _as_struct(part: object) -> dict[str, str] | None:
+    if part is None:
+        return None
+    text = str(part).lower() if isinstance(part, bool | int | float) else msgspec.to_builtins(part)
+    return {"type": _NAMES[type(part)], "value": text}
+
+
+def _from_struct(part: dict[str, str | None], name: str) -> object:
+    kind = _TYPES.get(part["type"] or "")
+    try:
+        if kind is None:
+            raise ValueError("its type is unknown")
+        return float(part["value"] or "") if kind is float else msgspec.convert(part["value"], kind, strict=False)
+    except (msgspec.ValidationError, ValueError, OverflowError) as e:
+        raise DataError(
+            "a part of a key is not valid",
+            hint=f"types are {', '.join(_TYPES)}; values have the form of stateflow.read_state",
+            column=name,
+            part=repr(part)[:200],
+            reason=str(e)[:200],
+        ) from e
