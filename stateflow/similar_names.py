@@ -20,5 +20,7 @@ def closest_first(unknown: str, known: Iterable[str]) -> list[str]:
 def did_you_mean(unknown: str, known: Iterable[str]) -> str:
     """Returns a hint with the most similar name, or with all known names if none is similar."""
     names = closest_first(unknown, known)
+    if not names:
+        return "there are none"
     is_similar = SequenceMatcher(None, unknown.lower(), names[0].lower()).ratio() >= _CUTOFF
     return f"did you mean {names[0]!r}?" if is_similar else f"known are {', '.join(names)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from stateflow.bootstrap.encoding.frames import (
     is_spark,
     names_of,
 )
+from stateflow.bootstrap.encoding.keys import naming_row
 from stateflow.bootstrap.encoding.values import Values, encode_map_keys, state_named
 from stateflow.bootstrap.layout import Layout, Target
 from stateflow.checkpoint.restore.redistribution import even_split
@@ -41,6 +43,9 @@ from stateflow.types.serializers import ValueSerializer
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+E = TypeVar("E", list[bytes], dict[bytes, bytes])
+Encoded = list[bytes] | dict[bytes, bytes]
+"""The elements of a list, or the entries of a map, by their encoded keys."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,50 @@ class OperatorStateRows:
     descriptor: StateDescriptor
     frame: Frame
     is_union: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the state."""
+        return self.descriptor.name
+
+    @property
+    def schema(self) -> StateSchema:
+        """The schema as a run would store it.
+
+        Raises:
+            ConfigError: the state is neither a list nor a map.
+            StateError, JobDefinitionError: the declaration is not valid.
+        """
+        store = OperatorStateStore()
+        if isinstance(self.descriptor, MapStateDescriptor):
+            return store.get_broadcast_state(self.descriptor).schema
+        descriptor = _as_list(self.descriptor)
+        return (store.get_union_list_state if self.is_union else store.get_list_state)(descriptor).schema
+
+    def encoded(self) -> Encoded:
+        """Returns the encoded elements of the list, or entries of the map.
+
+        Raises:
+            DataError: a value or key is null, or a key occurs twice; errors have the number of the row or its key.
+            SchemaMismatch, StateError, EntryTooLarge: a value cannot be stored.
+        """
+        if isinstance(self.descriptor, MapStateDescriptor):
+            return _entries(self.descriptor, self.frame)
+        return _elements(_as_list(self.descriptor), self.frame)
+
+    def shares(self, encoded: Encoded, parallelism: int) -> Sequence[Encoded]:
+        """Returns what the subtasks store, from the first on: lists are split evenly, other states are in subtask 0."""
+        return even_split(encoded, parallelism) if isinstance(encoded, list) and not self.is_union else [encoded]
+
+    def stored_in(self, content: OperatorContent, encoded: Encoded) -> OperatorContent:
+        """Returns content of a subtask with encoded elements or entries in place of those that the state has there."""
+        match encoded:
+            case dict():
+                return msgspec.structs.replace(content, broadcasts=_with(content.broadcasts, self.name, encoded))
+            case _ if self.is_union:
+                return msgspec.structs.replace(content, unions=_with(content.unions, self.name, encoded))
+            case _:
+                return msgspec.structs.replace(content, lists=_with(content.lists, self.name, encoded))
 
 
 @dataclass(frozen=True)
@@ -104,11 +153,9 @@ class OperatorStates:
 
     def with_rows(self, rows: OperatorStateRows) -> OperatorStates:
         """Returns this state and that of a frame; raises ConfigError or StateError for contradictory declarations."""
-        check_frame(rows.frame, f"{self.uid}.{rows.descriptor.name}")
-        if any(each.descriptor.name == rows.descriptor.name for each in self.states):
-            raise ConfigError(
-                "an operator state was added twice", hint="pass one frame", uid=self.uid, state=rows.descriptor.name
-            )
+        check_frame(rows.frame, f"{self.uid}.{rows.name}")
+        if any(each.name == rows.name for each in self.states):
+            raise ConfigError("an operator state was added twice", hint="pass one frame", uid=self.uid, state=rows.name)
         found = replace(self, states=(*self.states, rows))
         found.schemas()
         return found
@@ -123,16 +170,8 @@ class OperatorStates:
         return replace(self, raw=raw)
 
     def schemas(self) -> list[StateSchema]:
-        """Returns the schemas as a run would store them; raises StateError if declarations contradict each other."""
-        store = OperatorStateStore()
-        for rows in self.states:
-            if isinstance(rows.descriptor, MapStateDescriptor):
-                store.get_broadcast_state(rows.descriptor)
-            elif rows.is_union:
-                store.get_union_list_state(_as_list(rows.descriptor))
-            else:
-                store.get_list_state(_as_list(rows.descriptor))
-        return store.schemas
+        """Returns the schemas as a run would store them."""
+        return sorted((rows.schema for rows in self.states), key=lambda schema: schema.name)
 
     def parts(self, layout: Layout, target: Target) -> list[OperatorPart]:
         """Stores the state of all subtasks, and returns its parts.
@@ -145,57 +184,51 @@ class OperatorStates:
             DataError: a value or key is null, or a key occurs twice.
         """
         parallelism = layout.parallelism
-        lists: dict[str, list[list[bytes]]] = {}
-        unions: dict[str, list[bytes]] = {}
-        broadcasts: dict[str, dict[bytes, bytes]] = {}
-        for rows in sorted(self.states, key=lambda each: each.descriptor.name):
-            name = rows.descriptor.name
-            with state_named(name):
-                if isinstance(rows.descriptor, MapStateDescriptor):
-                    broadcasts[name] = _entries(rows.descriptor, rows.frame)
-                elif rows.is_union:
-                    unions[name] = _elements(_as_list(rows.descriptor), rows.frame)
-                else:
-                    elements = _elements(_as_list(rows.descriptor), rows.frame)
-                    lists[name] = even_split(elements, parallelism)
-        first = OperatorContent(unions=_non_empty(unions), broadcasts={n: e for n, e in broadcasts.items() if e})
         with state_named("_raw"):
-            raw = even_split(self.raw.pieces(), parallelism)
+            contents = [OperatorContent(raw=pieces) for pieces in even_split(self.raw.pieces(), parallelism)]
         raw_keyed: dict[int, list[tuple[int, bytes]]] = {}
         with state_named("_raw_keyed"):
             for group, data in self.raw.by_key_group(layout.max_parallelism):
                 raw_keyed.setdefault(layout.subtask_of(group), []).append((group, data))
-        found = []
-        for subtask in range(parallelism):
-            content = msgspec.structs.replace(
-                first if subtask == 0 else OperatorContent(),
-                lists=_non_empty({name: parts[subtask] for name, parts in lists.items()}),
-                raw=raw[subtask],
-                raw_keyed=raw_keyed.get(subtask, []),
-            )
-            if content != OperatorContent():
-                found.append(self._stored(subtask, content, target))
-        return found
-
-    def _stored(self, subtask: int, content: OperatorContent, target: Target) -> OperatorPart:
-        data = msgspec.msgpack.encode(content)
-        try:
-            memory = StoredContent.of(data, MEMORY_LIMIT).memory
-        except TooMuchMemory as e:
-            raise StateError(
-                "the operator state takes too much memory",
-                hint="every task of the operator reads all of it; keep large state in keyed state",
-                operator=self.uid,
-                bytes=len(data),
-                limit=MEMORY_LIMIT,
-            ) from e
-        if len(data) <= INLINE_BYTES:
-            return OperatorPart(subtask=subtask, content=data, memory=memory)
-        return OperatorPart(subtask=subtask, handle=store_content(target, data), memory=memory)
+        for subtask, pieces in raw_keyed.items():
+            contents[subtask] = msgspec.structs.replace(contents[subtask], raw_keyed=pieces)
+        for rows in self.states:
+            with state_named(rows.name):
+                encoded = rows.encoded()
+            for subtask, share in enumerate(rows.shares(encoded, parallelism)):
+                contents[subtask] = rows.stored_in(contents[subtask], share)
+        return stored_parts(self.uid, enumerate(contents), target)
 
 
-def _non_empty(lists: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
-    return {name: elements for name, elements in lists.items() if elements}
+def stored_parts(uid: str, contents: Iterable[tuple[int, OperatorContent]], target: Target) -> list[OperatorPart]:
+    """Stores the operator state of some subtasks of an operator, and returns its parts; a subtask may have none.
+
+    Raises:
+        StateError: it takes too much memory.
+    """
+    return [_stored(uid, subtask, content, target) for subtask, content in contents if content != OperatorContent()]
+
+
+def _stored(uid: str, subtask: int, content: OperatorContent, target: Target) -> OperatorPart:
+    data = msgspec.msgpack.encode(content)
+    try:
+        memory = StoredContent.of(data, MEMORY_LIMIT).memory
+    except TooMuchMemory as e:
+        raise StateError(
+            "the operator state takes too much memory",
+            hint="every task of the operator reads all of it; keep large state in keyed state",
+            operator=uid,
+            bytes=len(data),
+            limit=MEMORY_LIMIT,
+        ) from e
+    if len(data) <= INLINE_BYTES:
+        return OperatorPart(subtask=subtask, content=data, memory=memory)
+    return OperatorPart(subtask=subtask, handle=store_content(target, data), memory=memory)
+
+
+def _with(named: Mapping[str, E], name: str, state: E) -> dict[str, E]:
+    """Returns the states by name in the order in which a run stores them, without empty ones."""
+    return {each: found for each, found in sorted({**named, name: state}.items()) if found}
 
 
 def _as_list(descriptor: StateDescriptor) -> ListStateDescriptor[object]:
@@ -211,7 +244,14 @@ def _as_list(descriptor: StateDescriptor) -> ListStateDescriptor[object]:
 def _elements(descriptor: ListStateDescriptor[T], frame: Frame) -> list[bytes]:
     columns = _columns(frame, ())
     values = Values(ValueSerializer(descriptor.element_type, descriptor.name), columns, LIMITS, descriptor.name)
-    return [data for batch in batches_of(_arrow(frame)) for data in values.encode(batch).to_pylist()]
+    found: list[bytes] = []
+    for batch in batches_of(_arrow(frame)):
+        found += naming_row(batch, values.encode, partial(_number_of, len(found))).to_pylist()
+    return found
+
+
+def _number_of(before: int, batch: pa.RecordBatch, row: int) -> dict[str, object]:
+    return {"row": before + row}
 
 
 def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, bytes]:
@@ -219,16 +259,24 @@ def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, 
     values = Values(
         ValueSerializer(descriptor.value_type, descriptor.name), _columns(frame, (MAP_KEY,)), LIMITS, descriptor.name
     )
+
+    def encode(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
+        encoded = encode_map_keys(keys, _key_columns(descriptor), batch.column(MAP_KEY), MAP_KEY)
+        return encoded.to_pylist(), values.encode(batch).to_pylist()
+
     found: dict[bytes, bytes] = {}
     for batch in batches_of(_arrow(frame)):
-        encoded = encode_map_keys(keys, _key_columns(descriptor), batch.column(MAP_KEY), MAP_KEY)
-        for key, value in zip(encoded.to_pylist(), values.encode(batch).to_pylist(), strict=True):
+        for key, value in zip(*naming_row(batch, encode, _map_key_of), strict=True):
             if key in found:
                 raise DataError(
                     "two rows have the same key", hint="drop duplicates", map_key=repr(decode_key(key)[0])[:200]
                 )
             found[key] = value
     return dict(sorted(found.items()))
+
+
+def _map_key_of(batch: pa.RecordBatch, row: int) -> dict[str, object]:
+    return {"map_key": repr(batch.column(MAP_KEY)[row].as_py())[:200]}
 
 
 def _key_columns(descriptor: MapStateDescriptor[K, V]) -> ColumnSerializer | None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import structs
 
+from stateflow.bootstrap.changes import SavepointChanges
 from stateflow.bootstrap.document import Facts, complete
 from stateflow.bootstrap.encoding.entries import EPOCH
 from stateflow.bootstrap.encoding.frames import KeyedStateFrame, check_frame
 from stateflow.bootstrap.encoding.keys import KeyColumns
-from stateflow.bootstrap.existing import Existing, Transform
+from stateflow.bootstrap.existing import Existing
 from stateflow.bootstrap.keyed_files.write import write_keyed
 from stateflow.bootstrap.layout import KeyedOperator, Layout, Target, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates, RawRows
@@ -28,7 +29,7 @@ from stateflow.errors import ConfigError
 from stateflow.ids import check_name
 from stateflow.requesters import os_user
 from stateflow.storage import open_location
-from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM, check_max_parallelism
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class _Operator:
     states: OperatorStates
 
 
-class SavepointWriter:
+class SavepointWriter(SavepointChanges):
     """Writes a savepoint from DataFrames, from which a new job root starts: ``run --from-savepoint``.
 
     Frames are DataFrames of Spark, or Arrow tables, record batches and readers. Nothing is read or written before
@@ -68,13 +69,13 @@ class SavepointWriter:
         clock: Clock | None = None,
         existing: Existing | None = None,
     ) -> None:
+        super().__init__(existing)
         self._job = job
         self._layout = layout
         self._on_spark = on_spark
         self._clock = clock or SystemClock()
         self._operators: dict[str, _Operator] = {}
         self._sources: dict[str, GivenSource] = {}
-        self._existing = existing
 
     @classmethod
     def from_savepoint(
@@ -154,31 +155,6 @@ class SavepointWriter:
         operator = KeyedOperator(uid, columns, tuple(state_rows(given, columns) for given in states), timers)
         operator.schemas(0)
         self._operators[uid] = _Operator(operator, OperatorStates(uid, ()))
-        return self
-
-    def without_operator(self, uid: str) -> SavepointWriter:
-        """Removes an operator of the existing savepoint with all of its state; returns this writer.
-
-        Raises:
-            ConfigError: the savepoint has no such operator, or the writer is of a new one.
-        """
-        self._of_existing(uid).remove(uid)
-        return self
-
-    def transform_state(self, uid: str, descriptor: StateDescriptor, function: Transform) -> SavepointWriter:
-        """Replaces the entries of a keyed state of the existing savepoint; returns this writer.
-
-        Args:
-            uid: uid of the operator.
-            descriptor: the state as the job declares it from now on, under its name; kind and type may be others.
-            function: returns the new rows of some rows: from a `pyarrow.RecordBatch` with the columns of
-                `stateflow.read_state` one with the columns that `KeyedStateFrame` describes. Keys may be removed,
-                added or changed. It is called in this process, once for each batch.
-
-        Raises:
-            ConfigError: the savepoint has no such operator or state, or the writer is of a new one.
-        """
-        self._of_existing(uid).add_transform(uid, descriptor, function)
         return self
 
     def with_operator_state(
@@ -288,13 +264,6 @@ class SavepointWriter:
         if self._existing:
             return self._existing.written(target, epoch_milliseconds(at), self._clock)
         return Manifest(job_uuid=self._clock.new_id(), generation=1, ordinal=1, operators=[], sources=[], epoch=EPOCH)
-
-    def _of_existing(self, uid: str) -> Existing:
-        if self._existing is None:
-            raise ConfigError(
-                "a new savepoint has no operator that could be changed", hint="use from_savepoint(path)", uid=uid
-            )
-        return self._existing
 
 
 def _added(operators: Mapping[str, _Operator], uid: str) -> _Operator:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from msgspec.structs import replace
 
-from stateflow import KeyedStateFrame, SavepointWriter, ValueStateDescriptor
+from stateflow import (
+    KeyedStateFrame,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    SavepointWriter,
+    ValueStateDescriptor,
+    read_state,
+)
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch
@@ -18,21 +27,24 @@ from tests.bootstrap.given_state import BRIEF_ENTRIES, ENTRIES, ITEMS, ONE, sour
 from tests.bootstrap.test_random_state import Story
 from tests.support import root_files
 from tests.support.errors import raises
+from tests.support.moved_state import Row
 
 TWO = ValueStateDescriptor("two", int)
+UNION, RATES = ListStateDescriptor("union", int), MapStateDescriptor("rates", str, int)
 
 
 def _savepoint(story: Story, format: SavepointFormat) -> str:
     old = story.jobs("old")
+    story.rows.append(Row(0, "a", 7, "collect"))
+    story.expected.apply(story.rows, timedelta(0))
     story.process(old)
     story.process(old)
     request = SavepointRequest("made", from_head=True, format=format)
     return create_savepoint_into(old.storage.uri, request, str(story.folder / "savepoints")).path
 
 
-def _plus(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
-    at = batch.schema.get_field_index("value")
-    return batch.set_column(at, "value", pc.add(batch.column("value"), number))
+def _plus(batch: pa.RecordBatch, number: int, name: str = "value") -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index(name), name, pc.add(batch.column(name), number))
 
 
 @pytest.mark.parametrize("format", list(SavepointFormat))
@@ -40,7 +52,13 @@ def test_a_job_continues_from_transformed_state(tmp_path: Path, format: Savepoin
     story = Story(7, tmp_path)
     savepoint = _savepoint(story, format)
     before = root_files.digests(Path(savepoint.removeprefix("file://")))
-    writer = SavepointWriter.from_savepoint(savepoint, clock=story.clock).without_operator("rates")
+    writer = SavepointWriter.from_savepoint(savepoint, clock=story.clock)
+    writer.transform_timers("every", lambda batch: _plus(batch, 60_000, "time"))
+    writer.transform_operator_state("every", UNION, lambda batch: _plus(batch, 1000))
+    if format is SavepointFormat.NATIVE:
+        writer.without_operator("rates")
+    else:
+        writer.transform_broadcast_state("rates", RATES, lambda batch: _plus(batch, 5))
     writer.transform_state("every", ONE, lambda batch: _plus(batch, 1000))
     writer.transform_state("every", ITEMS, lambda batch: batch.filter(pc.greater(batch.column("value"), 100)))
     writer.transform_state("every", ENTRIES, lambda batch: batch.slice(0, 0))
@@ -54,12 +72,23 @@ def test_a_job_continues_from_transformed_state(tmp_path: Path, format: Savepoin
         of.entries = {}
         for brief in of.brief_entries.values():
             brief.value += 1
-    story.expected.rates = Counter()
+    story.expected.timers = {(place, _later(text)) for place, text in story.expected.timers}
+    story.expected.collected = [replace(row, number=row.number + 1000) for row in story.expected.collected]
+    is_kept = format is SavepointFormat.CANONICAL
+    story.expected.rates = Counter({name: rate + 5 for name, rate in story.expected.rates.items() if is_kept})
     new = story.begin(written)
     story.check(new)
     story.process(new)
     story.check(new)
+    if is_kept:
+        rates = read_state(new.storage.uri, "rates", "_operator/rates").read_all().to_pylist()
+        assert {row["map_key"]: row["value"] for row in rates} == dict(story.expected.rates)
     story.check_timers(new)
+
+
+def _later(timer: str) -> str:
+    domain, time = timer.split()
+    return f"{domain} {int(time) + 60_000}"
 
 
 def test_the_copy_has_the_savepoint_s_job_positions_and_new_operators(tmp_path: Path) -> None:

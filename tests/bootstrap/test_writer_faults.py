@@ -17,7 +17,7 @@ from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.failpoints import NAMES
 from stateflow.query.state import entries_of
-from tests.bootstrap.written_totals import write_in_process, write_totals
+from tests.bootstrap.written_totals import write_in_process, write_more, write_totals
 from tests.recovery.failing_disks import VARIABLE, DiskPlan
 from tests.support import processes, root_files
 from tests.support.errors import raises
@@ -46,15 +46,15 @@ def _is_complete(path: Path) -> bool:
     return True
 
 
-def _begin(path: Path, totals: dict[str, int], failpoint: str) -> ForkServerProcess:
-    arguments = (path, totals, path.with_suffix(".outcome"), {"STATEFLOW_FAILPOINT": failpoint})
+def _begin(path: Path, given: dict[str, int] | Path, failpoint: str) -> ForkServerProcess:
+    arguments = (path, given, path.with_suffix(".outcome"), {"STATEFLOW_FAILPOINT": failpoint})
     process = multiprocessing.get_context("forkserver").Process(target=write_in_process, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def _kill_at(path: Path, totals: dict[str, int], failpoint: str) -> None:
-    process = _begin(path, totals, failpoint)
+def _kill_at(path: Path, given: dict[str, int] | Path, failpoint: str) -> None:
+    process = _begin(path, given, failpoint)
     process.join(processes.DEADLINE)
     assert process.exitcode == -signal.SIGKILL
 
@@ -74,6 +74,20 @@ def test_a_killed_writer_leaves_no_savepoint_or_a_complete_one_which_a_repetitio
     assert _is_complete(path) == (failpoint == "write.complete")
     write_totals(path, FIRST)
     _check(path, FIRST)
+
+
+@pytest.mark.parametrize("failpoint", ["savepoint.share:1", "write.stored"])
+def test_a_killed_transformation_is_completed_by_its_repetition(tmp_path: Path, failpoint: str) -> None:
+    base, path = tmp_path / "base", tmp_path / "w"
+    write_totals(base, FIRST)
+    before = root_files.digests(base)
+    _kill_at(path, base, failpoint)
+    assert not _is_complete(path)
+    write_more(path, base)
+    _check(path, {shop: total + 1 for shop, total in FIRST.items()})
+    complete = root_files.digests(path)
+    write_more(path, base)
+    assert root_files.digests(path) == complete and root_files.digests(base) == before
 
 
 @pytest.mark.parametrize("failpoint", STEPS[:-1])

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow import KeyedStateFrame, MapStateDescriptor, SavepointWriter, ValueStateDescriptor
 from stateflow.clock import ManualClock
@@ -25,12 +26,27 @@ def write_totals(path: Path, totals: dict[str, int]) -> None:
     given.with_broadcast_state("sum", RULES, rules).write(path)
 
 
-def write_in_process(path: Path, totals: dict[str, int], outcome: Path, environment: dict[str, str]) -> None:
-    """As `write_totals`; writes the code of an error, or nothing, to a file."""
+def write_more(path: Path, base: Path) -> None:
+    """Writes the savepoint in `base` with totals that are larger by one, and rules that are shorter by one byte."""
+    given = SavepointWriter.from_savepoint(base, clock=ManualClock())
+    given.transform_state("sum", TOTAL, lambda batch: _with_values(batch, pc.add(batch.column("value"), 1)))
+    shorter = lambda batch: _with_values(batch, pc.binary_slice(batch.column("value"), 1))  # noqa: E731
+    given.transform_broadcast_state("sum", RULES, shorter).write(path)
+
+
+def _with_values(batch: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index("value"), "value", values)
+
+
+def write_in_process(path: Path, given: dict[str, int] | Path, outcome: Path, environment: dict[str, str]) -> None:
+    """As `write_totals`, or as `write_more` of a savepoint; writes the code of an error, or nothing, to a file."""
     os.environ.update(environment)
     try:
         with disk_from_environment():
-            write_totals(path, totals)
+            if isinstance(given, Path):
+                write_more(path, given)
+            else:
+                write_totals(path, given)
         outcome.write_text("")
     except StateflowError as e:
         outcome.write_text(e.code)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stateflow import read_state
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read
 from tests.support import local_flights
@@ -28,13 +30,15 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
     monkeypatch.delitem(sys.modules, "flights", raising=False)
     files = local_flights.stage(tmp_path / "data")
     savepoint = str(tmp_path / "history")
-    given = {"files": files, "folder": str(tmp_path / "data"), "position": {"file": 2}, "savepoint": savepoint}
+    given = {"files": files, "folder": str(tmp_path / "data"), "position": {"file": 2}}
+    given |= {"savepoint": savepoint, "changed": str(tmp_path / "changed")}
     code = "\n".join(blocks(GUIDE, "python"))
     # As in the job: a source that needs no Spark.
     code = code.replace("FileSource(", "FlightFiles(").replace(
         "from stateflow import FileSource, ", "from stateflow import "
     )
     exec(compile(f"from tests.support.local_flights import FlightFiles\n{code}", "guide", "exec"), given)
+    _check_changed(savepoint, str(tmp_path / "changed"))
     options = [
         f"job.flights={tmp_path / 'data'}",
         f"job.tables={tmp_path / 'tables'}",
@@ -48,3 +52,17 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
     assert ended.exit_code == 0, ended.output
     for table, wanted in local_flights.expected(files, skip=2).items():
         assert multiset(delta_rows(tmp_path / "tables" / table)) == multiset(wanted)
+
+
+def _check_changed(savepoint: str, changed: str) -> None:
+    before, after = (_rows(path, "route-delay", ["carrier", "origin"]) for path in (savepoint, changed))
+    assert after == {key: value for key, value in before.items() if key[1] == "EWR"} and len(after) < len(before)
+    before, after = (_rows(path, "running-delay", ["tailnum"]) for path in (savepoint, changed))
+    for value in before.values():
+        value["total"] /= 60
+    assert after == before
+
+
+def _rows(savepoint: str, operator: str, key: list[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    rows = read_state(savepoint, operator, "stats").read_all().to_pylist()
+    return {tuple(row[name] for name in key): row["value"] for row in rows}

@@ -28,6 +28,7 @@ from stateflow.state.columnar.binary_columns import (
 )
 from stateflow.state.columnar.column_serializer import ColumnSerializer
 from stateflow.state.columnar.key_encoding import encode_key_columns
+from stateflow.state.columnar.key_parts import parts_of_column
 from stateflow.state.entry_limits import map_key_too_large
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -139,7 +140,7 @@ class StateEncoder:
     def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """See `EntryEncoder.encode`."""
         with state_named(self.descriptor.name):
-            entries = naming_row(self.key, batch, self._encode)
+            entries = naming_row(batch, self._encode, self.key.facts_of)
         self.added += batch.num_rows
         return entries
 
@@ -213,7 +214,7 @@ class TimerEncoder:
     def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """See `EntryEncoder.encode`."""
         with state_named("_timers"):
-            return naming_row(self.key, batch, self._encode)
+            return naming_row(batch, self._encode, self.key.facts_of)
 
     def _encode(self, batch: pa.RecordBatch) -> EntryColumns:
         keys = self.key.encode(batch, LIMITS)
@@ -271,10 +272,10 @@ def _namespaces(batch: pa.RecordBatch, name: str) -> pa.LargeBinaryArray | bytes
     if not name:
         return VOID_NAMESPACE
     column = batch.column(name)
-    if not column.null_count:
+    if not column.null_count and not pa.types.is_struct(column.type):
         return encode_key_columns([column])
     # The void namespace is an encoded None.
-    return from_list([encode_key((value,)) for value in column.to_pylist()])
+    return from_list([encode_key((part,)) for part in parts_of_column(column, name)])
 
 
 def _time_rows(times: NDArray[np.int64]) -> NDArray[np.uint8]:

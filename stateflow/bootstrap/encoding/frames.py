@@ -37,12 +37,14 @@ class KeyedStateFrame:
         frame: a DataFrame of Spark, or an Arrow table, record batch or reader, which is read once.
         value: column of the values. By default ``value``; in a frame without that column, all columns without another
             meaning are the fields of the values.
-        map_key: column of the keys of a map.
+        map_key: column of the keys of a map; if they have several types, it may have structs as for `namespace`.
         order_by: columns by which the elements of a list are ordered; those with equal values are in any order. By
             default ``position``; without it, the order of the rows of an Arrow frame. A DataFrame has no order.
         written_at: column of the times from which on the time to live counts, as timestamps or in milliseconds since
             1970. By default ``written_at``, next to the column ``value``; without it, the time of the writer.
-        namespace: column of the namespaces. By default ``namespace``, next to ``value``; without it, the void one.
+        namespace: column of the namespaces, of one type or structs of ``type`` and ``value`` as in
+            `stateflow.read_state`; null is the void one. By default ``namespace``, next to ``value``; without it, all
+            are void.
     """
 
     descriptor: StateDescriptor

@@ -84,9 +84,9 @@ class KeyColumns:
             raise key_too_large(size, limits)
         return encoded
 
-    def text_of(self, batch: pa.RecordBatch, row: int) -> str:
+    def facts_of(self, batch: pa.RecordBatch, row: int) -> dict[str, object]:
         """Returns the key of a row for an error."""
-        return ", ".join(f"{name}={batch.column(name)[row].as_py()!r}"[:200] for name in self.names)
+        return {"key": ", ".join(f"{name}={batch.column(name)[row].as_py()!r}"[:200] for name in self.names)}
 
     def _column(self, batch: pa.RecordBatch, name: str, kind: str) -> pa.Array:
         column = batch.column(name)
@@ -95,8 +95,12 @@ class KeyColumns:
         return cast(column, _arrow_type(kind), name)
 
 
-def naming_row(key: KeyColumns, batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], T]) -> T:
-    """Returns the result of `encode`; adds the key of the first row that it refuses to its error.
+def naming_row(
+    batch: pa.RecordBatch,
+    encode: Callable[[pa.RecordBatch], T],
+    facts_of: Callable[[pa.RecordBatch, int], dict[str, object]],
+) -> T:
+    """Returns the result of `encode`; adds facts of the first row that it refuses, such as its key, to its error.
 
     Raises:
         StateflowError: as `encode` does.
@@ -116,7 +120,7 @@ def naming_row(key: KeyColumns, batch: pa.RecordBatch, encode: Callable[[pa.Reco
         try:
             encode(batch.slice(last - 1, 1))
         except StateflowError as e:
-            e.add_facts(key=key.text_of(batch, last - 1))
+            e.add_facts(**facts_of(batch, last - 1))
             raise
         raise
 

@@ -17,6 +17,7 @@ from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, Stat
 from stateflow.state.columnar.binary_columns import from_list, largest_of
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.columnar.key_encoding import encode_key_columns
+from stateflow.state.columnar.key_parts import parts_of_column
 from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.types.arrow_types import from_builtin
@@ -116,17 +117,17 @@ def encode_map_keys(
     Args:
         keys: the map's encoder of one key.
         wanted: the column serializer of the map's keys; None if they may have several types.
-        column: the keys.
+        column: the keys; null is the key None of several types.
         name: name of the column, for errors.
 
     Raises:
         DataError: a key is null.
         SchemaMismatch, StateError: a key is not of the declared type.
     """
+    if wanted is None:
+        return from_list([keys.encode(key) for key in parts_of_column(column, name)])
     if column.null_count:
         raise DataError("a key of a map is null", hint="filter these rows", column=name)
-    if wanted is None:
-        return from_list([keys.encode(key) for key in column.to_pylist()])
     column = cast(column, wanted.type, name)
     keys.check_column(column)
     return encode_key_columns([column])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -19,10 +19,18 @@ BUCKET_BYTES = 8 << 20
 MOST_BUCKETS = 256
 
 
-def write_local(operator: KeyedOperator, layout: Layout, target: Target) -> list[SubtaskState]:
+def write_local(
+    operator: KeyedOperator, layout: Layout, target: Target, kept: Iterable[EntryColumns] = ()
+) -> list[SubtaskState]:
     """Writes the keyed state of an operator in canonical files; returns the state of each subtask that has entries.
 
     Local disk has all entries, and memory a part of them.
+
+    Args:
+        operator: the operator.
+        layout: its subtasks.
+        target: where it is written.
+        kept: stored entries, which are written as they are.
 
     Raises:
         DataError: a key is null or occurs twice, or a value is null.
@@ -30,6 +38,7 @@ def write_local(operator: KeyedOperator, layout: Layout, target: Target) -> list
     """
     with ScratchFolder() as scratch:
         sorter = EntrySorter(operator, layout, range(layout.parallelism), _buckets(operator), scratch.path)
+        sorter.add(kept)
         for rows in operator.states:
             states = operator.state_encoder(rows, layout)
             sorter.add(states.encode(batch) for batch in batches_of(_ordered(rows)))
