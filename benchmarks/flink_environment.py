@@ -29,6 +29,11 @@ class FlinkEnvironment:
     jars: tuple[Path, ...]
     hadoop: tuple[Path, ...]
 
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """Flink's own JARs, which functions in Java are compiled with."""
+        return tuple(sorted(self.python.parents[1].glob("lib/python*/site-packages/pyflink/lib/*.jar")))
+
 
 def set_up() -> FlinkEnvironment:
     """Makes it, or finds it where an earlier run has made it. Raises CalledProcessError when packages cannot be had."""

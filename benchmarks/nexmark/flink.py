@@ -18,6 +18,7 @@ from typing import TypedDict
 from benchmarks.competitors import free_port
 from benchmarks.flink_environment import FlinkEnvironment, set_up
 from benchmarks.nexmark.changelog import Rows, final_rows
+from benchmarks.nexmark.flink_functions import compile_functions
 from benchmarks.nexmark.flink_tables import definitions, statements, write_inputs, write_side_input
 from benchmarks.processes import ProgramFailed, Usage, run_program
 
@@ -39,18 +40,21 @@ class FlinkInputs:
     Attributes:
         one: a folder with one file of all events: rows of equal order come in the order of the stream.
         two: folders with a file each, for reading on two cores.
+        side_input: a table that does not change, as CSV.
+        functions: the JAR of Nexmark's functions.
     """
 
     folder: Path
     one: list[Path]
     two: list[Path]
     side_input: Path
+    functions: Path
 
     @classmethod
     def write(cls, events: Path, folder: Path) -> FlinkInputs:
         """Writes what the generator has written in the form that Flink reads."""
         one, two = write_inputs(events, folder, 1), write_inputs(events, folder, PARALLELISM)
-        return cls(folder, one, two, write_side_input(folder))
+        return cls(folder, one, two, write_side_input(folder), compile_functions(set_up(), folder))
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,16 @@ def _run(query: str, inputs: FlinkInputs, folder: Path, order: _Order) -> tuple[
     (folder / "tmp").mkdir()
     *views, select = statements(query)
     given, answer = folder / "order.json", folder / "answer.json"
-    jars = {"pipeline.jars": ";".join(jar.as_uri() for jar in environment.jars)}
+    jars = [*environment.jars, inputs.functions]
+    more = {
+        "pipeline.jars": ";".join(jar.as_uri() for jar in jars),
+        "pipeline.global-job-parameters": f"nexmark.side-input:{inputs.side_input}",
+    }
     given.write_text(
         json.dumps(
             {
-                "settings": settings(folder) | jars,
-                "statements": [*definitions(order.inputs, inputs.side_input), *views],
+                "settings": settings(folder) | more,
+                "statements": [*definitions(order.inputs), *views],
                 "query": select,
                 "sink": order.sink,
                 "runs": order.runs,

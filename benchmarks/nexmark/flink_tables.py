@@ -15,6 +15,7 @@ SQL = Path(__file__).parent / "flink_sql"
 _WATERMARK_DELAY = "INTERVAL '4' SECOND"
 """As in Nexmark's own table."""
 _SIDE_INPUT_ROWS = 10_000
+_FUNCTIONS = {"count_character": "nexmark.CountCharacter", "side_input": "nexmark.SideInput"}
 _TYPES = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING", pa.timestamp("ms"): "TIMESTAMP(3)"}
 
 
@@ -36,23 +37,18 @@ def write_inputs(events: Path, folder: Path, files: int) -> list[Path]:
 
 
 def write_side_input(folder: Path) -> Path:
-    """Writes the table that does not change: each number, and the same as text. Returns its folder."""
-    side_input = folder / "side_input"
-    side_input.mkdir(parents=True)
-    rows = "".join(f"{number},{number}\n" for number in range(_SIDE_INPUT_ROWS))
-    (side_input / "side_input.csv").write_text(rows)
-    return side_input
+    """Writes the table that does not change, as CSV: each number, and the same as text."""
+    path = folder / "side_input.csv"
+    path.write_text("".join(f"{number},{number}\n" for number in range(_SIDE_INPUT_ROWS)))
+    return path
 
 
-def definitions(inputs: Sequence[Path], side_input: Path) -> list[str]:
-    """Returns the statements that define the table of events, Nexmark's views, and the table that does not change."""
+def definitions(inputs: Sequence[Path]) -> list[str]:
+    """Returns the statements that define the table of events, Nexmark's views, and its functions."""
     tables = [_events_table(f"events_{number}", path) for number, path in enumerate(inputs)]
     union = " UNION ALL ".join(f"SELECT * FROM events_{number}" for number in range(len(inputs)))
-    side = (
-        "CREATE TABLE side_input (`key` BIGINT, `value` STRING) WITH "
-        f"('connector' = 'filesystem', 'path' = '{side_input.as_uri()}', 'format' = 'csv')"
-    )
-    return [*tables, f"CREATE VIEW datagen AS {union}", side, *statements("sources")]
+    functions = [f"CREATE TEMPORARY FUNCTION {name} AS '{each}'" for name, each in _FUNCTIONS.items()]
+    return [*tables, f"CREATE VIEW datagen AS {union}", *functions, *statements("sources")]
 
 
 def statements(name: str) -> list[str]:

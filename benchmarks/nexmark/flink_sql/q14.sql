@@ -1,5 +1,4 @@
--- Bids of some prices, with the part of the day, and how often the letter c is in them. Nexmark counts letters by a
--- function of its own, in Java. Here Flink's functions count them.
+-- Bids of some prices, with the part of the day, and how often the letter c is in them.
 SELECT auction, bidder, 0.908 * price AS price,
        CASE
            WHEN HOUR(`dateTime`) BETWEEN 8 AND 18 THEN 'dayTime'
@@ -7,6 +6,6 @@ SELECT auction, bidder, 0.908 * price AS price,
            ELSE 'otherTime'
        END AS bidTimeType,
        `dateTime`, extra,
-       CAST(CHAR_LENGTH(extra) - CHAR_LENGTH(REPLACE(extra, 'c', '')) AS BIGINT) AS c_counts
+       count_character(extra, 'c') AS c_counts
 FROM bid
 WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000;

@@ -70,6 +70,23 @@ def average_winning_bids(events: list[Event]) -> Rows:
     return Counter((category, sum(prices) // len(prices)) for category, prices in by_category.items())
 
 
+def with_values(events: list[Event]) -> Rows:
+    """q13."""
+    return Counter(
+        (bid["auction"], bid["bidder"], bid["price"], bid["dateTime"], str(bid["auction"] % 10_000))
+        for bid in of_type(events, BID)
+    )
+
+
+def with_letters_counted(events: list[Event]) -> Rows:
+    """q14: all times of the events are in the first hours of a day."""
+    return Counter(
+        (bid["auction"], bid["bidder"], price, "nightTime", bid["dateTime"], bid["extra"], bid["extra"].count("c"))
+        for bid in of_type(events, BID)
+        if 1_000_000 < (price := Decimal("0.908") * bid["price"]) < 50_000_000
+    )
+
+
 def sessions(events: list[Event]) -> Rows:
     """q11."""
     gap = timedelta(seconds=10)
@@ -93,7 +110,15 @@ def last_bids(events: list[Event]) -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("query", "oracle"), [("q1", converted), ("q4", average_winning_bids), ("q11", sessions), ("q18", last_bids)]
+    ("query", "oracle"),
+    [
+        ("q1", converted),
+        ("q4", average_winning_bids),
+        ("q11", sessions),
+        ("q13", with_values),
+        ("q14", with_letters_counted),
+        ("q18", last_bids),
+    ],
 )
 def test_final_rows_of_flink_are_those_of_plain_python(
     events: list[Event], inputs: FlinkInputs, query: str, oracle: Callable[[list[Event]], Rows]

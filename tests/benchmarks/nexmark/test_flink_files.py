@@ -85,15 +85,18 @@ def test_each_query_ends_with_a_select_and_defines_only_views_before(tmp_path: P
 
 
 def test_the_table_of_events_has_the_columns_of_the_files(tmp_path: Path) -> None:
-    first, second, datagen, side_input, *views = definitions(
-        [tmp_path / "a", tmp_path / "b"], write_side_input(tmp_path)
-    )
+    first, second, datagen, *others = definitions([tmp_path / "a", tmp_path / "b"])
     for field in SCHEMA:
         assert f"`{field.name}` " in first
     assert (tmp_path / "b").as_uri() in second
     assert datagen == "CREATE VIEW datagen AS SELECT * FROM events_0 UNION ALL SELECT * FROM events_1"
-    assert "side_input" in side_input
-    assert [view.split()[2] for view in map(without_comments, views)] == ["person", "auction", "bid"]
+    views = [other for other in map(without_comments, others) if other.startswith("CREATE VIEW")]
+    assert [view.split()[2] for view in views] == ["person", "auction", "bid"]
+
+
+def test_the_side_input_has_each_number_and_its_text(tmp_path: Path) -> None:
+    lines = write_side_input(tmp_path).read_text().splitlines()
+    assert [line.split(",") for line in lines] == [[str(number)] * 2 for number in range(10_000)]
 
 
 def without_comments(statement: str) -> str:
