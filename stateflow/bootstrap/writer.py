@@ -25,7 +25,7 @@ from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import Clock, SystemClock, epoch_milliseconds
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, StateflowError
 from stateflow.ids import check_name
 from stateflow.requesters import os_user
 from stateflow.storage import open_location
@@ -240,6 +240,7 @@ class SavepointWriter(SavepointChanges):
             ConfigError: another savepoint is in the folder, or a name or position is not valid.
             DataError: a key or value is null, or a key occurs twice; the error has the key.
             SchemaMismatch, StateError, EntryTooLarge: a value cannot be stored as its state declares; likewise.
+            UserCodeError: a function that transforms a state has raised an exception.
         """
         storage = open_location(os.fspath(path))
         target = Target(storage, "")
@@ -286,13 +287,17 @@ def _layout(max_parallelism: int, parallelism: int | None) -> Layout:
 
 def _written(given: _Operator, layout: Layout, target: Target) -> OperatorState:
     keyed, states = given.keyed, given.states
-    return OperatorState(
-        uid=keyed.uid,
-        parallelism=layout.parallelism,
-        key_types=list(keyed.key.types),
-        key_names=list(keyed.key.names),
-        states=keyed.schemas(layout.at),
-        subtasks=write_keyed(keyed, layout, target),
-        operator_states=states.schemas(),
-        parts=states.parts(layout, target),
-    )
+    try:
+        return OperatorState(
+            uid=keyed.uid,
+            parallelism=layout.parallelism,
+            key_types=list(keyed.key.types),
+            key_names=list(keyed.key.names),
+            states=keyed.schemas(layout.at),
+            subtasks=write_keyed(keyed, layout, target),
+            operator_states=states.schemas(),
+            parts=states.parts(layout, target),
+        )
+    except StateflowError as e:
+        e.add_facts(operator=keyed.uid)
+        raise

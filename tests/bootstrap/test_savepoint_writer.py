@@ -178,7 +178,7 @@ def test_a_row_that_cannot_be_stored_is_named(
     facts: dict[str, Any],
 ) -> None:
     writer = _writer(pa.table(given), columns, **options)
-    with raises(error, **facts):
+    with raises(error, operator="sum", **facts):
         writer.write(tmp_path / "w")
     with raises(ConfigError):
         savepoint_at(str(tmp_path / "w"))

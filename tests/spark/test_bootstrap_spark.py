@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stateflow import KeyedStateFrame, SavepointWriter, ValueStateDescriptor
+from stateflow import KeyedStateFrame, SavepointWriter, ValueStateDescriptor, read_state
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, DataError, SchemaMismatch
+from stateflow.state.columnar.key_parts import KEY_PART, parts_column
 from tests.bootstrap.given_state import ITEMS, add_operators
 from tests.support import root_files, stored_state
 from tests.support.errors import raises
@@ -65,6 +66,28 @@ def test_dataframes_give_the_same_state_as_tables(spark_session: SparkSession, t
     tables = _write(expected, lambda table: table, tmp_path / "tables")
     frames = _write(expected, spark_session.createDataFrame, tmp_path / "frames")
     assert frames == tables
+
+
+def test_namespaces_of_dataframes_keep_their_types(spark_session: SparkSession, tmp_path: Path) -> None:
+    spaces = parts_column([7, "7", None, 7], KEY_PART)
+    items = pa.table({"key": ["a"] * 4, "namespace": spaces, "position": [1, 0, 0, 0], "value": [4, 2, 1, 3]})
+    timers = pa.table({"key": ["a"] * 4, "namespace": spaces, "time": [1, 2, 3, 4]})
+
+    def write(shape: Callable[[pa.Table], Any], path: Path) -> dict[str, list[tuple[Any, ...]]]:
+        writer = SavepointWriter.new("job", max_parallelism=4, parallelism=1, clock=ManualClock())
+        states = [KeyedStateFrame(ITEMS, shape(items))]
+        writer.with_operator("op", key="key", states=states, timers=shape(timers)).write(path)
+        return _entries(path)
+
+    found = write(spark_session.createDataFrame, tmp_path / "frames")
+    assert found == write(lambda table: table, tmp_path / "tables")
+    read = read_state(str(tmp_path / "frames"), "op", "items").read_all().to_pylist()
+    assert [(row["namespace"], row["value"]) for row in read] == [
+        (None, 1),
+        ({"type": "str", "value": "7"}, 2),
+        ({"type": "int", "value": "7"}, 3),
+        ({"type": "int", "value": "7"}, 4),
+    ]
 
 
 def test_errors_of_rows_and_frames_are_those_without_spark(spark_session: SparkSession, tmp_path: Path) -> None:
