@@ -145,15 +145,15 @@ class StateEncoder:
         return entries
 
     def _encode(self, batch: pa.RecordBatch) -> EntryColumns:
-        keys, values = joined(*self._key_parts(batch)), self._values.encode(batch)
-        stored = joined(ANY_GROUP + self._state.id, keys)
+        keys, values = self._key_parts(batch), self._values.encode(batch)
+        stored = joined(ANY_GROUP + self._state.id, *keys)
         ttl, times = self._state.ttl, self._times(batch)
         if ttl is None or times is None:
             return EntryColumns(stored, values)
         timestamps = from_rows(_time_rows(times))
         assert len(VALUE_FORMAT) == 1
         payloads = without_first_byte(values)
-        expiry = joined(ANY_GROUP + ttl.id, timestamps, keys)
+        expiry = joined(ANY_GROUP + ttl.id, timestamps, *keys)
         timed = joined(TIMESTAMP_FORMATS[ttl.characteristic], timestamps, payloads)
         nothing = empty_values(len(expiry))
         return EntryColumns(pa.concat_arrays([stored, expiry]), pa.concat_arrays([timed, nothing]))

@@ -127,21 +127,12 @@ def _combined(operator: KeyedOperator, layout: Layout) -> DataFrame:
     """
     frames = [frame for frame in operator.frames if is_spark(frame)]
     if len(frames) == 1:
-        (frame,) = frames
-        name = _unused_name(frame)
-        rows = frame.withColumn(name, _subtask_of(frame, operator.key, layout))
-    else:
-        name = _SUBTASK
-        schemas = [frame.schema for frame in frames]
-        parts = [_tagged(frame, at, schemas, operator.key, layout) for at, frame in enumerate(frames)]
-        rows = reduce(DataFrame.unionByName, parts)
-    return rows.repartitionById(layout.parallelism, F.col(name)).drop(name)
-
-
-def _unused_name(frame: DataFrame) -> str:
-    """Returns the name of a new column; Spark ignores the case of names."""
-    names = {name.lower() for name in frame.columns}
-    return next(name for number in range(len(names) + 1) if (name := f"{_SUBTASK}{number}") not in names)
+        return frames[0].repartitionById(layout.parallelism, _subtask_of(frames[0], operator.key, layout))
+    schemas = [frame.schema for frame in frames]
+    parts = [_tagged(frame, at, schemas, operator.key, layout) for at, frame in enumerate(frames)]
+    rows = reduce(DataFrame.unionByName, parts)
+    # The task does not read the subtask: to drop it, Spark would copy each row.
+    return rows.repartitionById(layout.parallelism, F.col(_SUBTASK))
 
 
 def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: KeyColumns, layout: Layout) -> DataFrame:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.columnar.binary_columns import from_list, parts_of
+from stateflow.state.columnar.sorted_rows import sorted_rows
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,19 @@ class EntryColumns:
     def take(self, rows: NDArray[np.int64]) -> EntryColumns:
         """Returns the entries of some rows, in the order of `rows`."""
         # `pa.array` would import pandas.
-        return self._taken(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)]))
+        taken = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
+        return EntryColumns(self.keys.take(taken), self.values.take(taken))
 
     def sorted(self) -> EntryColumns:
         """Returns the entries in order of keys."""
-        return self._taken(pc.sort_indices(self.keys))
+        return self.take(sorted_rows(self.keys))
+
+    def sorted_parts(self, size: int) -> Iterator[EntryColumns]:
+        """Yields the entries in order of keys, in parts of about `size` bytes, which a processor's cache may hold."""
+        rows = sorted_rows(self.keys)
+        each = max(1, len(rows) * size // (self.bytes or 1))
+        for first in range(0, len(rows), each):
+            yield self.take(rows[first : first + each])
 
     def key_groups(self) -> NDArray[np.int64]:
         """Returns the key group of each entry."""
@@ -70,6 +78,3 @@ class EntryColumns:
         starts = offsets[:-1]
         groups = data[starts].astype(np.int64) << 8 | data[starts + 1]
         return cast(NDArray[np.int64], groups)
-
-    def _taken(self, rows: pa.Array) -> EntryColumns:
-        return EntryColumns(self.keys.take(rows), self.values.take(rows))

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from stateflow.private_files import make_folders
 from stateflow.scratch_folder import local_disk_errors
 from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.rehash import Groups, Rehash
+from stateflow.state.rehash import Rehash
 
 _BUFFER_BYTES = 32 << 20
 _PIECE_BYTES = 2 << 20
@@ -42,8 +41,7 @@ class BucketWriter:
         self._rehash = rehash
         self._starts = starts
         self._buffer_bytes = buffer_bytes
-        self._pending: list[EntryColumns] = []
-        self._groups: list[Groups] = []
+        self._pending: list[tuple[EntryColumns, list[int]]] = []
         self._size = 0
 
     def add(self, blocks: Iterable[EntryBlock]) -> None:
@@ -53,26 +51,26 @@ class BucketWriter:
     def add_columns(self, parts: Iterable[EntryColumns]) -> None:
         """Adds entries; raises as `Rehash` does."""
         for entries in parts:
-            # The processor's cache has the entries now.
+            # Pieces are divided at once, while the processor's cache has them.
             keys, groups = self._rehash(entries.keys)
-            self._pending.append(EntryColumns(keys, entries.values))
-            self._groups.append(groups)
+            rows = np.argsort(groups, kind="stable")
+            bounds = [*np.searchsorted(groups, self._starts, sorter=rows).tolist(), len(rows)]
+            self._pending.append((EntryColumns(keys, entries.values).take(rows), bounds))
             self._size += entries.bytes
             if self._size >= self._buffer_bytes:
                 self.flush()
 
     def flush(self) -> None:
         """Writes what is in memory."""
-        if not self._pending:
-            return
-        groups = np.concatenate(self._groups)
-        order = np.argsort(groups, kind="stable")
-        bounds = [*np.searchsorted(groups, self._starts, sorter=order).tolist(), len(groups)]
-        divided = EntryColumns.concatenated(self._pending).take(order)
-        self._pending, self._groups, self._size = [], [], 0
-        for bucket, (first, end) in zip(self._starts, pairwise(bounds), strict=True):
-            if first < end:
-                _write(bucket_file(self._folder, bucket), "ab", [divided.slice(first, end)])
+        pending, self._pending, self._size = self._pending, [], 0
+        for number, bucket in enumerate(self._starts):
+            found = [
+                piece.slice(bounds[number], bounds[number + 1])
+                for piece, bounds in pending
+                if bounds[number] < bounds[number + 1]
+            ]
+            if found:
+                _write(bucket_file(self._folder, bucket), "ab", [EntryColumns.concatenated(found)])
 
 
 def bucket_file(folder: Path, bucket: int) -> Path:
@@ -102,12 +100,12 @@ def read_sorted_columns(
     runs: list[Path] = []
     try:
         for part in parts:
-            runs.append(_store_run(last.sorted(), scratch / f"run-{len(runs)}"))
+            runs.append(_store_run(last, scratch / f"run-{len(runs)}"))
             last = part
         if not runs:
-            yield last.sorted()
+            yield from last.sorted_parts(_PIECE_BYTES)
             return
-        runs.append(_store_run(last.sorted(), scratch / f"run-{len(runs)}"))
+        runs.append(_store_run(last, scratch / f"run-{len(runs)}"))
         del last
         with ExitStack() as stack:
             yield from _merged([_read(stack.enter_context(pa.OSFile(str(path)))) for path in runs])
@@ -191,6 +189,5 @@ def _key(entries: EntryColumns, row: int) -> bytes:
 
 
 def _store_run(entries: EntryColumns, path: Path) -> Path:
-    rows = max(1, len(entries) * _RUN_BATCH_BYTES // (entries.bytes or 1))
-    _write(path, "wb", (entries.slice(at, min(at + rows, len(entries))) for at in range(0, len(entries), rows)))
+    _write(path, "wb", entries.sorted_parts(_RUN_BATCH_BYTES))
     return path
