@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stateflow.bootstrap.encoding.column_types import cast, check_kind
 from stateflow.bootstrap.encoding.frames import StateColumns
+from stateflow.bootstrap.encoding.plain_values import Restore, restored_by, serialized_bytes
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, StateflowError
 from stateflow.state.columnar.binary_columns import from_list, largest_of
@@ -21,7 +22,7 @@ from stateflow.state.columnar.key_parts import parts_of_column
 from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.types.arrow_types import from_builtin
-from stateflow.types.serializers import Codec, ValueSerializer
+from stateflow.types.serializers import Codec, CustomValueSerializer, ValueSerializer
 
 T = TypeVar("T")
 
@@ -60,6 +61,10 @@ class Values:
             # The type, such as a set, has no Arrow column: its values are converted one by one.
             return None
 
+    @cached_property
+    def _restore(self) -> Restore | None:
+        return restored_by(self._codec) if isinstance(self._codec, ValueSerializer) else None
+
     def encode(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         """Returns the encoded value of each row.
 
@@ -89,10 +94,14 @@ class Values:
         return pa.StructArray.from_arrays(columns, fields=fields)
 
     def _encode_each(self, column: pa.Array) -> list[bytes]:
-        values = column.to_pylist(maps_as_pydicts="strict")
         codec = self._codec
+        if isinstance(codec, CustomValueSerializer) and (stored := serialized_bytes(column, codec)) is not None:
+            return stored
+        values = column.to_pylist(maps_as_pydicts="strict")
         if not isinstance(codec, ValueSerializer):
             return [codec.encode(value) for value in values]
+        if (restore := self._restore) is not None:
+            values = [restore(value) for value in values]
         return [codec.encode(_converted(value, codec)) for value in values]
 
 
