@@ -6,6 +6,7 @@ from importlib import metadata
 
 import click
 
+from stateflow.cli.bootstrap.commands import change, write
 from stateflow.cli.check import check, plan
 from stateflow.cli.checkpoints import checkpoints
 from stateflow.cli.common import StateflowGroup
@@ -37,6 +38,8 @@ def main() -> None:
     """Checkpoints, recovery and managed state for PySpark jobs."""
 
 
+for command in (write, change):
+    savepoint.add_command(command)
 for command in (
     run,
     submit,

@@ -76,7 +76,7 @@ def _job_code(job: Path | None, config: Path | None, assignments: tuple[str, ...
 
 @click.group()
 def savepoint() -> None:
-    """Create, list, verify and delete savepoints."""
+    """Create, write, list, verify and delete savepoints."""
 
 
 @savepoint.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateflow import read_state
+from stateflow import diff, read_state
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read
 from tests.support import local_flights
@@ -28,6 +29,7 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
     job.write_text(local_flights.job_text())
     monkeypatch.syspath_prepend(str(job.parent))
     monkeypatch.delitem(sys.modules, "flights", raising=False)
+    monkeypatch.chdir(tmp_path)
     files = local_flights.stage(tmp_path / "data")
     savepoint = str(tmp_path / "history")
     given = {"files": files, "folder": str(tmp_path / "data"), "position": {"file": 2}}
@@ -45,7 +47,10 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
         f"local_dir={tmp_path / 'local'}",
     ]
     settings = [part for option in options for part in ("--set", option)]
-    more = ["--job-root", str(tmp_path / "root"), "--from-savepoint", savepoint, *settings]
+    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    by_command = _command(job, tmp_path, settings)
+    assert diff(savepoint, by_command).keys == 0
+    more = ["--job-root", str(tmp_path / "root"), "--from-savepoint", by_command, *settings]
     monkeypatch.delitem(sys.modules, "flights", raising=False)
     ended = invoke("run", str(job), *more)
     store_cache.close_all()
@@ -66,3 +71,16 @@ def _check_changed(savepoint: str, changed: str) -> None:
 def _rows(savepoint: str, operator: str, key: list[str]) -> dict[tuple[str, ...], dict[str, Any]]:
     rows = read_state(savepoint, operator, "stats").read_all().to_pylist()
     return {tuple(row[name] for name in key): row["value"] for row in rows}
+
+
+def _command(job: Path, folder: Path, settings: list[str]) -> str:
+    """Writes the savepoint with the command of the guide; returns its path."""
+    (text,) = (block for block in blocks(GUIDE, "") if block.startswith("stateflow savepoint write"))
+    output = str(folder / "by-command")
+    given = {"flights.py": str(job), "/var/savepoints/history": output}
+    given["flights=timestamp:2026-02-01T00:00"] = 'flights={"file": 2}'
+    words = [given.pop(word, word) for word in shlex.split(text.replace("\\\n", " "))[1:]]
+    assert not given
+    ended = invoke(*words, *settings)
+    assert ended.exit_code == 0, ended.output
+    return output

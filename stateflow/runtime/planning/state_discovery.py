@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -24,7 +26,8 @@ from stateflow.state.schema.compatibility import Declarations
 
 log = logging.getLogger(__name__)
 
-_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+"""The processing time of a function that is opened to discover its states."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, Declaratio
     found = {}
     for chain in plan.chains:
         if chain.operator is not None:
-            info = TaskInfo(chain.uid, 0, plan.parallelism, max_parallelism, _NO_TIME)
+            info = TaskInfo(chain.uid, 0, plan.parallelism, max_parallelism, NO_TIME)
             found[chain.uid] = _discover_declarations(chain.operator.function, info)
     _check_queryable_names(found)
     return found
@@ -86,17 +89,23 @@ def source_columns(plan: JobPlan) -> dict[str, dict[str, str]]:
 
 
 def discover_states(
-    function: KeyedFunction[object], info: TaskInfo, keyed: KeyedState | None = None
+    function: KeyedFunction[object],
+    info: TaskInfo,
+    keyed: KeyedState | None = None,
+    operator: OperatorStateStore | None = None,
 ) -> DiscoveredStates:
     """Opens a copy of a function as a task does, closes it, and returns the states that it declared.
 
     Args:
+        function: the function.
+        info: number and parallelism of the task.
         keyed: the keyed state to declare states in; by default an empty one.
+        operator: the operator state to declare states in; by default an empty one.
 
     Raises:
         Exception: what the function raises.
     """
-    keyed, operator = keyed or KeyedState(DictBackend()), OperatorStateStore()
+    keyed, operator = keyed or KeyedState(DictBackend()), operator or OperatorStateStore()
     own, context = copy.deepcopy(function), RuntimeContext(keyed, info)
     hooks = user_function(own)
     if isinstance(hooks, CheckpointedFunction):
@@ -108,16 +117,27 @@ def discover_states(
 
 
 def _discover_declarations(function: KeyedFunction[object], info: TaskInfo) -> Declarations:
-    try:
+    with user_errors(info.uid):
         declared = discover_states(function, info)
         return Declarations(declared.keyed.registry.declarations, declared.operator.declarations)
+
+
+@contextmanager
+def user_errors(uid: str) -> Iterator[None]:
+    """Adds the uid of an operator to errors of its body, which calls `open`; raises other exceptions as UserCodeError.
+
+    Args:
+        uid: uid of the operator.
+    """
+    try:
+        yield
     except StateflowError as e:
-        e.add_facts(operator=info.uid)
+        e.add_facts(operator=uid)
         raise
     except Exception as e:
         raise UserCodeError(
             f"open of an operator raised {type(e).__name__}: {e}",
             hint="a start calls open on a copy of the function to discover its states; fix the function",
-            operator=info.uid,
+            operator=uid,
             where=innermost(e),
         ) from e

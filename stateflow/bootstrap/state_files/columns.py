@@ -1,0 +1,141 @@
+"""The columns of a file of rows by their meaning, as `stateflow.read_state` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from stateflow.bootstrap.encoding.frames import DOMAIN, KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, TIME, VALUE, WRITTEN_AT
+from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.errors import ConfigError
+from stateflow.query.columns.reader import table_of
+from stateflow.query.columns.state_table import ALL_ROWS, RAW_KEYED, TIMERS, key_fields
+from stateflow.runtime.planning.declared_descriptors import DeclaredOperator
+from stateflow.similar_names import did_you_mean
+
+_OPTIONAL = frozenset((NAMESPACE, POSITION, WRITTEN_AT, DOMAIN))
+_IGNORED = frozenset((KEY_GROUP, "subtask", "kind"))
+"""Columns that follow from others."""
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns that files of a state are read with.
+
+    Attributes:
+        schema: the columns, in their order, with the types that the state declares.
+        ignored: columns of the files that are not read.
+        keys: the key columns.
+        names: the name of each of the columns in the frame, by its name in the files.
+    """
+
+    schema: pa.Schema
+    ignored: frozenset[str]
+    keys: tuple[str, ...]
+    names: Mapping[str, str]
+
+    def name_of(self, column: str) -> str:
+        """Returns the name in the frame of a column of `stateflow.read_state`; empty if the files do not have it."""
+        return self.names.get(column, "")
+
+
+@dataclass(frozen=True)
+class StateColumnNames:
+    """The columns that files of a state may have.
+
+    Attributes:
+        table: the table of the state, as `stateflow.read_state` returns it.
+        keys: the names of the key columns in the table, in their order.
+        key_names: their names in the job.
+        keeps_groups: whether the key group is read.
+    """
+
+    table: pa.Schema
+    keys: tuple[str, ...]
+    key_names: tuple[str, ...]
+    keeps_groups: bool
+
+    @classmethod
+    def of(cls, operator: DeclaredOperator, state: str, max_parallelism: int) -> StateColumnNames:
+        """Returns the columns of a state.
+
+        Args:
+            operator: the operator.
+            state: name of the state, as for `stateflow.read_state`.
+            max_parallelism: number of key groups.
+
+        Raises:
+            ConfigError: the operator has no such state.
+        """
+        stored = OperatorState(
+            uid=operator.uid,
+            parallelism=1,
+            key_types=list(operator.key.values()),
+            key_names=list(operator.key),
+            states=list(operator.keyed_schemas),
+            subtasks=[],
+            operator_states=list(operator.operator_schemas),
+        )
+        table = table_of(stored, state, ALL_ROWS, max_parallelism).schema
+        is_keyed = state in operator.keyed or state == TIMERS
+        keys = tuple(field.name for field in key_fields(stored)) if is_keyed else ()
+        return cls(table, keys, tuple(operator.key) if is_keyed else (), state == RAW_KEYED)
+
+    def found_in(self, names: Sequence[str], *, lacks_nulls: bool) -> FileColumns:
+        """Returns the columns to read of files that have columns of these names.
+
+        Args:
+            names: the names.
+            lacks_nulls: whether a row need not have a column whose value is null, as in JSON; then the fields of values
+                that are not named are read too.
+
+        Raises:
+            ConfigError: a column is missing, or has no meaning.
+        """
+        wanted = self._wanted(names)
+        ignored = _IGNORED - set(wanted.names)
+        unknown = [name for name in names if name not in wanted.names and name not in ignored]
+        missing = [name for name in wanted.names if name not in names and not self._may_lack(name, names)]
+        if unknown or missing:
+            raise ConfigError(
+                "the columns of a file are not those of the state",
+                hint=did_you_mean(unknown[0], missing or wanted.names)
+                if unknown
+                else "write the columns that stateflow state export writes, or name them in Python: SavepointWriter",
+                missing=missing,
+                unknown=unknown,
+                columns=list(wanted.names),
+            )
+        fields = set(wanted.names) - set(self.table.names) if lacks_nulls else set()
+        schema = pa.schema([wanted.field(name) for name in wanted.names if name in names or name in fields])
+        return FileColumns(schema, ignored, self.keys, self._frame_names(schema.names))
+
+    def _wanted(self, names: Sequence[str]) -> pa.Schema:
+        """Returns all columns that files may have; without a column of values, the fields of these."""
+        fields = [f for f in self.table if f.name not in _IGNORED or (f.name == KEY_GROUP and self.keeps_groups)]
+        value = self.table.field(VALUE).type if VALUE in self.table.names else None
+        if VALUE in names or value is None or not pa.types.is_struct(value):
+            return pa.schema(fields)
+        taken = {field.name for field in value}
+        others = [f for f in fields if f.name != VALUE and (f.name not in taken or f.name in self.keys)]
+        return pa.schema([*others, *(field for field in value if field.name not in self.keys)])
+
+    def _may_lack(self, name: str, names: Sequence[str]) -> bool:
+        if name in self.keys or name in (MAP_KEY, VALUE, TIME, KEY_GROUP):
+            return False
+        # Which fields a value needs is for its encoder to say.
+        return name in _OPTIONAL or VALUE not in names
+
+    def _frame_names(self, columns: Sequence[str]) -> dict[str, str]:
+        """Returns the columns under the names of the frame: key columns as the job names them."""
+        found = dict(zip(self.keys, self.key_names, strict=True))
+        for name in columns:
+            if name not in found:
+                renamed = name
+                # Such as the value of a job whose key column is called ``value``.
+                while renamed in self.key_names:
+                    renamed = f"{renamed}_"
+                found[name] = renamed
+        return {name: found[name] for name in columns}

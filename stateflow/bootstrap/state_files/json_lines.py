@@ -1,0 +1,183 @@
+"""Lines of JSON as Arrow batches: the opposite of `stateflow.connectors.json_rows`, for columns of known types."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import GenericAlias
+from typing import Annotated, Any, BinaryIO, TypedDict, cast
+
+import msgspec
+import pyarrow as pa
+
+from stateflow.errors import DataError
+
+_ROWS, _BYTES = 16 << 10, 8 << 20
+_LONGEST_LINE = 256 << 20
+_INTERVAL = re.compile(r"(-?)(\d{1,9}) (\d{1,2}):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6}))?")
+"""A duration as Spark writes it: days, hours, minutes and seconds."""
+types = pa.types
+
+
+_TYPED_DICT = cast(Callable[..., object], TypedDict)
+"""Type checkers know only the syntax of classes, whose names are not known here."""
+_Row = tuple[int, msgspec.Struct]
+"""A decoded line, after its number."""
+_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
+"""What Arrow raises for a value that a column cannot have."""
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+_Type = Any
+"""A type for msgspec's decoder."""
+
+
+class _Float(float):
+    """A number, or the text of one that JSON does not have, such as ``NaN``."""
+
+
+class _Duration(datetime.timedelta):
+    """A duration as text of ISO 8601 or of Spark."""
+
+
+_SCALARS = (
+    (types.is_boolean, bool),
+    (types.is_integer, int),
+    (types.is_floating, _Float),
+    (types.is_string, str),
+    (types.is_binary, bytes),
+    (types.is_date, datetime.date),
+    (types.is_time, datetime.time),
+    (types.is_duration, _Duration),
+    (types.is_decimal, decimal.Decimal),
+)
+
+
+def first_names(path: Path) -> list[str]:
+    """Returns the names of the first line's columns; none for an empty file. Raises DataError if it is no object."""
+    with path.open("rb") as file:
+        for number, line in _lines(file):
+            try:
+                return list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+            except (msgspec.DecodeError, RecursionError) as e:
+                raise _wrong_line(number, str(e)) from e
+    return []
+
+
+def read_lines(path: Path, schema: pa.Schema, ignored: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    """Yields the lines of a file as batches of bounded size.
+
+    A column that a line does not have is null.
+
+    Args:
+        path: the file.
+        schema: the columns.
+        ignored: names of columns that are not read.
+
+    Raises:
+        DataError: a line is no object of JSON, has another column, or a value of another type.
+    """
+    decoder = _decoder(schema, ignored)
+    rows: list[_Row] = []
+    size = 0
+    with path.open("rb") as file:
+        for number, line in _lines(file):
+            try:
+                rows.append((number, decoder.decode(line)))
+            except (msgspec.DecodeError, ValueError, RecursionError) as e:
+                raise _wrong_line(number, str(e)) from e
+            size += len(line)
+            if len(rows) >= _ROWS or size >= _BYTES:
+                yield _batch(rows, schema)
+                rows, size = [], 0
+    if rows:
+        yield _batch(rows, schema)
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not blank, with their numbers from 1."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise _wrong_line(number, f"it is longer than {_LONGEST_LINE} bytes")
+        if not line.isspace():
+            yield number, line
+
+
+def _wrong_line(number: int, reason: str) -> DataError:
+    return DataError(
+        "a line of a file is not a row of the state",
+        hint="write one object of JSON for each row, with the columns and values of stateflow state export",
+        line=number,
+        reason=reason[:300],
+    )
+
+
+def _batch(rows: Sequence[_Row], schema: pa.Schema) -> pa.RecordBatch:
+    """Returns decoded lines as a batch."""
+    try:
+        return _converted([row for _, row in rows], schema)
+    except _UNFIT:
+        for number, row in rows:
+            try:
+                _converted([row], schema)
+            except _UNFIT as e:
+                raise _wrong_line(number, str(e)) from e
+        raise
+
+
+def _converted(rows: Sequence[msgspec.Struct], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        pa.array([getattr(row, f"f{number}") for row in rows], field.type) for number, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _decoder(schema: pa.Schema, ignored: Collection[str]) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Returns the decoder of a line: an object whose attributes are numbered, since columns may have any name."""
+    columns = [*schema.names, *ignored]
+    kinds = [*(_python_type(field.type) | None for field in schema), *(Any for _ in ignored)]
+    row = msgspec.defstruct(
+        "Row",
+        [(f"f{number}", kind, None) for number, kind in enumerate(kinds)],
+        rename={f"f{number}": name for number, name in enumerate(columns)},
+        forbid_unknown_fields=True,
+    )
+    return msgspec.json.Decoder(row, dec_hook=_from_json)
+
+
+def _python_type(kind: pa.DataType) -> _Type:
+    """Returns the type that values of a column are decoded as."""
+    if types.is_timestamp(kind):
+        return Annotated[datetime.datetime, msgspec.Meta(tz=kind.tz is not None)]
+    if types.is_map(kind):
+        key = _python_type(kind.key_type)
+        return GenericAlias(dict, (float if key is _Float else key, _python_type(kind.item_type) | None))
+    if types.is_list(kind):
+        return GenericAlias(list, (_python_type(kind.value_type) | None,))
+    if types.is_struct(kind):
+        fields = {field.name: _python_type(field.type) | None for field in kind}
+        return _TYPED_DICT("Fields", fields, total=False)
+    return next(python for is_kind, python in _SCALARS if is_kind(kind))
+
+
+def _from_json(kind: type, given: object) -> object:
+    """Decodes a value without a type of JSON: a hook of msgspec's decoder."""
+    if kind is _Float and (given in _NOT_FINITE or type(given) in (int, float)):
+        return _Float(str(given))
+    if kind is _Duration and isinstance(given, str):
+        return _Duration(microseconds=_duration(given) // datetime.timedelta(microseconds=1))
+    raise ValueError(f"a value of type {type(given).__name__} is no {'number' if kind is _Float else 'duration'}")
+
+
+def _duration(text: str) -> datetime.timedelta:
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        return msgspec.convert(text, datetime.timedelta)
+    sign, days, hours, minutes, seconds, fraction = found.groups(default="")
+    size = datetime.timedelta(int(days), int(seconds), int(fraction.ljust(6, "0")), 0, int(minutes), int(hours))
+    return -size if sign else size

@@ -1,0 +1,89 @@
+"""Finds the files that a path or URI names: a file, the files of a folder, or those that match a pattern."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from stateflow.errors import ConfigError
+from stateflow.storage import Storage, open_location
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson")
+"""Ends of the names of files that are read of a folder."""
+_WILDCARDS = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A file of rows."""
+
+    storage: Storage
+    key: str
+
+    @property
+    def uri(self) -> str:
+        """URI of the file."""
+        return f"{self.storage.uri}/{self.key}"
+
+    @contextlib.contextmanager
+    def local_copy(self) -> Iterator[Path]:
+        """Yields the path of a local file with the content; raises MissingFile if the file was deleted."""
+        with self.storage.local_copy(self.key) as path:
+            yield path
+
+
+def find_files(location: str) -> list[StateFile]:
+    """Returns the files at a location, ordered by name; at least one.
+
+    Of a folder, these are the files whose names end as those of Parquet or JSON lines, and do not begin with ``.`` or
+    ``_``; not those of its subfolders.
+
+    Args:
+        location: path or URI of a file or folder, or a pattern with ``*``, ``?`` or ``[…]``, which match no ``/``.
+
+    Raises:
+        ConfigError: there is no such file, or the environment does not allow the location.
+    """
+    folder, _, name = location.rstrip("/").rpartition("/")
+    if name and not location.endswith("/"):
+        storage = open_location(folder or _root_of(location))
+        if storage.size(name) is not None:
+            return [StateFile(storage, name)]
+    found = _matching(location) if _WILDCARDS & set(location) else _of_folder(location)
+    if not found:
+        raise ConfigError(
+            "no file of rows exists at the location",
+            hint="pass a file of Parquet or JSON lines, a folder of such files, or a quoted pattern such as "
+            "'rows/*.parquet'",
+            location=location,
+        )
+    return found
+
+
+def _root_of(location: str) -> str:
+    return "/" if location.startswith("/") else "."
+
+
+def _of_folder(location: str) -> list[StateFile]:
+    storage = open_location(location)
+    keys = [blob.key for blob in storage.list("")]
+    return [StateFile(storage, key) for key in keys if "/" not in key and key[0] not in "._" and key.endswith(SUFFIXES)]
+
+
+def _matching(location: str) -> list[StateFile]:
+    parts = location.split("/")
+    first = next(number for number, part in enumerate(parts) if _WILDCARDS & set(part))
+    patterns = parts[first:]
+    storage = open_location("/".join(parts[:first]) or _root_of(location))
+    return [StateFile(storage, blob.key) for blob in storage.list("") if _fits(blob.key.split("/"), patterns)]
+
+
+def _fits(names: list[str], patterns: list[str]) -> bool:
+    """Returns whether the parts of a key match those of a pattern; a hidden file only if the pattern begins as it."""
+    return len(names) == len(patterns) and all(
+        fnmatchcase(name, pattern) and (name[0] != "." or pattern[0] == ".")
+        for name, pattern in zip(names, patterns, strict=True)
+    )

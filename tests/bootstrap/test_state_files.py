@@ -1,0 +1,244 @@
+"""Savepoints from files: ``savepoint write`` makes the same savepoint of what ``state export`` writes of one."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stateflow
+from stateflow.bootstrap.state_files.json_lines import read_lines
+from stateflow.bootstrap.state_files.locations import find_files
+from stateflow.checkpoint.log.documents import SavepointFormat
+from stateflow.connectors.json_rows import encode, json_objects
+from stateflow.errors import ConfigError, DataError
+from stateflow.operations import SavepointRequest, create_savepoint_into
+from tests.bootstrap.test_random_state import Story
+from tests.support import stored_state
+from tests.support.commands import invoke
+from tests.support.errors import raises
+from tests.support.local_jobs import LocalJobs
+from tests.support.moved_state import Row, build_job
+from tests.support.root_files import unsealed
+
+JOB = """
+from pathlib import Path
+
+from tests.support.local_jobs import LocalJobs
+from tests.support.moved_state import Row, build_job
+
+build = build_job(LocalJobs(Path(__file__).parent / "unused"), [Row(0, "a", 1, "read")] * 1000, {groups})
+"""
+
+
+def _savepoint(jobs: LocalJobs, folder: Path) -> str:
+    # A format that the test reads without the code under test.
+    request = SavepointRequest("made", from_head=True, format=SavepointFormat.CANONICAL)
+    return create_savepoint_into(jobs.storage.uri, request, str(folder)).path
+
+
+def _exported(savepoint: str, folder: Path, name_of: Callable[[], str]) -> list[str]:
+    """Exports every state of a savepoint; returns the options that write them."""
+    options = []
+    folder.mkdir()
+    for number, state in enumerate(stateflow.read_metadata(savepoint, "states").to_pylist()):
+        file = str(folder / f"{number}.{name_of()}")
+        which = ["--operator", state["operator"], "--state", state["state"]]
+        assert invoke("state", "export", savepoint, *which, "--output", file).exit_code == 0
+        options += ["--state", f"{state['operator']}.{state['state']}={file}"]
+    return options
+
+
+def _written(folder: Path, *options: str, groups: int = 0) -> dict[str, Any]:
+    (folder / "job.py").write_text(JOB.format(groups=groups))
+    words = ["savepoint", "write", str(folder / "job.py"), "--output", str(folder / "written")]
+    ended = invoke(*words, *options, "--json")
+    assert ended.exit_code == 0, ended.output
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def _entries(savepoint: str) -> tuple[Counter[tuple[str, bytes, bytes]], Counter[str]]:
+    """All stored entries of keyed state and timers, without the positions of lists; and the operator state as text."""
+    folder = Path(savepoint.removeprefix("file://"))
+    document, _ = unsealed((folder / "_savepoint").read_bytes())
+    keyed: Counter[tuple[str, bytes, bytes]] = Counter()
+    for operator in document["manifest"]["operators"]:
+        lists = {stored_state.state_id(s["name"]) for s in operator["states"] if s["kind"] == "list"}
+        hints = {stored_state.state_id(f"{s['name']}\0expiry") for s in operator["states"]}
+        for subtask in operator["subtasks"]:
+            for key, value in stored_state.stored_entries(folder, subtask):
+                # A run leaves those of values that were written again.
+                if key[2:6] not in hints:
+                    keyed[operator["uid"], key[:-12] if key[2:6] in lists else key, value] += 1
+    states = stateflow.read_metadata(savepoint, "states").to_pylist()
+    names = [(s["operator"], s["state"]) for s in states if s["state"].startswith("_operator/")]
+    names += [(uid, raw) for uid in {s["operator"] for s in states} for raw in ("_raw", "_raw_keyed")]
+    kept: Counter[str] = Counter()
+    for uid, name in names:
+        for row in stateflow.read_state(savepoint, uid, name).read_all().to_pylist():
+            row.pop("subtask")
+            kept[f"{uid}.{name} {row}"] += 1
+    return keyed, kept
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_exported_state_of_every_kind_is_written_again_and_a_job_continues(tmp_path: Path, seed: int) -> None:
+    story, dice = Story(seed, tmp_path), random.Random(seed)
+    old = story.jobs("old")
+    story.process(old)
+    story.clock.sleep(timedelta(minutes=20))
+    story.process(old)
+    savepoint = _savepoint(old, tmp_path)
+    options = _exported(savepoint, tmp_path / "rows", lambda: dice.choice(["parquet", "jsonl"]))
+    position = f'rows={{"row": {len(story.rows)}}}'
+    made = _written(tmp_path, *options, "--source", position, "--max-parallelism", str(story.groups))
+    assert made["sources"] == {"rows": f'{{"row": {len(story.rows)}}}'} and made["from_start"] == []
+    assert stateflow.diff(savepoint, made["path"]).keys == 0
+    assert _entries(made["path"]) == _entries(savepoint)
+    new = story.begin(made["path"])
+    story.check(new)
+    story.process(new)
+    story.check(new)
+    story.check_timers(new)
+
+
+def test_operator_state_and_raw_state_are_written_again(tmp_path: Path) -> None:
+    story = Story(3, tmp_path)
+    story.groups = 16
+    story.rows += [Row(number, "ab"[number % 2], number, "collect") for number in range(5)]
+    old = story.jobs("old")
+    old.run(build_job(old, story.rows, 16))
+    savepoint = _savepoint(old, tmp_path)
+    options = _exported(savepoint, tmp_path / "rows", lambda: "jsonl")
+    for raw in ("_raw", "_raw_keyed"):
+        file = str(tmp_path / f"{raw}.parquet")
+        ended = invoke("state", "export", savepoint, "--operator", "every", "--state", raw, "--output", file)
+        assert ended.exit_code == 0, ended.output
+        options += ["--state", f"every.{raw}={file}"]
+    made = _written(tmp_path, *options, "--max-parallelism", "16", groups=16)
+    assert made["from_start"] == ["rows"]
+    assert _entries(made["path"]) == _entries(savepoint)
+    rows = {state["state"]: state["rows"] for state in made["states"]}
+    assert rows["_raw"] == rows["_operator/numbers"] == rows["_operator/union"] == 5 and rows["_raw_keyed"] > 0
+
+
+# -- JSON lines -------------------------------------------------------------------------------------------------------
+
+_FINITE = st.floats(allow_nan=False)
+_TIMES = st.datetimes()
+_COLUMNS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.bool_(), st.booleans()),
+    (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)),
+    (pa.float64(), _FINITE),
+    (pa.float32(), st.floats(width=32, allow_nan=False)),
+    (pa.string(), st.text()),
+    (pa.binary(), st.binary()),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us"), _TIMES),
+    (pa.timestamp("us", "UTC"), _TIMES.map(lambda t: t.replace(tzinfo=UTC))),
+    (pa.time64("us"), st.times()),
+    (pa.duration("us"), st.timedeltas(timedelta(-1_000_000), timedelta(1_000_000))),
+    (pa.decimal128(20, 3), st.decimals(-(10**16), 10**16, places=3)),
+    (pa.list_(pa.duration("us")), st.lists(st.timedeltas(timedelta(-9), timedelta(9)) | st.none())),
+    (pa.map_(pa.int64(), pa.float64()), st.dictionaries(st.integers(0, 9), _FINITE).map(lambda of: [*of.items()])),
+    (
+        pa.struct([("a b", pa.float64()), ("", pa.list_(pa.date32()))]),
+        st.fixed_dictionaries({"a b": _FINITE | st.none(), "": st.none() | st.lists(st.dates())}),
+    ),
+]  # fmt: skip
+
+
+def test_lines_of_json_have_the_values_that_were_exported(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field(f"column {number}", kind) for number, (kind, _) in enumerate(_COLUMNS)])
+    rows = st.fixed_dictionaries({f"column {n}": st.none() | values for n, (_, values) in enumerate(_COLUMNS)})
+
+    @settings(max_examples=max(1, settings().max_examples // 10))
+    @given(rows=st.lists(rows, min_size=1, max_size=2))
+    def check(rows: list[dict[str, Any]]) -> None:
+        batch = pa.RecordBatch.from_pylist(rows, schema)
+        (tmp_path / "rows").write_bytes(b"".join(encode(row) + b"\n\n" for row in json_objects(batch)))
+        (found,) = read_lines(tmp_path / "rows", schema)
+        assert found.equals(batch)
+
+    check()
+    batch = pa.RecordBatch.from_pylist([{"x": float("nan")}], pa.schema([("x", pa.float64())]))
+    (tmp_path / "rows").write_bytes(encode(json_objects(batch)[0]))
+    (found,) = read_lines(tmp_path / "rows", batch.schema)
+    assert str(found.column("x")[0]) == "nan"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.int64(), '"1"'),
+        (pa.int64(), "1.5"),
+        (pa.int64(), str(1 << 63)),
+        (pa.float64(), '"x"'),
+        (pa.float64(), "true"),
+        (pa.string(), "1"),
+        (pa.binary(), '"é"'),
+        (pa.date32(), '"2026-13-01"'),
+        (pa.timestamp("us"), '"2026-01-01T00:00:00Z"'),
+        (pa.timestamp("us", "UTC"), '"2026-01-01T00:00:00"'),
+        (pa.duration("us"), '"a day"'),
+        (pa.decimal128(4, 2), "123.45"),
+        (pa.decimal128(4, 2), "1.234"),
+        (pa.list_(pa.int64()), '["x"]'),
+        (pa.list_(pa.int64()), "[" * 2000),
+        (pa.int64(), "1, 2"),
+    ],
+)
+def test_a_value_of_another_type_is_an_error_with_its_line(tmp_path: Path, kind: pa.DataType, text: str) -> None:
+    (tmp_path / "rows").write_text('{"x": null}\n\n{"x": ' + text + "}\n")
+    with raises(DataError, line=3):
+        list(read_lines(tmp_path / "rows", pa.schema([("x", kind)])))
+
+
+def test_a_line_with_another_column_or_without_an_object_is_an_error(tmp_path: Path) -> None:
+    schema = pa.schema([("x", pa.int64())])
+    for line in ('{"y": 1}', "[1]", "x", '{"x": 1} {"x": 2}'):
+        (tmp_path / "rows").write_text(line)
+        with raises(DataError, line=1):
+            list(read_lines(tmp_path / "rows", schema))
+    (tmp_path / "rows").write_text('{"x": 1, "y": [{}]}\n{}\n')
+    (found,) = read_lines(tmp_path / "rows", schema, ["y"])
+    assert found.to_pylist() == [{"x": 1}, {"x": None}]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.parquet", "a.jsonl", "_SUCCESS", ".hidden.parquet", "notes.txt", "below/c.parquet", "x[1].json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def names(location: str) -> list[str]:
+        return [file.key for file in find_files(location)]
+
+    assert (
+        names(str(tmp_path))
+        == names(f"{tmp_path}/")
+        == names(tmp_path.as_uri())
+        == ["a.jsonl", "b.parquet", "x[1].json"]
+    )
+    assert names(str(tmp_path / "notes.txt")) == ["notes.txt"]
+    assert names(str(tmp_path / "x[1].json")) == ["x[1].json"]
+    assert names(f"{tmp_path}/*.parquet") == ["b.parquet"]
+    assert names(f"{tmp_path}/*/?.parquet") == ["below/c.parquet"]
+    monkeypatch.chdir(tmp_path)
+    assert names("a.jsonl") == ["a.jsonl"] and names("below/") == ["c.parquet"] and names("*.txt") == ["notes.txt"]
+    for missing in ("none.parquet", "below/*.json", "none/"):
+        with raises(ConfigError, location=missing):
+            find_files(missing)
