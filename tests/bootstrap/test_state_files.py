@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError, DataError
 from stateflow.operations import SavepointRequest, create_savepoint_into
+from stateflow.storage import open_storage
 from tests.bootstrap.test_random_state import Story
 from tests.support import stored_state
 from tests.support.commands import invoke
@@ -239,6 +242,33 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path, monkeypatch:
     assert names(f"{tmp_path}/*/?.parquet") == ["below/c.parquet"]
     monkeypatch.chdir(tmp_path)
     assert names("a.jsonl") == ["a.jsonl"] and names("below/") == ["c.parquet"] and names("*.txt") == ["notes.txt"]
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "c d.json").touch()
+    assert [file.uri for file in find_files((tmp_path / "a b" / "c d.json").as_uri())] == [
+        (tmp_path / "a b" / "c d.json").as_uri()
+    ]
     for missing in ("none.parquet", "below/*.json", "none/"):
         with raises(ConfigError, location=missing):
             find_files(missing)
+
+
+def test_files_of_an_object_storage_are_read(tmp_path: Path) -> None:
+    name = tmp_path.name
+    pq.write_table(pa.table({"key": ["a"], "shop": [1], "value": [7]}), tmp_path / "rows")
+    storage = open_storage(f"memory://{name}")
+    storage.put_new("one.parquet", (tmp_path / "rows").read_bytes())
+    storage.put_new("two.jsonl", b'{"key": "b", "shop": 2, "value": 8}\n')
+    for below, rows in (("", 2), ("/*.jsonl", 1), ("/one.parquet", 1)):
+        location = f"memory://{name}{below}"
+        made = _written(tmp_path, "--state", f"every.one={location}", "--name", f"rows-{rows}")
+        assert [state["rows"] for state in made["states"]] == [rows]
+        shutil.rmtree(tmp_path / "written")
+
+
+def test_a_time_to_live_begins_at_the_given_time_without_a_column_of_times(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text('{"key": "a", "shop": 1, "value": 7}\n')
+    made = _written(tmp_path, "--state", f"every.brief={tmp_path / 'rows'}", "--at", "2026-01-02T03:00+01:00")
+    (row,) = stateflow.read_state(made["path"], "every", "brief").read_all().to_pylist()
+    assert row["written_at"] == datetime(2026, 1, 2, 2, tzinfo=UTC).timestamp() * 1000
+    again = _written(tmp_path, "--state", f"every.brief={tmp_path / 'rows'}", "--at", "2026-01-02T02:00")
+    assert again == made

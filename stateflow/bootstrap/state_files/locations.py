@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from urllib.parse import unquote
 
 from stateflow.errors import ConfigError
 from stateflow.storage import Storage, open_location
+from stateflow.storage.resolve import split_address
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson")
 """Ends of the names of files that are read of a folder."""
@@ -26,7 +28,8 @@ class StateFile:
     @property
     def uri(self) -> str:
         """URI of the file."""
-        return f"{self.storage.uri}/{self.key}"
+        path = self.storage.local_path(self.key)
+        return f"{self.storage.uri}/{self.key}" if path is None else path.as_uri()
 
     @contextlib.contextmanager
     def local_copy(self) -> Iterator[Path]:
@@ -47,8 +50,11 @@ def find_files(location: str) -> list[StateFile]:
     Raises:
         ConfigError: there is no such file, or the environment does not allow the location.
     """
-    folder, _, name = location.rstrip("/").rpartition("/")
-    if name and not location.endswith("/"):
+    parts = split_address(location)
+    # In other URIs, keys are not encoded.
+    location = unquote(parts.path) if parts is not None and parts.scheme == "file" else location
+    folder, _, name = location.rpartition("/")
+    if name and not folder.endswith(":/"):
         storage = open_location(folder or _root_of(location))
         if storage.size(name) is not None:
             return [StateFile(storage, name)]

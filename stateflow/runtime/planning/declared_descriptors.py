@@ -122,7 +122,7 @@ def _later_broadcasts(
 
 def _values_in_reach(function: _BroadcastFunction) -> Iterator[object]:
     """Yields the attributes of a function, of its classes, and what its module has names for."""
-    yield from vars(function).values()
+    yield from getattr(function, "__dict__", {}).values()
     for cls in type(function).__mro__:
         yield from vars(cls).values()
     names = getattr(type(function).process_broadcast_element, "__globals__", {})
