@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from stateflow.api.schema import RowSchema
+from stateflow.clock import epoch_milliseconds
 from stateflow.errors import JobDefinitionError
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -69,6 +71,22 @@ class WatermarkStrategy:
 def has_event_time(schema: RowSchema, column: str) -> bool:
     """Returns whether `schema` has a column of this name and of a timestamp type."""
     return any(c.name == column and c.spark_type in _TIME_TYPES for c in schema.columns)
+
+
+def event_time_reader(column: str) -> Callable[[object], int | None] | None:
+    """Returns a function that reads the event time of a row object, in milliseconds since 1970.
+
+    Args:
+        column: the timestamp column; empty for rows without event time, whose reader is None.
+    """
+    if not column:
+        return None
+
+    def time_of(row: object) -> int | None:
+        value: datetime | int | None = getattr(row, column)
+        return epoch_milliseconds(value) if isinstance(value, datetime) else value
+
+    return time_of
 
 
 def _milliseconds(what: str, duration: object) -> int:

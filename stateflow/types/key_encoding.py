@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stateflow.errors import CorruptFile, StateError
+from stateflow.types.time_window import TimeWindow
 
 _NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (0, 1, 2, 0x15, 0x21, 0x26, 0x27, 0x30, 0x31)
 _DECIMAL, _TIME, _TIMEDELTA = (0x32, 0x33, 0x34)
+_WINDOW = 0x38
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -28,8 +30,8 @@ _EXACT = decimal.Context(prec=100)
 def encode_key(parts: Sequence[object]) -> bytes:
     """Returns the encoded key: unique for the tuple of parts, with the same sort order.
 
-    None < bytes < str < int < float < bool < date < datetime < Decimal < time < timedelta. 1, 1.0 and True are
-    different keys, as are Decimals of different scale.
+    None < bytes < str < int < float < bool < date < datetime < Decimal < time < timedelta < TimeWindow. 1, 1.0 and True
+    are different keys, as are Decimals of different scale. A TimeWindow is a namespace; no key column has this type.
 
     Raises:
         StateError: a part is of another type, an integer exceeds 64 bits, or a str has lone surrogates.
@@ -142,8 +144,16 @@ def _encode_timedelta(value: datetime.timedelta) -> bytes:
         raise StateError("a duration that exceeds 64 bits of microseconds cannot be part of a key", value=value) from e
 
 
+def _encode_window(window: TimeWindow) -> bytes:
+    try:
+        return b"\x38" + struct.pack(">QQ", window.start + (1 << 63), window.end + (1 << 63))
+    except struct.error as e:
+        raise StateError("a window that exceeds 64 bits of milliseconds cannot be stored", window=repr(window)) from e
+
+
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     **PART_ENCODERS,
+    TimeWindow: _encode_window,
     decimal.Decimal: _encode_decimal,
     datetime.time: _encode_time,
     datetime.timedelta: _encode_timedelta,
@@ -188,6 +198,9 @@ def _decode_number(tag: int, data: bytes, at: int) -> tuple[object, int]:
         return _decode_time(struct.unpack_from(">Q", data, at)[0]), at + 8
     if tag == _TIMEDELTA:
         return (struct.unpack_from(">Q", data, at)[0] - (1 << 63)) * _MICROSECOND, at + 8
+    if tag == _WINDOW:
+        start, end = struct.unpack_from(">QQ", data, at)
+        return TimeWindow(start - (1 << 63), end - (1 << 63)), at + 16
     raise CorruptFile("a stored key has a part of an unknown type", tag=tag)
 
 

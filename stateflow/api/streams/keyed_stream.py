@@ -19,6 +19,8 @@ from stateflow.api.streams.connected_streams import (
 from stateflow.api.streams.keyed_aggregations import KeyedAggregations
 from stateflow.api.streams.keyed_input import Stream
 from stateflow.api.streams.keyed_row_operators import KeyedRowOperators
+from stateflow.api.streams.windowed_stream import WindowedStream
+from stateflow.api.windows.assigners import WindowAssigner
 from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import StateDescriptor
 
@@ -88,6 +90,17 @@ class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream]):
             hint="call key_by or broadcast on the other stream",
             given=type(other).__name__,
         )
+
+    def window(self, assigner: WindowAssigner[Never]) -> WindowedStream[Stream]:
+        """Divides the rows of each key into windows.
+
+        Args:
+            assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
+
+        Raises:
+            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have.
+        """
+        return WindowedStream.of(self, assigner)
 
     def as_queryable_state(self, name: str, descriptor: StateDescriptor | None = None, *, uid: str) -> None:
         """Keeps the newest row of each key as a state that can be queried; the stream ends here, as in Flink.

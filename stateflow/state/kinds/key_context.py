@@ -114,6 +114,7 @@ class KeyContext:
         pending: changes of the key batch by stored key that are not written to the backend; None removes an entry.
         current_key: key group and key; None without a current key.
         namespace: the encoded namespace of the current key.
+        per_key: ids of the states whose entries are always in the void namespace.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class KeyContext:
         self.pending: dict[bytes, bytes | None] = {} if self.undo is None else self.undo
         self.current_key: tuple[bytes, bytes] | None = None
         self.namespace = VOID_NAMESPACE
+        self.per_key: set[bytes] = set()
 
     def write_through(self) -> None:
         """Writes the pending changes to the backend."""
@@ -182,4 +184,4 @@ class KeyContext:
                 hint="use keyed state in process_element, not in open or close",
             )
         group, key = self.current_key
-        return group + state + key + self.namespace
+        return group + state + key + (VOID_NAMESPACE if state in self.per_key else self.namespace)

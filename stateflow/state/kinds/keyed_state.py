@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from stateflow.config.state_settings import EntryLimits
+from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime, EventClock, KeyContext, encode_namespace
@@ -19,7 +20,7 @@ from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, SingleValueState, ValueState
-from stateflow.state.kinds.state_registry import StateRegistry
+from stateflow.state.kinds.state_registry import RegisteredState, StateRegistry
 from stateflow.state.kinds.timer_index import TimerIndex
 from stateflow.state.kinds.timers import Timers
 from stateflow.state.kinds.ttl.cleanup import TtlCleanup
@@ -44,6 +45,9 @@ In = TypeVar("In")
 Acc = TypeVar("Acc")
 Out = TypeVar("Out")
 Single = TypeVar("Single", bound=SingleValueState[Any])
+Registered = TypeVar("Registered", bound=RegisteredState)
+MergeableState = ReducingState[Any] | AggregatingState[Any, Any, Any] | ListState[Any]
+"""States whose content in several namespaces can be merged."""
 
 
 class KeyedState:
@@ -73,6 +77,7 @@ class KeyedState:
         self.registry = StateRegistry(stored)
         self._states = self.registry.states
         self._single_values: list[SingleValueState[Any]] = []
+        self._namespaced: list[RegisteredState] = []
 
     def timers(self, owned: KeyGroupRange, index: TimerIndex) -> Timers:
         """Returns the timers for the same current key and namespace."""
@@ -91,30 +96,35 @@ class KeyedState:
         """The event time that TTLs are measured in."""
         return self._context.clock
 
-    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+    def value_state(self, descriptor: ValueStateDescriptor[T], per_key: bool = False) -> ValueState[T]:
         """Returns the state that `descriptor` declares; the same object for the same descriptor.
+
+        Args:
+            per_key: whether all namespaces of a key share its value.
 
         Raises:
             StateError: another kind or type of state has the name.
             IncompatibleState: the stored values cannot be read as declared.
         """
-        return self._register_single(ValueState(self._context, descriptor, self._ttl(descriptor)))
+        return self._register_single(ValueState(self._context, descriptor, self._ttl(descriptor)), per_key)
 
-    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+    def list_state(self, descriptor: ListStateDescriptor[T], per_key: bool = False) -> ListState[T]:
         """Returns a list state; see `value_state`."""
-        return self.registry.register(ListState(self._context, descriptor, self._ttl(descriptor)))
+        return self._register(ListState(self._context, descriptor, self._ttl(descriptor)), per_key)
 
-    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+    def map_state(self, descriptor: MapStateDescriptor[K, V], per_key: bool = False) -> MapState[K, V]:
         """Returns a map state; see `value_state`."""
-        return self.registry.register(MapState(self._context, descriptor, self._ttl(descriptor)))
+        return self._register(MapState(self._context, descriptor, self._ttl(descriptor)), per_key)
 
-    def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+    def reducing_state(self, descriptor: ReducingStateDescriptor[T], per_key: bool = False) -> ReducingState[T]:
         """Returns a reducing state; see `value_state`."""
-        return self._register_single(ReducingState(self._context, descriptor, self._ttl(descriptor)))
+        return self._register_single(ReducingState(self._context, descriptor, self._ttl(descriptor)), per_key)
 
-    def aggregating_state(self, descriptor: AggregatingStateDescriptor[In, Acc, Out]) -> AggregatingState[In, Acc, Out]:
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[In, Acc, Out], per_key: bool = False
+    ) -> AggregatingState[In, Acc, Out]:
         """Returns an aggregating state; see `value_state`."""
-        return self._register_single(AggregatingState(self._context, descriptor, self._ttl(descriptor)))
+        return self._register_single(AggregatingState(self._context, descriptor, self._ttl(descriptor)), per_key)
 
     def folding_state(self, descriptor: FoldingStateDescriptor[In, Acc]) -> AggregatingState[In, Acc, Acc]:
         """Returns the aggregating state that is equivalent to a folding state."""
@@ -146,13 +156,25 @@ class KeyedState:
         context.namespace = VOID_NAMESPACE
 
     def set_namespace(self, namespace: object) -> None:
-        """Sets the namespace of the current key for all states until the next `set_key`.
+        """Sets the namespace of the current key for all states that are not per key, until the next `set_key`.
 
         Args:
             namespace: any value that can be part of a key; None for the void namespace.
         """
-        self._flush()
-        self._context.namespace = encode_namespace(namespace)
+        encoded = encode_namespace(namespace)
+        if encoded != self._context.namespace:
+            for state in self._namespaced:
+                state.flush()
+            self._context.namespace = encoded
+
+    def merge_namespaces(self, state: MergeableState, sources: Iterable[object]) -> None:
+        """Moves the content of a state from other namespaces of the current key to the current namespace."""
+        (target,) = decode_key(self._context.namespace)
+        for source in sources:
+            self.set_namespace(source)
+            content: Any = state.take()
+            self.set_namespace(target)
+            state.absorb(content)
 
     def clear_key(self) -> None:
         """Flushes the states of the current key; no key is current afterwards."""
@@ -221,8 +243,20 @@ class KeyedState:
             return None
         return Ttl(self._context, descriptor.name, descriptor.ttl, self.registry.stored.get(descriptor.name))
 
-    def _register_single(self, wanted: Single) -> Single:
-        found = self.registry.register(wanted)
+    def _register_single(self, wanted: Single, per_key: bool) -> Single:
+        found = self._register(wanted, per_key)
         if found is wanted:
             self._single_values.append(wanted)
+        return found
+
+    def _register(self, wanted: Registered, per_key: bool) -> Registered:
+        found = self.registry.register(wanted)
+        if found is wanted and per_key:
+            self._context.per_key.add(wanted.id)
+        elif found is wanted:
+            self._namespaced.append(wanted)
+        elif (found.id in self._context.per_key) != per_key:
+            raise StateError(
+                "a state is declared both per key and per window", hint="use another name", name=wanted.schema.name
+            )
         return found

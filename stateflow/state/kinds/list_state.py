@@ -73,6 +73,16 @@ class ListState(Generic[T]):
                 self.ttl.remove(key, data)
             self._context.write_through_if_many()
 
+    def take(self) -> list[T]:
+        """Removes and returns the elements, for `absorb`."""
+        elements = list(self.get())
+        self.clear()
+        return elements
+
+    def absorb(self, content: Iterable[T]) -> None:
+        """Appends the elements of another namespace."""
+        self.add_all(content)
+
     def flush(self) -> None:
         """Does nothing: a list caches nothing for the current key."""
 

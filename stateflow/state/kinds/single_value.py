@@ -207,6 +207,17 @@ class ReducingState(SingleValueState[T]):
             raise StateError("a reduce function returned None", hint="return the reduced value", state=self.schema.name)
         self._set(reduced)
 
+    def take(self) -> T | None:
+        """Removes and returns the reduced value, for `absorb`."""
+        value = self._get()
+        self.clear()
+        return value
+
+    def absorb(self, content: T | None) -> None:
+        """Adds the content of another namespace."""
+        if content is not None:
+            self.add(content)
+
 
 class AggregatingState(SingleValueState[Acc], Generic[In, Acc, Out]):
     """One accumulator for the current key, to which values are added; the accumulator is what is stored."""
@@ -241,3 +252,15 @@ class AggregatingState(SingleValueState[Acc], Generic[In, Acc, Out]):
                 state=self.schema.name,
             )
         self._set(after)
+
+    def take(self) -> Acc | None:
+        """Removes and returns the accumulator, for `absorb`."""
+        accumulator = self._get()
+        self.clear()
+        return accumulator
+
+    def absorb(self, content: Acc | None) -> None:
+        """Merges the accumulator of another namespace into this one."""
+        if content is not None:
+            before = self._get()
+            self._set(content if before is None else self._function.merge(before, content))

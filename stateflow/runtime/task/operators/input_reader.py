@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import accumulate, pairwise
 from operator import itemgetter
 
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
-from stateflow.clock import epoch_milliseconds
+from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import InternalError, SchemaMismatch, StateError
 from stateflow.runtime.task.operators.key_types import EncodedKey, KeyTypes
 from stateflow.runtime.task.row_conversion import event_times, group_starts, to_rows
@@ -207,7 +206,7 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
             required_indexes(spec.schema),
             _nested_indexes(spec.schema),
             start + spec.schema.names.index(spec.time_column) if spec.time_column else None,
-            _event_time_reader(spec.time_column),
+            event_time_reader(spec.time_column),
         )
         for spec, (start, end) in zip(specs, pairwise(starts), strict=True)
     ]
@@ -215,17 +214,6 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
 
 def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
     return tuple(spec.schema.names.index(c) for c in spec.keying.columns) if spec.keying else ()
-
-
-def _event_time_reader(column: str) -> TimeOf | None:
-    if not column:
-        return None
-
-    def time_of(row: object) -> int | None:
-        value: datetime | int | None = getattr(row, column)
-        return epoch_milliseconds(value) if isinstance(value, datetime) else value
-
-    return time_of
 
 
 def required_indexes(schema: RowSchema) -> tuple[int, ...]:
