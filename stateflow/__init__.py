@@ -23,6 +23,30 @@ from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorSt
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.api.watermarks import WatermarkStrategy
+from stateflow.api.windows.assigners import (
+    EventTimeSessionWindows,
+    GlobalWindows,
+    ProcessingTimeSessionWindows,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    WindowAssigner,
+)
+from stateflow.api.windows.evictors import CountEvictor, DeltaEvictor, Evictor, TimeEvictor, TimestampedRow
+from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext, WindowOpenContext
+from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
+from stateflow.api.windows.triggers import (
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountTrigger,
+    DeltaTrigger,
+    EventTimeTrigger,
+    NeverTrigger,
+    ProcessingTimeTrigger,
+    PurgingTrigger,
+)
+from stateflow.api.windows.window import GlobalWindow
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import EnvironmentUnsupported
 from stateflow.state.kinds.list_state import ListState
@@ -42,6 +66,7 @@ from stateflow.types.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from stateflow.types.time_window import TimeWindow
 from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
@@ -120,10 +145,19 @@ __all__ = [
     "ColumnPolicy",
     "Compatibility",
     "Context",
+    "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger",
+    "CountEvictor",
+    "CountTrigger",
     "DeadLetter",
     "DeadLetters",
+    "DeltaEvictor",
     "DeltaSink",
     "DeltaSource",
+    "DeltaTrigger",
+    "EventTimeSessionWindows",
+    "EventTimeTrigger",
+    "Evictor",
     "FileSink",
     "FileSource",
     "FoldingStateDescriptor",
@@ -131,6 +165,8 @@ __all__ = [
     "FsStateBackend",
     "FunctionInitializationContext",
     "FunctionSnapshotContext",
+    "GlobalWindow",
+    "GlobalWindows",
     "IcebergSink",
     "Json",
     "KafkaHeader",
@@ -146,12 +182,18 @@ __all__ = [
     "MapState",
     "MapStateDescriptor",
     "MemoryStateBackend",
+    "NeverTrigger",
+    "OnMergeContext",
     "OnTimerContext",
     "OperatorListState",
     "OperatorStateStore",
     "OutputTag",
     "PartitionedSource",
     "PostgresSink",
+    "ProcessWindowFunction",
+    "ProcessingTimeSessionWindows",
+    "ProcessingTimeTrigger",
+    "PurgingTrigger",
     "QueryableStateClient",
     "Raw",
     "ReduceFunction",
@@ -165,6 +207,8 @@ __all__ = [
     "SavepointWriter",
     "SchemaRegistry",
     "Serializer",
+    "SlidingEventTimeWindows",
+    "SlidingProcessingTimeWindows",
     "SparkCheckpoint",
     "SparkSource",
     "Split",
@@ -172,12 +216,23 @@ __all__ = [
     "StreamExecutionEnvironment",
     "Time",
     "TimeDomain",
+    "TimeEvictor",
+    "TimeWindow",
     "TimerService",
+    "TimestampedRow",
+    "Trigger",
+    "TriggerContext",
+    "TriggerResult",
+    "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows",
     "ValueState",
     "ValueStateDescriptor",
     "VectorState",
     "VectorizedKeyedFunction",
     "WatermarkStrategy",
+    "WindowAssigner",
+    "WindowContext",
+    "WindowOpenContext",
     "diff",
     "precision",
     "read_metadata",

@@ -28,10 +28,10 @@ from stateflow.api.windows.durations import duration_ms
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import ApplyWindow, EmitElements, ProcessWindowFunction
 from stateflow.api.windows.trigger import Trigger
-from stateflow.api.windows.window import Window
 from stateflow.api.windows.window_operator import WindowOperator, WindowSettings
 from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import AggregateFunction
+from stateflow.types.time_window import TimeWindow
 
 Row = TypeVar("Row")
 In = TypeVar("In")
@@ -72,7 +72,7 @@ class WindowedStream(KeyedInput[Stream]):
         windowed._settings = WindowSettings(assigner, assigner.default_trigger())
         return windowed
 
-    def trigger(self, trigger: Trigger[Never]) -> Self:
+    def trigger(self, trigger: Trigger[Any]) -> Self:
         """Sets the trigger, in place of the default one of the assigner.
 
         Raises:
@@ -91,7 +91,7 @@ class WindowedStream(KeyedInput[Stream]):
             )
         return self._with(trigger=trigger)
 
-    def evictor(self, evictor: Evictor[Never]) -> Self:
+    def evictor(self, evictor: Evictor[Any]) -> Self:
         """Sets an evictor; the operator then stores all rows of a window. Raises JobDefinitionError."""
         if not isinstance(evictor, Evictor):
             raise JobDefinitionError(
@@ -213,7 +213,7 @@ class WindowedStream(KeyedInput[Stream]):
 
     def apply(
         self,
-        function: Callable[[Any, Window, Iterable[Row]], Iterable[object] | None],
+        function: Callable[[Any, TimeWindow, Iterable[Row]], Iterable[object] | None],
         *,
         output: type[object],
         uid: str = "",

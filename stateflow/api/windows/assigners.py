@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 from stateflow.api.windows.durations import duration_ms, positive_ms
 from stateflow.api.windows.trigger import Trigger
 from stateflow.api.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
-from stateflow.api.windows.window import GlobalWindow, Window
+from stateflow.api.windows.window import GlobalWindow
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.types.time_window import TimeWindow
 
@@ -31,7 +31,7 @@ class WindowAssigner(ABC, Generic[In]):
     merges: ClassVar[bool] = False
 
     @abstractmethod
-    def assign_windows(self, row: In, timestamp: int) -> Sequence[Window]:
+    def assign_windows(self, row: In, timestamp: int) -> Sequence[TimeWindow]:
         """Returns the windows of a row.
 
         Args:
@@ -180,7 +180,7 @@ class GlobalWindows(WindowAssigner[object]):
         """Returns the assigner."""
         return cls()
 
-    def assign_windows(self, row: object, timestamp: int) -> list[Window]:
+    def assign_windows(self, row: object, timestamp: int) -> list[TimeWindow]:
         """Returns the global window."""
         return [GlobalWindow()]
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar
 
 from stateflow.api.windows.durations import positive_ms
-from stateflow.api.windows.window import Window
 from stateflow.errors import JobDefinitionError
+from stateflow.types.time_window import TimeWindow
 
 Row = TypeVar("Row")
 
@@ -30,11 +30,11 @@ class Evictor(ABC, Generic[Row]):
     """Removes rows of a window. A window with an evictor stores all of its rows."""
 
     @abstractmethod
-    def evict_before(self, rows: Rows[Row], window: Window) -> Rows[Row]:
+    def evict_before(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
         """Returns the rows to keep, before the window is evaluated with them."""
 
     @abstractmethod
-    def evict_after(self, rows: Rows[Row], window: Window) -> Rows[Row]:
+    def evict_after(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
         """Returns the rows to keep, after the window was evaluated."""
 
 
@@ -43,10 +43,10 @@ class _OneSidedEvictor(Evictor[Row]):
 
     _after: bool
 
-    def evict_before(self, rows: Rows[Row], window: Window) -> Rows[Row]:
+    def evict_before(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
         return rows if self._after else self._kept(rows)
 
-    def evict_after(self, rows: Rows[Row], window: Window) -> Rows[Row]:
+    def evict_after(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
         return self._kept(rows) if self._after else rows
 
     @abstractmethod

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.windows.window import Window
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
@@ -19,6 +18,7 @@ from stateflow.types.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from stateflow.types.time_window import TimeWindow
 
 In = TypeVar("In", contravariant=True)
 Out = TypeVar("Out", covariant=True)
@@ -84,7 +84,7 @@ class WindowContext:
         window_state, global_state: see `WindowOpenContext`.
     """
 
-    def __init__(self, opened: WindowOpenContext, context: Context, window: Window) -> None:
+    def __init__(self, opened: WindowOpenContext, context: Context, window: TimeWindow) -> None:
         self.window = window
         self.window_state = opened.window_state
         self.global_state = opened.global_state
@@ -133,7 +133,7 @@ class ProcessWindowFunction(Generic[In, Out]):
 class ApplyWindow(ProcessWindowFunction[In, Out]):
     """Calls a plain function of key, window and rows."""
 
-    def __init__(self, function: Callable[[Any, Window, Iterable[In]], Iterable[Out] | None]) -> None:
+    def __init__(self, function: Callable[[Any, TimeWindow, Iterable[In]], Iterable[Out] | None]) -> None:
         self.function = function
 
     def process(self, key: Any, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from stateflow.api.functions.process import RuntimeContext
-from stateflow.api.windows.window import Window
 from stateflow.state.kinds.keyed_state import MergeableState
+from stateflow.types.time_window import TimeWindow
 
 In = TypeVar("In", contravariant=True)
 
@@ -72,7 +72,7 @@ class Trigger(ABC, Generic[In]):
         """Called once per batch and subtask, to declare state: ``self._count = ctx.get_reducing_state(…)``."""
 
     @abstractmethod
-    def on_element(self, row: In, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: In, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         """Called for each row that was added to a window.
 
         Args:
@@ -80,11 +80,11 @@ class Trigger(ABC, Generic[In]):
         """
 
     @abstractmethod
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         """Called when an event-time timer of the window fires; also for the timer that removes the window."""
 
     @abstractmethod
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         """Called when a processing-time timer of the window fires; also for the timer that removes the window."""
 
     @property
@@ -92,10 +92,10 @@ class Trigger(ABC, Generic[In]):
         """Whether the trigger may be used with windows that merge; then it has `on_merge`."""
         return type(self).on_merge is not Trigger.on_merge
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         """Called when windows were merged; registers the timers of the merged window, and merges the states."""
         raise NotImplementedError(f"{type(self).__name__} has no on_merge")
 
     @abstractmethod
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Called when a window is removed; removes its timers and state."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Self
 
 from stateflow.api.functions.timers import TimerService
-from stateflow.api.windows.window import Window, namespace_of
+from stateflow.api.windows.window import namespace_of
 from stateflow.state.kinds.keyed_state import KeyedState, MergeableState
+from stateflow.types.time_window import TimeWindow
 
 
 class WindowTriggerContext:
@@ -17,20 +18,20 @@ class WindowTriggerContext:
 
     def __init__(self, state: KeyedState) -> None:
         self._state = state
-        self._window: Window | None = None
-        self._merged: Sequence[Window] = ()
+        self._window: TimeWindow | None = None
+        self._merged: Sequence[TimeWindow] = ()
 
     def begin(self, timers: TimerService) -> None:
         """Sets the timer service, before a row or a timer is processed."""
         self._timers = timers
 
-    def enter(self, window: Window) -> Self:
+    def enter(self, window: TimeWindow) -> Self:
         """Sets the window; the state of triggers is that of this window. Returns the object."""
         self._window = window
         self._state.set_namespace(namespace_of(window))
         return self
 
-    def merging(self, window: Window, merged: Sequence[Window]) -> Self:
+    def merging(self, window: TimeWindow, merged: Sequence[TimeWindow]) -> Self:
         """Sets the window and those that were merged into it. Returns the object."""
         self._merged = merged
         return self.enter(window)

@@ -9,10 +9,10 @@ from typing import Generic, Self, TypeVar
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.windows.durations import positive_ms
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
-from stateflow.api.windows.window import Window
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ReducingState, ValueState
 from stateflow.types.descriptors import ReducingStateDescriptor, ValueStateDescriptor
+from stateflow.types.time_window import TimeWindow
 
 In = TypeVar("In", contravariant=True)
 Row = TypeVar("Row")
@@ -26,24 +26,24 @@ class EventTimeTrigger(Trigger[object]):
         """Returns the trigger."""
         return cls()
 
-    def on_element(self, row: object, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: object, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if window.max_timestamp <= ctx.current_watermark():
             return TriggerResult.FIRE
         ctx.register_event_time_timer(window.max_timestamp)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.FIRE if time == window.max_timestamp else TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         # Otherwise on_element fires, as soon as the row that caused the merge is added.
         if window.max_timestamp > ctx.current_watermark():
             ctx.register_event_time_timer(window.max_timestamp)
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.delete_event_time_timer(window.max_timestamp)
 
 
@@ -55,40 +55,40 @@ class ProcessingTimeTrigger(Trigger[object]):
         """Returns the trigger."""
         return cls()
 
-    def on_element(self, row: object, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: object, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         ctx.register_processing_time_timer(window.max_timestamp)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.FIRE
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         if window.max_timestamp > ctx.current_processing_time():
             ctx.register_processing_time_timer(window.max_timestamp)
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.delete_processing_time_timer(window.max_timestamp)
 
 
 class NeverTrigger(Trigger[object]):
     """Never fires; the default of `GlobalWindows`."""
 
-    def on_element(self, row: object, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: object, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         """Does nothing."""
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Does nothing."""
 
 
@@ -112,23 +112,23 @@ class CountTrigger(Trigger[object]):
     def open(self, ctx: RuntimeContext) -> None:
         self._count = ctx.get_reducing_state(ReducingStateDescriptor("trigger-count", _add, int))
 
-    def on_element(self, row: object, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: object, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         self._count.add(1)
         if (self._count.get() or 0) < self._max_count:
             return TriggerResult.CONTINUE
         self._count.clear()
         return TriggerResult.FIRE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         ctx.merge_partitioned_state(self._count)
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._count.clear()
 
 
@@ -148,16 +148,16 @@ class _ContinuousTrigger(Trigger[object]):
     def open(self, ctx: RuntimeContext) -> None:
         self._next = ctx.get_reducing_state(ReducingStateDescriptor("trigger-next", _earlier, int))
 
-    def _schedule(self, after: int, window: Window, register: Callable[[int], None]) -> None:
+    def _schedule(self, after: int, window: TimeWindow, register: Callable[[int], None]) -> None:
         time = min(after + self._interval, window.max_timestamp)
         self._next.add(time)
         register(time)
 
-    def _begin(self, now: int, window: Window, register: Callable[[int], None]) -> None:
+    def _begin(self, now: int, window: TimeWindow, register: Callable[[int], None]) -> None:
         if self._next.get() is None:
             self._schedule(now - now % self._interval, window, register)
 
-    def _fires(self, time: int, window: Window, register: Callable[[int], None]) -> TriggerResult:
+    def _fires(self, time: int, window: TimeWindow, register: Callable[[int], None]) -> TriggerResult:
         if self._next.get() != time:
             return TriggerResult.CONTINUE
         self._next.clear()
@@ -178,45 +178,45 @@ class _ContinuousTrigger(Trigger[object]):
 class ContinuousEventTimeTrigger(_ContinuousTrigger):
     """Fires at regular intervals of event time, and when the watermark passes the end of the window."""
 
-    def on_element(self, row: object, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: object, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if window.max_timestamp <= ctx.current_watermark():
             return TriggerResult.FIRE
         ctx.register_event_time_timer(window.max_timestamp)
         self._begin(timestamp, window, ctx.register_event_time_timer)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if time == window.max_timestamp:
             return TriggerResult.FIRE
         return self._fires(time, window, ctx.register_event_time_timer)
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         self._merge(ctx, ctx.register_event_time_timer)
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._remove(ctx.delete_event_time_timer)
 
 
 class ContinuousProcessingTimeTrigger(_ContinuousTrigger):
     """Fires at regular intervals of processing time."""
 
-    def on_element(self, row: object, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: object, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         self._begin(ctx.current_processing_time(), window, ctx.register_processing_time_timer)
         return TriggerResult.CONTINUE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return self._fires(time, window, ctx.register_processing_time_timer)
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         self._merge(ctx, ctx.register_processing_time_timer)
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._remove(ctx.delete_processing_time_timer)
 
 
@@ -252,20 +252,20 @@ class DeltaTrigger(Trigger[Row], Generic[Row]):
     def open(self, ctx: RuntimeContext) -> None:
         self._last = ctx.get_state(ValueStateDescriptor("trigger-last", self._row_class))
 
-    def on_element(self, row: Row, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: Row, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         last = self._last.value()
         if last is not None and self._delta(last, row) <= self._threshold:
             return TriggerResult.CONTINUE
         self._last.update(row)
         return TriggerResult.CONTINUE if last is None else TriggerResult.FIRE
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._last.clear()
 
 
@@ -293,19 +293,19 @@ class PurgingTrigger(Trigger[In], Generic[In]):
     def open(self, ctx: RuntimeContext) -> None:
         self._trigger.open(ctx)
 
-    def on_element(self, row: In, timestamp: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_element(self, row: In, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return _purging(self._trigger.on_element(row, timestamp, window, ctx))
 
-    def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return _purging(self._trigger.on_event_time(time, window, ctx))
 
-    def on_processing_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return _purging(self._trigger.on_processing_time(time, window, ctx))
 
-    def on_merge(self, window: Window, ctx: OnMergeContext) -> None:
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         self._trigger.on_merge(window, ctx)
 
-    def clear(self, window: Window, ctx: TriggerContext) -> None:
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
         self._trigger.clear(window, ctx)
 
 

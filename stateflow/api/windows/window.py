@@ -1,36 +1,30 @@
-"""The windows that assigners return."""
+"""The window that never ends, and the namespaces of windows."""
 
 from __future__ import annotations
 
-from typing import Final
-
-from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK
 from stateflow.types.time_window import TimeWindow
 
 
-class GlobalWindow:
-    """The only window of `GlobalWindows`; it never ends."""
+class GlobalWindow(TimeWindow):
+    """The only window of `GlobalWindows`: all of time."""
 
-    max_timestamp: Final = MAX_WATERMARK
+    __slots__ = ()
 
-    def __repr__(self) -> str:
-        return "GlobalWindow()"
+    def __init__(self) -> None:
+        super().__init__(NO_WATERMARK, MAX_WATERMARK)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GlobalWindow)
-
-    def __hash__(self) -> int:
-        return hash(GlobalWindow)
-
-
-Window = TimeWindow | GlobalWindow
+    @property
+    def max_timestamp(self) -> int:
+        """The highest watermark: the window never ends."""
+        return MAX_WATERMARK
 
 
-def namespace_of(window: Window) -> TimeWindow | None:
+def namespace_of(window: TimeWindow) -> TimeWindow | None:
     """Returns the namespace of a window's state: the window itself; the void namespace for the global window."""
-    return window if isinstance(window, TimeWindow) else None
+    return None if isinstance(window, GlobalWindow) else window
 
 
-def window_of(namespace: object) -> Window:
+def window_of(namespace: object) -> TimeWindow:
     """Returns the window whose state is in a namespace."""
     return namespace if isinstance(namespace, TimeWindow) else GlobalWindow()

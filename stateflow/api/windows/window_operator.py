@@ -18,7 +18,7 @@ from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
 from stateflow.api.windows.sessions import Merge, OpenSessions
 from stateflow.api.windows.trigger import Trigger, TriggerResult
 from stateflow.api.windows.trigger_context import WindowTriggerContext
-from stateflow.api.windows.window import Window, namespace_of, window_of
+from stateflow.api.windows.window import namespace_of, window_of
 from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.timer_index import TimeDomain
@@ -89,7 +89,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         windows = self._assigner.assign_windows(row, timestamp)
         is_late = True
         for window in windows:
-            merged = self._merge(window) if self._sessions is not None and isinstance(window, TimeWindow) else None
+            merged = self._merge(window) if self._sessions is not None else None
             if merged is not None:
                 window = merged.window
             if self._is_late(window):
@@ -118,7 +118,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _apply(self, result: TriggerResult, window: Window, ctx: Context) -> Iterator[object]:
+    def _apply(self, result: TriggerResult, window: TimeWindow, ctx: Context) -> Iterator[object]:
         state_window = self._state_window(window)
         assert state_window is not None
         if result.is_fire:
@@ -128,12 +128,12 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             self._enter(state_window)
             self._contents.clear()
 
-    def _call(self, elements: Iterable[Element], window: Window, ctx: Context) -> Iterable[object]:
+    def _call(self, elements: Iterable[Element], window: TimeWindow, ctx: Context) -> Iterable[object]:
         self._enter(window)
         context = WindowContext(self._opened, ctx, window)
         return self.function.process(ctx.get_current_key(), context, elements) or ()
 
-    def _remove(self, window: Window, ctx: Context) -> None:
+    def _remove(self, window: TimeWindow, ctx: Context) -> None:
         state_window = self._state_window(window)
         assert state_window is not None
         self._enter(state_window)
@@ -158,17 +158,15 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             self._state.merge_namespaces(self._contents.state, merge.merged_states)
         return merge
 
-    def _state_window(self, window: Window) -> Window | None:
+    def _state_window(self, window: TimeWindow) -> TimeWindow | None:
         """Returns the window whose namespace has the content; None for a session that no longer exists."""
-        if self._sessions is None or not isinstance(window, TimeWindow):
-            return window
-        return self._sessions.state_window(window)
+        return window if self._sessions is None else self._sessions.state_window(window)
 
-    def _forget(self, window: Window) -> None:
-        if self._sessions is not None and isinstance(window, TimeWindow):
+    def _forget(self, window: TimeWindow) -> None:
+        if self._sessions is not None:
             self._sessions.remove(window)
 
-    def _enter(self, window: Window) -> None:
+    def _enter(self, window: TimeWindow) -> None:
         self._state.set_namespace(namespace_of(window))
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -184,18 +182,18 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             )
         return timestamp
 
-    def _is_late(self, window: Window) -> bool:
+    def _is_late(self, window: TimeWindow) -> bool:
         return self._assigner.is_event_time and self._removal_time(window) <= self._triggers.current_watermark()
 
     def _is_late_row(self, timestamp: int) -> bool:
         watermark = self._triggers.current_watermark()
         return self._assigner.is_event_time and timestamp + self._lateness <= watermark
 
-    def _removal_time(self, window: Window) -> int:
+    def _removal_time(self, window: TimeWindow) -> int:
         lateness = self._lateness if self._assigner.is_event_time else 0
         return min(window.max_timestamp + lateness, MAX_WATERMARK)
 
-    def _schedule_removal(self, window: Window) -> None:
+    def _schedule_removal(self, window: TimeWindow) -> None:
         time = self._removal_time(window)
         if time == MAX_WATERMARK:
             return  # the window never ends
@@ -205,7 +203,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         else:
             triggers.register_processing_time_timer(time)
 
-    def _delete_removal(self, window: Window) -> None:
+    def _delete_removal(self, window: TimeWindow) -> None:
         triggers, time = self._triggers.enter(window), self._removal_time(window)
         if self._assigner.is_event_time:
             triggers.delete_event_time_timer(time)

@@ -1,0 +1,260 @@
+"""Windows compared with a model of Flink that works row by row, at any batch size, parallelism and restore.
+
+For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/windows/test_random_windows.py``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stateflow import AggregateFunction, MemoryStateBackend, OutputTag, RocksDBStateBackend
+from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.windows.assigners import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
+from stateflow.api.windows.evictors import CountEvictor
+from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
+from stateflow.testing import KeyedHarness, KeyedInput
+
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+KEYS = "abc"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row: its number is unique."""
+
+    key: str
+    at: int
+    number: int
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """An evaluation of a window."""
+
+    key: str
+    start: int
+    end: int
+    numbers: list[int]
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """The numbers of several rows."""
+
+    key: str
+    numbers: list[int]
+
+
+LATE = OutputTag("late", Row)
+
+
+class EmitRows(ProcessWindowFunction[Row, Fired]):
+    def process(self, key: str, ctx: WindowContext, elements: Iterable[Row]) -> Iterator[Fired]:
+        yield Fired(key, ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
+
+
+class EmitNumbers(ProcessWindowFunction[list[int], Fired]):
+    def process(self, key: str, ctx: WindowContext, elements: Iterable[list[int]]) -> Iterator[Fired]:
+        (numbers,) = elements
+        yield Fired(key, ctx.window.start, ctx.window.end, sorted(numbers))
+
+
+class CollectNumbers(AggregateFunction[Row, list[int], list[int]]):
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, value: Row, accumulator: list[int]) -> list[int]:
+        return [*accumulator, value.number]
+
+    def get_result(self, accumulator: list[int]) -> list[int]:
+        return accumulator
+
+    def merge(self, acc_a: list[int], acc_b: list[int]) -> list[int]:
+        return [*acc_a, *acc_b]
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Windows of a size that begin every `slide`; sessions with a gap of `size` if `slide` is 0."""
+
+    size: int
+    slide: int
+    offset: int = 0
+
+    def windows(self, at: int) -> list[tuple[int, int]]:
+        if not self.slide:
+            return [(at, at + self.size)]
+        starts = range(at, at - self.size, -1)
+        return [(start, start + self.size) for start in starts if (start - self.offset) % self.slide == 0]
+
+
+@dataclass
+class Key:
+    """The open windows of a key, with the rows of each, and which are due to fire."""
+
+    open: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    due: set[tuple[int, int]] = field(default_factory=set)
+    fired: list[Fired] = field(default_factory=list)
+
+
+@dataclass
+class Model:
+    """Flink, with a watermark before each row of a key: the row's time less the out-of-orderness, less one."""
+
+    kind: Kind
+    bound: int
+    lateness: int
+    latest: int | None = None
+    keys: dict[str, Key] = field(default_factory=lambda: defaultdict(Key))
+    late: list[int] = field(default_factory=list)
+
+    def batch(self, rows: Iterable[Row]) -> None:
+        before = LOW if self.latest is None else self.latest - self.bound - 1
+        for name in list(self.keys):
+            self.advance(name, before)
+        for row in sorted(rows, key=lambda row: row.at):
+            watermark = max(before, row.at - self.bound - 1)
+            self.advance(row.key, watermark)
+            self.add(row, watermark)
+            self.latest = row.at if self.latest is None else max(self.latest, row.at)
+
+    def advance(self, name: str, watermark: int) -> None:
+        key = self.keys[name]
+        for window in sorted(key.due, key=lambda window: (window[1], window[0])):
+            if window[1] - 1 <= watermark:
+                self.fire(name, window)
+        for window in [each for each in key.open if each[1] - 1 + self.lateness <= watermark]:
+            del key.open[window]
+
+    def fire(self, name: str, window: tuple[int, int]) -> None:
+        key = self.keys[name]
+        key.due.discard(window)
+        key.fired.append(Fired(name, *window, sorted(key.open[window])))
+
+    def add(self, row: Row, watermark: int) -> None:
+        key, is_late = self.keys[row.key], True
+        for window in self.kind.windows(row.at):
+            rows = [row.number]
+            if not self.kind.slide:
+                for other in [each for each in key.open if each[0] <= window[1] and window[0] <= each[1]]:
+                    rows += key.open.pop(other)
+                    key.due.discard(other)
+                    window = min(window[0], other[0]), max(window[1], other[1])
+            if window[1] - 1 + self.lateness <= watermark:
+                continue
+            is_late = False
+            key.open[window] = key.open.get(window, []) + rows
+            if window[1] - 1 <= watermark:
+                self.fire(row.key, window)
+            else:
+                key.due.add(window)
+        # Between windows that leave gaps, a row without a window is late by its own time.
+        if is_late and row.at + self.lateness <= watermark:
+            self.late.append(row.number)
+
+
+# -- histories --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class History:
+    """Batches of rows; and, before each, the parallelism of a restore, or 0."""
+
+    kind: Kind
+    bound: int
+    lateness: int
+    batches: tuple[tuple[tuple[tuple[str, int], ...], int], ...]
+    arrow_rows: int | None
+
+
+kinds = st.one_of(
+    st.builds(lambda size, offset: Kind(size, size, offset % size), st.integers(1, 20), st.integers(0, 19)),
+    st.builds(Kind, st.integers(1, 20), st.integers(1, 20)),
+    st.builds(Kind, st.integers(1, 10), st.just(0)),
+)
+batches = st.tuples(
+    st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 60)), max_size=8).map(tuple),
+    st.sampled_from([0, 0, 0, 1, 3]),
+)
+histories = st.builds(
+    History,
+    kinds,
+    st.sampled_from([0, 1, 5, 20, 100]),
+    st.sampled_from([0, 0, 3, 30]),
+    st.lists(batches, min_size=1, max_size=6).map(tuple),
+    st.sampled_from([None, 1, 3]),
+)
+
+
+def _windowed(history: History, method: str) -> Callable[[KeyedStream[DataStream]], DataStream]:
+    kind = history.kind
+    size, slide, offset = (timedelta(milliseconds=n) for n in (kind.size, kind.slide, kind.offset))
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        if not kind.slide:
+            windows = rows.window(EventTimeSessionWindows.with_gap(size))
+        elif kind.slide == kind.size:
+            windows = rows.window(TumblingEventTimeWindows.of(size, offset))
+        else:
+            windows = rows.window(SlidingEventTimeWindows.of(size, slide, offset))
+        windows = windows.allowed_lateness(timedelta(milliseconds=history.lateness)).side_output_late_data(LATE)
+        if method == "aggregate":
+            return windows.aggregate(CollectNumbers(), EmitNumbers(), accumulator=list[int], output=Fired, uid="w")
+        if method == "evict":
+            windows = windows.evictor(CountEvictor.of(1000))
+        return windows.process(EmitRows(), output=Fired, uid="w")
+
+    return declare
+
+
+def _check(history: History, method: str, backend: StateBackend) -> None:
+    model, fired, late, number = Model(history.kind, history.bound, history.lateness), defaultdict(list), [], 0
+    arrow = history.arrow_rows
+    more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
+    given_rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))
+    h = KeyedHarness(_windowed(history, method), given_rows, side_outputs=(LATE,), backend=backend, **more)
+    for batch, parallelism in history.batches:
+        if parallelism:
+            late += h.side_output(LATE)
+            with h:
+                h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+        rows = [Row(key, at, at_number) for at_number, (key, at) in enumerate(batch, number)]
+        number += len(rows)
+        for each in h.push(*rows):
+            fired[each.key].append(each)
+        model.batch(rows)
+    with h:
+        for each in h.drain():
+            fired[each.key].append(each)
+        late += h.side_output(LATE)
+        for key in KEYS:
+            model.advance(key, HIGH)
+        # No content, session or timer is left.
+        assert h.state_entries() == [] and h.timers() == []
+    assert {key: fired[key] for key in KEYS} == {key: model.keys[key].fired for key in KEYS}
+    assert sorted(row.number for row in late) == sorted(model.late)
+
+
+@given(histories, st.sampled_from(["process", "aggregate", "evict"]))
+@example(
+    History(Kind(10, 0), 0, 30, (((("a", 5), ("a", 25)), 0), ((("a", 40),), 0), ((("a", 15),), 3)), None), "process"
+)
+def test_windows_fire_with_the_rows_and_in_the_order_of_flink(history: History, method: str) -> None:
+    _check(history, method, MemoryStateBackend())
+
+
+@pytest.mark.slow
+@given(histories, st.sampled_from(["process", "aggregate", "evict"]))
+def test_windows_are_the_same_in_rocksdb(history: History, method: str) -> None:
+    _check(history, method, RocksDBStateBackend())
