@@ -73,10 +73,7 @@ def _keyed(has_time: bool = True) -> KeyedStream[DataStream]:
         (lambda: _keyed(has_time=False).window(TENS), "assigner"),
         (lambda: _keyed().window(TENS).trigger(WRONG), "given"),
         (lambda: _keyed().window(SESSIONS).trigger(_delta()), "trigger"),
-        (
-            lambda: _keyed().window(SESSIONS).trigger(PurgingTrigger.of(DeltaTrigger.of(1, difference, Timed))),
-            "trigger",
-        ),
+        (lambda: _keyed().window(SESSIONS).trigger(PurgingTrigger.of(_delta())), "trigger"),
         (lambda: _keyed().window(TENS).evictor(WRONG), "given"),
         (lambda: _keyed().window(TENS).allowed_lateness(ms(-1)), "given"),
         (lambda: _keyed().window(TumblingProcessingTimeWindows.of(ms(1))).allowed_lateness(ms(1)), "assigner"),

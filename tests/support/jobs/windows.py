@@ -1,0 +1,63 @@
+"""Hours and sessions of readings, without Spark; ``job.folder`` has ``readings.jsonl`` and gets ``tables/``."""
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from stateflow import (
+    EventTimeSessionWindows,
+    ProcessWindowFunction,
+    StreamExecutionEnvironment,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+    WindowContext,
+)
+from stateflow.testing.sinks import FolderSink
+from stateflow.testing.sources import ScriptedSource
+
+
+class Reading(msgspec.Struct):
+    """A value of a sensor, at a time in milliseconds since 1970."""
+
+    sensor: str
+    at: int
+    value: int
+
+
+class Sum(msgspec.Struct):
+    """The sum of a window."""
+
+    sensor: str
+    start: int
+    end: int
+    value: int
+
+
+class Emit(ProcessWindowFunction[Reading, Sum]):
+    """Emits the sum with its window."""
+
+    def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Sum]:
+        yield Sum(key, ctx.window.start, ctx.window.end, sum(row.value for row in elements))
+
+
+def added(first: Reading, second: Reading) -> Reading:
+    """Adds the values of two rows."""
+    return Reading(first.sensor, first.at, first.value + second.value)
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    folder = Path(env.parameter("folder"))
+    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
+    source = ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=10)
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
+    readings = env.from_source(source, uid="readings").assign_timestamps_and_watermarks(strategy).key_by("sensor")
+    hours = readings.window(TumblingEventTimeWindows.of(timedelta(milliseconds=60)))
+    hours.reduce(added, Emit(), output=Sum, uid="hours").sink_to(FolderSink(folder / "tables/hours"), uid="hours-table")
+    sessions = readings.window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=30)))
+    sessions.process(Emit(), output=Sum, uid="sessions").sink_to(
+        FolderSink(folder / "tables/sessions"), uid="sessions-table"
+    )
