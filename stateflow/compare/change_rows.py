@@ -15,6 +15,7 @@ from stateflow.compare.summary import change_of
 from stateflow.state.handles import StateSchema
 from stateflow.state.schema.named_values import named_value
 from stateflow.types.serializers import decode_untyped
+from stateflow.types.time_window import TimeWindow
 
 SCHEMA = pa.schema(
     [
@@ -63,11 +64,15 @@ def change_row(state: ComparedState, found: Difference) -> Change:
         pair.name,
         change_of(found),
         to_json(list(key.key)),
-        None if key.namespace is None else to_json(key.namespace),
+        None if key.namespace is None else to_json(_namespace(key.namespace)),
         None if key.map_key is None else to_json(key.map_key),
         None if found.old is None else to_json(_value(pair, pair.old, found.old, key)),
         None if found.new is None else to_json(_value(pair, pair.new, found.new, key)),
     )
+
+
+def _namespace(namespace: object) -> object:
+    return str(namespace) if isinstance(namespace, TimeWindow) else namespace
 
 
 def _value(pair: StatePair, schema: StateSchema | None, data: bytes, key: DecodedKey) -> object:

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.errors import DataError, SchemaMismatch
+from stateflow.types.time_window import TimeWindow
 
 KEY_PART = pa.struct([pa.field("type", pa.string()), pa.field("value", pa.string())])
 """Its fields are nullable: Arrow checks them also where the struct is null."""
@@ -30,6 +31,7 @@ _TYPES: dict[str, type] = {
     "decimal": decimal.Decimal,
     "time": datetime.time,
     "timedelta": datetime.timedelta,
+    "window": TimeWindow,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
@@ -69,8 +71,14 @@ def parts_of_column(column: pa.Array, name: str) -> list[Any]:
 def _as_struct(part: object) -> dict[str, str] | None:
     if part is None:
         return None
-    text = str(part).lower() if isinstance(part, bool | int | float) else msgspec.to_builtins(part)
-    return {"type": _NAMES[type(part)], "value": text}
+    return {"type": _NAMES[type(part)], "value": part_text(part)}
+
+
+def part_text(part: object) -> str:
+    """Returns a part of a key as text: a time in ISO 8601, a window as an interval of it, bytes in base64."""
+    if isinstance(part, TimeWindow):
+        return str(part)
+    return str(part).lower() if isinstance(part, bool | int | float) else str(msgspec.to_builtins(part))
 
 
 def _from_struct(part: dict[str, str | None], name: str) -> object:
@@ -78,7 +86,7 @@ def _from_struct(part: dict[str, str | None], name: str) -> object:
     try:
         if kind is None:
             raise ValueError("its type is unknown")
-        return float(part["value"] or "") if kind is float else msgspec.convert(part["value"], kind, strict=False)
+        return _from_text(part["value"] or "", kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as e:
         raise DataError(
             "a part of a key is not valid",
@@ -87,3 +95,9 @@ def _from_struct(part: dict[str, str | None], name: str) -> object:
             part=repr(part)[:200],
             reason=str(e)[:200],
         ) from e
+
+
+def _from_text(text: str, kind: type) -> object:
+    if kind is TimeWindow:
+        return TimeWindow.parse(text)
+    return float(text) if kind is float else msgspec.convert(text, kind, strict=False)

@@ -16,6 +16,7 @@ from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.query.columns.key_reader import KeyLayout, key_column_type
 from stateflow.state.columnar.key_parts import KEY_PART, parts_column, parts_of_column
 from stateflow.types.key_encoding import encode_key
+from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
 
 PREFIX = b"\0\7name"
@@ -40,7 +41,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "decimal(9,2)": st.decimals(-1000, 1000, places=2),
 }
 PARTS = st.one_of(*VALUES.values())
-NAMESPACES = st.none() | PARTS
+WINDOWS = st.builds(TimeWindow, VALUES["bigint"], VALUES["bigint"]) | st.builds(
+    TimeWindow, st.integers(0, 1 << 42), st.integers(0, 1 << 42)
+)
+NAMESPACES = st.none() | PARTS | WINDOWS
 
 
 @st.composite
@@ -83,15 +87,21 @@ def test_map_keys_of_several_types_have_their_types(parts: list[Any]) -> None:
 
 
 def test_parts_of_keys_are_structs_of_type_and_value() -> None:
-    parts = ["1", 1, 1.5, True, None, b"a", datetime.date(2024, 1, 2)]
+    window = TimeWindow(1_704_153_600_000, 1_704_153_600_500)
+    parts = ["1", 1, 1.5, True, None, b"a", datetime.date(2024, 1, 2), window, TimeWindow(-(1 << 62), 0)]
     values = [("str", "1"), ("int", "1"), ("float", "1.5"), ("bool", "true"), None, ("bytes", "YQ==")]
     assert [part and (part["type"], part["value"]) for part in parts_column(parts, KEY_PART).to_pylist()] == [
         *values,
         ("date", "2024-01-02"),
+        ("window", "2024-01-02T00:00:00Z/2024-01-02T00:00:00.500Z"),
+        ("window", "-4611686018427387904/1970-01-01T00:00:00Z"),
     ]
 
 
-@pytest.mark.parametrize(("kind", "value"), [("int", "x"), ("int", str(1 << 70) + ".5"), ("odd", "1"), ("date", "")])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("int", "x"), ("int", str(1 << 70) + ".5"), ("odd", "1"), ("date", ""), ("window", "1"), ("window", "a/b")],
+)
 def test_parts_of_keys_that_are_not_valid_are_data_errors(kind: str, value: str) -> None:
     with raises(DataError, column="namespace"):
         parts_of_column(pa.array([{"type": kind, "value": value}], KEY_PART), "namespace")

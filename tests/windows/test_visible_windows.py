@@ -1,0 +1,92 @@
+"""The state of open windows, as users read it: with its window, in checkpoints, comparisons and savepoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stateflow
+from stateflow import TimeWindow
+from tests.windows.windows_job import WindowsJob
+
+Content = dict[tuple[str, TimeWindow], Any]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[WindowsJob]:
+    job = WindowsJob(tmp_path / "job", {"checkpoints__retained": 100}, job_name="windows")
+    job.deliver(40)
+    job.finish()
+    yield job
+    job.end_all()
+
+
+def _windows(location: Path, operator: str, snapshot: int | None = None) -> Content:
+    rows = stateflow.read_state(str(location), operator, "window-contents", snapshot).read_all().to_pylist()
+    found: Content = {}
+    for row in rows:
+        assert row["namespace"]["type"] == "window"
+        of = found.setdefault((row["sensor"], TimeWindow.parse(row["namespace"]["value"])), [])
+        of.append(row["value"]["value"])
+    return found
+
+
+def _open_hours(job: WindowsJob) -> Content:
+    """The windows that have not been written to the table."""
+    waiting = job.hours() - job.windows("hours")
+    return {(sensor, TimeWindow(start, end)): [value] for sensor, start, end, value in waiting}
+
+
+def test_open_windows_are_rows_with_their_window(job: WindowsJob) -> None:
+    hours = _windows(job.root, "hours")
+    assert hours == _open_hours(job) and len(hours) > 1
+    sessions = stateflow.read_state(str(job.root), "sessions", "merging-window-set").read_all().to_pylist()
+    contents = _windows(job.root, "sessions")
+    found = {
+        (row["sensor"], each["start"], each["end"], sum(contents[row["sensor"], TimeWindow(*_state_window(each))]))
+        for row in sessions
+        for each in row["value"]
+    }
+    assert found == set(job.sessions() - job.windows("sessions"))
+
+
+def _state_window(session: dict[str, int]) -> tuple[int, int]:
+    return session["state_start"], session["state_end"]
+
+
+def test_a_comparison_has_the_windows_that_differ(job: WindowsJob) -> None:
+    first, before = job.head.checkpoint, _windows(job.root, "hours")
+    job.deliver(60)
+    job.finish()
+    after = _windows(job.root, "hours")
+    found = stateflow.diff(f"{job.root}@{first}", str(job.root))
+    assert found.changes is not None
+    rows = [row for row in found.changes.read_all().to_pylist() if row["state"] == "window-contents"]
+    hours = {
+        (json.loads(row["key"])[0], TimeWindow.parse(json.loads(row["namespace"])))
+        for row in rows
+        if row["operator"] == "hours"
+    }
+    assert before.keys() ^ after.keys() and before.keys() ^ after.keys() <= hours
+
+
+def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_groups(
+    job: WindowsJob, tmp_path: Path
+) -> None:
+    saved = job.create_savepoint("before", "--format", "canonical")
+    assert _windows(Path(saved["path"]), "hours") == _windows(job.root, "hours")
+    new = WindowsJob(tmp_path / "new", {"max_parallelism": 64, "parallelism": 3}, job_name="windows")
+    new.deliver(80)
+    for name in ("hours", "sessions"):
+        new.table(name).parent.mkdir(exist_ok=True)
+        job.table(name).rename(new.table(name))
+    new.begin(
+        "run", new.job_file, "--from-savepoint", saved["path"], "--tables", "continue", with_job=True
+    ).wait().check()
+    new.finish(run__drain="yes")
+    assert new.windows("hours") == new.hours() and new.windows("sessions") == new.sessions()
+    new.end_all()
