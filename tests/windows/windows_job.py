@@ -29,7 +29,13 @@ class WindowsJob(JobFixture):
 
     def deliver(self, count: int) -> None:
         self.rows = _readings(count)
-        (self.folder / "readings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        lines = [json.dumps(row) + "\n" for row in self.rows]
+        (self.folder / "readings.jsonl").write_text("".join(lines))
+        # What Spark reads: one more file.
+        files = self.folder / "in"
+        files.mkdir(exist_ok=True)
+        known = sum(len(file.read_text().splitlines()) for file in files.iterdir())
+        (files / f"{count:04}.json").write_text("".join(lines[known:]))
 
     def windows(self, name: str) -> Counter[Window]:
         rows = folder_tables.rows(self.table(name))

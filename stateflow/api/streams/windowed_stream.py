@@ -26,17 +26,17 @@ from stateflow.api.windows.contents import (
 )
 from stateflow.api.windows.durations import duration_ms
 from stateflow.api.windows.evictors import Evictor
-from stateflow.api.windows.functions import ApplyWindow, EmitElements, ProcessWindowFunction
+from stateflow.api.windows.functions import ApplyWindow, EmitElements, PlainFunction, ProcessWindowFunction
 from stateflow.api.windows.trigger import Trigger
 from stateflow.api.windows.window_operator import WindowOperator, WindowSettings
 from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import AggregateFunction
-from stateflow.types.time_window import TimeWindow
 
 Row = TypeVar("Row")
 In = TypeVar("In")
 Acc = TypeVar("Acc")
 Out = TypeVar("Out")
+_Settings = WindowSettings[Any]
 
 
 class WindowedStream(KeyedInput[Stream]):
@@ -45,7 +45,7 @@ class WindowedStream(KeyedInput[Stream]):
     The methods that set something return a new object.
     """
 
-    _settings: WindowSettings[Any]
+    _settings: _Settings
     _evictor: Evictor[Any] | None = None
 
     @classmethod
@@ -89,7 +89,7 @@ class WindowedStream(KeyedInput[Stream]):
                 trigger=type(trigger).__name__,
                 assigner=type(self._settings.assigner).__name__,
             )
-        return self._with(trigger=trigger)
+        return self._with(replace(self._settings, trigger=trigger))
 
     def evictor(self, evictor: Evictor[Any]) -> Self:
         """Sets an evictor; the operator then stores all rows of a window. Raises JobDefinitionError."""
@@ -115,7 +115,7 @@ class WindowedStream(KeyedInput[Stream]):
                 given=repr(lateness),
                 assigner=type(self._settings.assigner).__name__,
             )
-        return self._with(allowed_lateness=length)
+        return self._with(replace(self._settings, allowed_lateness=length))
 
     def side_output_late_data(self, tag: OutputTag[Row]) -> Self:
         """Sets the side output for rows whose windows were removed already; by default they are dropped.
@@ -129,7 +129,7 @@ class WindowedStream(KeyedInput[Stream]):
                 hint=f'OutputTag("late", {self._node.schema.row_class.__name__})',
                 given=repr(tag)[:200],
             )
-        return self._with(late_rows=tag)
+        return self._with(replace(self._settings, late_rows=tag))
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class WindowedStream(KeyedInput[Stream]):
 
     def apply(
         self,
-        function: Callable[[Any, TimeWindow, Iterable[Row]], Iterable[object] | None],
+        function: PlainFunction[Row, object],
         *,
         output: type[object],
         uid: str = "",
@@ -225,9 +225,9 @@ class WindowedStream(KeyedInput[Stream]):
         operator = self._operator_of(contents, ApplyWindow(function))
         return self._operator(operator, RowSchema.of(output), uid, self._name("apply"), on_error)
 
-    def _with(self, **changes: Any) -> Self:
+    def _with(self, settings: _Settings) -> Self:
         changed = copy.copy(self)
-        changed._settings = replace(self._settings, **changes)
+        changed._settings = settings
         return changed
 
     def _contents(self, contents: WindowContents[Row, Out], summary: Summary[Row, Out]) -> WindowContents[Row, Out]:

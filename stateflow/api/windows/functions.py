@@ -130,18 +130,22 @@ class ProcessWindowFunction(Generic[In, Out]):
         """Called once per batch and subtask, after the last row."""
 
 
+PlainFunction = Callable[[Any, TimeWindow, Iterable[In]], Iterable[Out] | None]
+"""A function of key, window and rows."""
+
+
 class ApplyWindow(ProcessWindowFunction[In, Out]):
     """Calls a plain function of key, window and rows."""
 
-    def __init__(self, function: Callable[[Any, TimeWindow, Iterable[In]], Iterable[Out] | None]) -> None:
+    def __init__(self, function: PlainFunction[In, Out]) -> None:
         self.function = function
 
-    def process(self, key: Any, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
+    def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
         return self.function(key, ctx.window, elements)
 
 
 class EmitElements(ProcessWindowFunction[T, T]):
     """Emits what a window contains."""
 
-    def process(self, key: Any, ctx: WindowContext, elements: Iterable[T]) -> Iterable[T]:
+    def process(self, key: object, ctx: WindowContext, elements: Iterable[T]) -> Iterable[T]:
         return elements

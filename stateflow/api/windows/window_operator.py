@@ -41,7 +41,7 @@ class WindowSettings(Generic[Row]):
     assigner: WindowAssigner[Row]
     trigger: Trigger[Row]
     allowed_lateness: int = 0
-    late_rows: OutputTag[object] | None = None
+    late_rows: OutputTag[Row] | None = None
 
 
 class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):

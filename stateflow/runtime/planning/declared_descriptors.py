@@ -140,26 +140,28 @@ class _KeyedDescriptors(KeyedState):
         super().__init__(DictBackend())
         self.found: dict[str, StateDescriptor] = {}
 
-    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+    def value_state(self, descriptor: ValueStateDescriptor[T], per_key: bool = False) -> ValueState[T]:
         self.found[descriptor.name] = descriptor
-        return super().value_state(descriptor)
+        return super().value_state(descriptor, per_key)
 
-    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+    def list_state(self, descriptor: ListStateDescriptor[T], per_key: bool = False) -> ListState[T]:
         self.found[descriptor.name] = descriptor
-        return super().list_state(descriptor)
+        return super().list_state(descriptor, per_key)
 
-    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+    def map_state(self, descriptor: MapStateDescriptor[K, V], per_key: bool = False) -> MapState[K, V]:
         self.found[descriptor.name] = descriptor
-        return super().map_state(descriptor)
+        return super().map_state(descriptor, per_key)
 
-    def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+    def reducing_state(self, descriptor: ReducingStateDescriptor[T], per_key: bool = False) -> ReducingState[T]:
         self.found[descriptor.name] = descriptor
-        return super().reducing_state(descriptor)
+        return super().reducing_state(descriptor, per_key)
 
-    def aggregating_state(self, descriptor: AggregatingStateDescriptor[In, Acc, Out]) -> AggregatingState[In, Acc, Out]:
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[In, Acc, Out], per_key: bool = False
+    ) -> AggregatingState[In, Acc, Out]:
         # A folding state is declared as one.
         self.found[descriptor.name] = descriptor
-        return super().aggregating_state(descriptor)
+        return super().aggregating_state(descriptor, per_key)
 
 
 class _OperatorDescriptors(OperatorStateStore):

@@ -1,4 +1,7 @@
-"""Hours and sessions of readings, without Spark; ``job.folder`` has ``readings.jsonl`` and gets ``tables/``."""
+"""Hours and sessions of readings.
+
+``job.folder`` has ``readings.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -9,6 +12,7 @@ import msgspec
 
 from stateflow import (
     EventTimeSessionWindows,
+    FileSource,
     ProcessWindowFunction,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
@@ -48,13 +52,22 @@ def added(first: Reading, second: Reading) -> Reading:
     return Reading(first.sensor, first.at, first.value + second.value)
 
 
+def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | ScriptedSource:
+    if env.parameter("spark", "no") == "yes":
+        return FileSource(folder / "in", schema=Reading, format="json")
+    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
+    return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=10)
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     folder = Path(env.parameter("folder"))
-    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
-    source = ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=10)
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
-    readings = env.from_source(source, uid="readings").assign_timestamps_and_watermarks(strategy).key_by("sensor")
+    readings = (
+        env.from_source(_source(env, folder), uid="readings")
+        .assign_timestamps_and_watermarks(strategy)
+        .key_by("sensor")
+    )
     hours = readings.window(TumblingEventTimeWindows.of(timedelta(milliseconds=60)))
     hours.reduce(added, Emit(), output=Sum, uid="hours").sink_to(FolderSink(folder / "tables/hours"), uid="hours-table")
     sessions = readings.window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=30)))
