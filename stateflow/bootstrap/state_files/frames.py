@@ -110,10 +110,12 @@ def _unknown(option: str, operators: Mapping[str, DeclaredOperator], known: Iter
             known=sorted(operators),
         )
     state = name.removeprefix(f"{operator}.")
+    hint = did_you_mean(state, names_of(operators[operator]))
+    if state.startswith(OPERATOR_PREFIX):
+        hint += " The map of a broadcast state has to be an attribute of its function, or a name in the same module."
     return ConfigError(
         "the operator declares no such state before its first row",
-        hint=f"{did_you_mean(state, names_of(operators[operator]))} A broadcast state has to be declared in open or "
-        "initialize_state",
+        hint=hint,
         operator=operator,
         state=state,
         known=[each for each in known if each.startswith(f"{operator}.")],
