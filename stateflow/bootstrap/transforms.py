@@ -263,7 +263,8 @@ class ChangedOperator:
 
 def _in_order(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
     """Returns rows whose elements of lists are in the order of the rows: functions see them so."""
-    rows = state_rows(given, key)
+    with state_named(given.descriptor.name):
+        rows = state_rows(given, key)
     return replaced(rows, columns=replaced(rows.columns, order_by=()))
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -29,6 +31,7 @@ from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.query.columns import keyed_table, operator_table
 from stateflow.query.state import stored_entries
 from stateflow.state.columnar.key_parts import KEY_PART, parts_column
 from stateflow.state.handles import OperatorContent
@@ -267,6 +270,13 @@ class Stored:
         return self.entries.get(state_id(name), [])
 
 
+@contextmanager
+def _small_batches() -> Iterator[None]:
+    """Batches of one block of a file, which has entries of one key group only, or of one element of operator state."""
+    with patch.object(keyed_table, "BATCH_ROWS", 1), patch.object(operator_table, "BATCH_ROWS", 1):
+        yield
+
+
 def _number(parts: list[Any], part: object) -> int:
     """The number of a part of the same type."""
     (found,) = (at for at, each in enumerate(parts) if (type(each), each) == (type(part), part))
@@ -284,7 +294,8 @@ def test_transformed_states_are_what_dictionaries_become(model: Model, turn: Tur
         writer = SavepointWriter.from_savepoint(written)
         for name in sorted(names):
             CHANGES[name](writer, turn.of_batch)
-        after = Stored.of(writer.write(Path(folder) / "changed", at=AT + datetime.timedelta(1)))
+        with _small_batches():
+            after = Stored.of(writer.write(Path(folder) / "changed", at=AT + datetime.timedelta(1)))
     assert after.model == turn.of_model(model, names)
     assert after.kept(names) == before.kept(names)
     for kind, name in (("lists", "numbers"), ("unions", "union")):
@@ -338,6 +349,7 @@ def _raising(batch: pa.RecordBatch) -> pa.RecordBatch:
         ("timers", _set("time", None), DataError, {"state": "_timers", "key": "key='a'"}),
         ("timers", _set("domain", "noon"), DataError, {"state": "_timers", "key": "key='a'", "domain": "noon"}),
         ("timers", lambda batch: batch.drop_columns(["time"]), ConfigError, {"missing": ["time"]}),
+        ("one", lambda batch: batch.append_column("key", batch.column("key")), ConfigError, {"state": "one"}),
         ("union", _set("value", None), DataError, {"state": "union", "row": 0}),
         ("numbers", _set("value", None), DataError, {"state": "numbers", "row": 0}),
         ("rules", _set("map_key", _MAP_KEYS[1]), DataError, {"state": "rules", "map_key": "'7'"}),
@@ -353,6 +365,27 @@ def test_errors_of_transformations_name_operator_state_and_row(
         writer.write(tmp_path / "changed")
     with raises(ConfigError):
         savepoint_at(str(tmp_path / "changed"))
+
+
+@pytest.mark.parametrize("name", ["items", "timers", "numbers"])
+@pytest.mark.parametrize("kind", [SchemaMismatch, UserCodeError])
+def test_errors_of_later_batches_name_operator_and_state(tmp_path: Path, name: str, kind: type[StateflowError]) -> None:
+    keys = "abcdefgh"
+    timers = {(key, 0, 1, "event") for key in keys}
+    model = Model(items={(key, 0): [1] for key in keys}, timers=timers, numbers=[1] * 8)
+    seen = []
+
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen.append(batch)
+        if len(seen) == 1:
+            return batch
+        return batch.append_column("more", batch.columns[-1]) if kind is SchemaMismatch else _raising(batch)
+
+    writer = SavepointWriter.from_savepoint(_write(model, tmp_path))
+    CHANGES[name](writer, function)
+    with _small_batches(), raises(kind, operator="op", state="_timers" if name == "timers" else name):
+        writer.write(tmp_path / "changed")
+    assert len(seen) == 2
 
 
 def test_states_that_an_operator_does_not_have_cannot_be_transformed(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Decoding of stored keys into columns: key group, key columns, namespace, and a map's key.
 
-Numbers, dates and texts are decoded for all keys at once, from where they are in the joined keys. A key with another
-layout, a decimal, a time or a namespace is decoded by itself.
+Numbers, dates and texts are decoded for all keys at once, from where they are in the joined keys. So are namespaces
+that are integers or texts, where they have the type of the first one. A key with another layout, a decimal, a time or
+another namespace is decoded by itself.
 """
 
 from __future__ import annotations
@@ -100,6 +101,17 @@ class _Cursor:
                 return read(self, kind)
         return None
 
+    def read_namespaces(self) -> pa.Array:
+        """Returns the namespaces; arbitrary for keys that are not `ok`, such as those with one of another type."""
+        name, kind = _NAMESPACES.get(int(self.data[self.at[0]]), ("", None))
+        if kind is None:
+            self.skip(self.data[self.at] == _TEXT_END, 1)
+            return pa.nulls(len(self.at), KEY_PART)
+        found = self.read(kind)
+        assert found is not None
+        names = pa.repeat(pa.scalar(name), len(found))
+        return pa.StructArray.from_arrays([names, found.cast(pa.string())], fields=list(KEY_PART))
+
 
 def _read_ints(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     numbers = (cursor.words(1) ^ _SIGN).view(np.int64)
@@ -147,6 +159,8 @@ def _read_texts(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     return slices(data, np.where(fits, before + 1, before), np.where(fits, ends, before), kind)
 
 
+_NAMESPACES = {0x15: ("int", pa.int64()), 2: ("str", pa.string())}
+"""Names and Arrow types of the types of namespaces that are decoded for all keys at once, by their codes."""
 _READERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[_Cursor, pa.DataType], pa.Array]], ...] = (
     (pa.types.is_signed_integer, _read_ints),
     (pa.types.is_floating, _read_floats),
@@ -207,14 +221,14 @@ class KeyLayout:
             # A text that is not UTF-8: the error names its key.
             fast = None
         if fast is not None and cursor.ok.all():
-            return self._columns(groups, [*fast, _voids(len(stored))])
+            return self._columns(groups, fast)
         odd = np.arange(len(stored)) if fast is None else np.flatnonzero(~cursor.ok)
         slow = self._read_slow([stored[row] for row in odd.tolist()])
         if fast is None:
             return self._columns(groups, slow)
         order = pa.array(np.argsort(np.concatenate([np.flatnonzero(cursor.ok), odd])))
         is_fast = pa.array(cursor.ok)
-        pairs = zip([*fast, _voids(len(stored))], slow, strict=True)
+        pairs = zip(fast, slow, strict=True)
         return self._columns(groups, [pa.concat_arrays([a.filter(is_fast), b]).take(order) for a, b in pairs])
 
     def _columns(self, groups: pa.Array, found: list[pa.Array]) -> KeyColumns:
@@ -222,12 +236,13 @@ class KeyLayout:
         return KeyColumns(groups, found[:count], found[-1], found[count] if self.map_key is not None else None)
 
     def _read_fast(self, cursor: _Cursor) -> list[pa.Array] | None:
-        """Returns key columns and map key; None if a column is of a type that is decoded one by one."""
+        """Returns key columns, map key and namespace; None if a column is of a type that is decoded one by one."""
         cursor.skip(cursor.ok, self.start)
         found = [cursor.read(kind) for kind in self.types]
-        cursor.skip(cursor.data[cursor.at] == _TEXT_END, 1)
+        namespaces = cursor.read_namespaces()
         if self.map_key is not None:
             found.append(cursor.read(self.map_key))
+        found.append(namespaces)
         cursor.ok &= cursor.at == cursor.ends
         return None if any(column is None for column in found) else found
 
@@ -250,7 +265,3 @@ class KeyLayout:
             raise CorruptFile(
                 "a stored key is not of its recorded type", key=stored[0].hex()[:200], reason=str(e)[:200]
             ) from e
-
-
-def _voids(count: int) -> pa.Array:
-    return pa.nulls(count, NAMESPACE.type)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.errors import DataError, SchemaMismatch
 from stateflow.types.time_window import TimeWindow
@@ -33,6 +34,7 @@ _TYPES: dict[str, type] = {
     "timedelta": datetime.timedelta,
     "window": TimeWindow,
 }
+_ARROW = {("int",): pa.int64(), ("str",): pa.string()}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
@@ -58,7 +60,7 @@ def parts_of_column(column: pa.Array, name: str) -> list[Any]:
     """
     if not pa.types.is_struct(column.type):
         return list(column.to_pylist())
-    if {column.type.field(number).name for number in range(column.type.num_fields)} != {"type", "value"}:
+    if not _is_of_parts(column.type):
         raise SchemaMismatch(
             "a column of parts of keys has structs of other fields",
             hint="pass type and value, both texts, or a column of one type",
@@ -66,6 +68,24 @@ def parts_of_column(column: pa.Array, name: str) -> list[Any]:
             given=str(column.type),
         )
     return [None if part is None else _from_struct(part, name) for part in column.to_pylist()]
+
+
+def of_one_type(column: pa.Array) -> pa.Array:
+    """Returns structs of integers only, or of texts only, as a column of these; any other column as it is."""
+    if column.null_count or not _is_of_parts(column.type):
+        return column
+    kind = _ARROW.get(tuple(pc.unique(column.field("type")).to_pylist()))
+    if kind is None or column.field("value").null_count:
+        return column
+    try:
+        return column.field("value").cast(kind)
+    except pa.ArrowInvalid:
+        # The error names the value that is no integer.
+        return column
+
+
+def _is_of_parts(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and {field.name for field in kind} == {"type", "value"}
 
 
 def _as_struct(part: object) -> dict[str, str] | None:
