@@ -70,7 +70,7 @@ def _written(folder: Path, *options: str, groups: int = 0) -> dict[str, Any]:
     return found
 
 
-def _entries(savepoint: str) -> tuple[Counter[tuple[str, bytes, bytes]], Counter[str]]:
+def stored_content(savepoint: str) -> tuple[Counter[tuple[str, bytes, bytes]], Counter[str]]:
     """All stored entries of keyed state and timers, without the positions of lists; and the operator state as text."""
     folder = Path(savepoint.removeprefix("file://"))
     document, _ = unsealed((folder / "_savepoint").read_bytes())
@@ -107,7 +107,7 @@ def test_exported_state_of_every_kind_is_written_again_and_a_job_continues(tmp_p
     made = _written(tmp_path, *options, "--source", position, "--max-parallelism", str(story.groups))
     assert made["sources"] == {"rows": f'{{"row": {len(story.rows)}}}'} and made["from_start"] == []
     assert stateflow.diff(savepoint, made["path"]).keys == 0
-    assert _entries(made["path"]) == _entries(savepoint)
+    assert stored_content(made["path"]) == stored_content(savepoint)
     new = story.begin(made["path"])
     story.check(new)
     story.process(new)
@@ -130,7 +130,7 @@ def test_operator_state_and_raw_state_are_written_again(tmp_path: Path) -> None:
         options += ["--state", f"every.{raw}={file}"]
     made = _written(tmp_path, *options, "--max-parallelism", "16", groups=16)
     assert made["from_start"] == ["rows"]
-    assert _entries(made["path"]) == _entries(savepoint)
+    assert stored_content(made["path"]) == stored_content(savepoint)
     rows = {state["state"]: state["rows"] for state in made["states"]}
     assert rows["_raw"] == rows["_operator/numbers"] == rows["_operator/union"] == 5 and rows["_raw_keyed"] > 0
 

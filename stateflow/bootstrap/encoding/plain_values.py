@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 import msgspec
 import pyarrow as pa
@@ -22,7 +22,7 @@ Restore = Callable[[object], object]
 _SERIALIZED = ["version", "data"]
 
 
-def restored_by(codec: ValueSerializer[Any]) -> Restore | None:
+def restored_by(codec: ValueSerializer[object]) -> Restore | None:
     """Returns the function from a value of a column to a plain one of the declared type; None if they are equal.
 
     The function raises SchemaMismatch for a text that is no JSON.
@@ -33,7 +33,7 @@ def restored_by(codec: ValueSerializer[Any]) -> Restore | None:
     return _restore_of(value_type(type_schema(codec.value_type)).python)
 
 
-def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[Any]) -> list[bytes] | None:
+def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[object]) -> list[bytes] | None:
     """Returns stored values of a job's own serializer; None if the column does not have their versions and bytes.
 
     Args:
@@ -49,7 +49,7 @@ def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[Any]) -> lis
     return [_checked(codec, each["version"], each["data"]) for each in column.to_pylist()]
 
 
-def _checked(codec: CustomValueSerializer[Any], version: object, data: object) -> bytes:
+def _checked(codec: CustomValueSerializer[object], version: object, data: object) -> bytes:
     stored = VALUE_FORMAT + msgspec.msgpack.encode((version, data))
     try:
         codec.decode(stored)
@@ -63,7 +63,7 @@ def _checked(codec: CustomValueSerializer[Any], version: object, data: object) -
     return stored
 
 
-def _restore_of(kind: Any) -> Restore | None:
+def _restore_of(kind: object) -> Restore | None:
     if kind is JsonText:
         return _from_json
     if isinstance(kind, UnionType):

@@ -162,13 +162,16 @@ def _is_in_order(rows: pa.RecordBatch, keys: Sequence[str], position: str) -> bo
     before, after = rows.slice(0, max(0, rows.num_rows - 1)), rows.slice(1)
     follows = pc.equal(pc.add(before.column(position), 1), after.column(position))
     for key in keys:
-        old, new = before.column(key), after.column(key)
-        # A namespace is a struct, which Arrow does not compare; it is null in most rows, and others are sorted.
-        is_namespace = pa.types.is_struct(old.type)
-        is_same = pc.and_(pc.is_null(old), pc.is_null(new)) if is_namespace else pc.equal(old, new)
-        follows = pc.and_kleene(follows, is_same)
+        for old, new in zip(_flattened(before.column(key)), _flattened(after.column(key)), strict=True):
+            is_same = pc.coalesce(pc.equal(old, new), pc.and_(pc.is_null(old), pc.is_null(new)))
+            follows = pc.and_kleene(follows, is_same)
     found = pc.or_kleene(pc.equal(after.column(position), 0), follows)
     return bool(pc.all(pc.fill_null(found, fill_value=False)).as_py())
+
+
+def _flattened(column: pa.Array) -> list[pa.Array]:
+    """Returns the fields of a column of structs, such as the namespaces, which Arrow compares one by one only."""
+    return list(column.flatten()) if pa.types.is_struct(column.type) else [column]
 
 
 @contextlib.contextmanager
