@@ -100,7 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     stream = Stream(given.seed, given.rate, given.out_of_order_group)
     slices = Slices(stream, given.events, given.events_per_file)
     if given.kafka is not None:
-        # Imported here: the files need no client of Kafka.
+        # The benchmarks' broker has its commands from a script. Imported here: files need no client of Kafka.
+        sys.path.append(str(Path(__file__).parents[2] / "scripts"))
         from benchmarks.nexmark.kafka import produce
 
         produce(slices, given.kafka, given.topic)
