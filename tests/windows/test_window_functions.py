@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,26 @@ def test_an_error_of_a_window_function_names_operator_and_key() -> None:
         with pytest.raises(UserCodeError) as e:
             h.drain()
     assert e.value.facts["operator"] == "w" and e.value.facts["key"] == "{'key': 'a'}"
+
+
+def test_a_window_function_that_returns_no_rows_is_named() -> None:
+    def one(key: str, window: TimeWindow, rows: Iterable[Timed]) -> Any:
+        return Total(key, 1)
+
+    class One(Sum):
+        def process(self, key: str, ctx: WindowContext, elements: Iterable[Timed]) -> Any:
+            return Total(key, 1)
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        return rows.window(TENS).apply(one, output=Total, uid="w")
+
+    plain = KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at"))
+    for harness in (plain, processing(TENS, function=One())):
+        with harness as h:
+            h.push(Timed("a", 1, 3))
+            with pytest.raises(UserCodeError) as e:
+                h.drain()
+        assert str(e.value.facts["where"]).startswith(f"{__file__}:") and "list" in e.value.hint
 
 
 def test_a_row_without_event_time_is_refused() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
 
 
 class InvalidReturnValue(TypeError):
@@ -27,8 +30,18 @@ def invalid_if_not_iterable(error: Exception, returned: object, function: object
         returned: the last return value of `function`.
         function: a user function that may return rows or None.
     """
-    if not isinstance(error, TypeError) or returned is None or _is_iterable(returned):
-        return error
+    is_invalid = isinstance(error, TypeError) and returned is not None and not _is_iterable(returned)
+    return _not_rows(function, returned) if is_invalid else error
+
+
+def checked_rows(returned: Iterable[Row] | None, function: object) -> Iterable[Row]:
+    """Returns the rows that a user function returned; none for None. Raises InvalidReturnValue."""
+    if returned is not None and not _is_iterable(returned):
+        raise _not_rows(function, returned)
+    return returned or ()
+
+
+def _not_rows(function: object, returned: object) -> InvalidReturnValue:
     return InvalidReturnValue(
         function, returned, "yield rows or return an iterable of rows", "yield the row, or return a list with it"
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from stateflow.api.functions.process import Context, RuntimeContext
+from stateflow.api.functions.returned import checked_rows
 from stateflow.api.side_outputs import OutputTag
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
@@ -141,7 +142,7 @@ class ApplyWindow(ProcessWindowFunction[In, Out]):
         self.function = function
 
     def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
-        return self.function(key, ctx.window, elements)
+        return checked_rows(self.function(key, ctx.window, elements), self.function)
 
 
 class EmitElements(ProcessWindowFunction[T, T]):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
+from stateflow.api.functions.returned import checked_rows
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.windows.assigners import WindowAssigner
 from stateflow.api.windows.contents import WindowContents
@@ -131,7 +132,8 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
     def _call(self, elements: Iterable[Element], window: TimeWindow, ctx: Context) -> Iterable[object]:
         self._enter(window)
         context = WindowContext(self._opened, ctx, window)
-        return self.function.process(ctx.get_current_key(), context, elements) or ()
+        process = self.function.process
+        return checked_rows(process(ctx.get_current_key(), context, elements), process)
 
     def _remove(self, window: TimeWindow, ctx: Context) -> None:
         state_window = self._state_window(window)
