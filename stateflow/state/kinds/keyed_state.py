@@ -78,6 +78,8 @@ class KeyedState:
         self._states = self.registry.states
         self._single_values: list[SingleValueState[Any]] = []
         self._namespaced: list[RegisteredState] = []
+        self._encoded: tuple[object, bytes] = (None, VOID_NAMESPACE)
+        """The namespace that was set last, and its encoding."""
 
     def timers(self, owned: KeyGroupRange, index: TimerIndex) -> Timers:
         """Returns the timers for the same current key and namespace."""
@@ -161,7 +163,10 @@ class KeyedState:
         Args:
             namespace: any value that can be part of a key; None for the void namespace.
         """
-        encoded = encode_namespace(namespace)
+        if namespace is not self._encoded[0]:
+            # The operator of windows enters the same one several times for each row.
+            self._encoded = namespace, encode_namespace(namespace)
+        encoded = self._encoded[1]
         if encoded != self._context.namespace:
             for state in self._namespaced:
                 state.flush()
