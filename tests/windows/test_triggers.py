@@ -54,6 +54,20 @@ def test_a_continuous_processing_time_trigger_fires_in_the_first_batch_after_eac
         assert _totals(h.advance_processing_time(300)) == [3]
 
 
+def test_continuous_triggers_end_with_the_window_or_the_input() -> None:
+    day = TumblingEventTimeWindows.of(ms(100))
+    with reducing(day, lambda w: w.trigger(ContinuousProcessingTimeTrigger.of(ms(40)))) as h:
+        h.advance_processing_time(10_000)
+        h.push(Timed("a", 1, 10))
+        assert _totals(h.advance_processing_time(20_000)) == []
+    with reducing(GlobalWindows.create(), lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(40)))) as h:
+        h.advance_processing_time(10_000)
+        h.push(Timed("a", 1, 10))
+        assert _totals(h.advance_watermark(85)) == [1, 1]
+        # At 120, and at the end of the window, which is that of the input.
+        assert _totals(h.drain()) == [1, 1]
+
+
 def test_a_delta_trigger_compares_with_the_row_that_fired_last() -> None:
     trigger = PurgingTrigger.of(DeltaTrigger.of(9, lambda first, second: second.value - first.value, Timed))
     with reducing(GlobalWindows.create(), lambda w: w.trigger(trigger)) as h:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from stateflow import AggregateFunction, DeadLetters, ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
@@ -20,6 +21,12 @@ from stateflow.types.time_window import TimeWindow
 from tests.windows.timed_rows import LATE, Sum, Timed, Total, Windowed, added, ms, processing
 
 TENS = TumblingEventTimeWindows.of(ms(10))
+
+
+class Many(msgspec.Struct, frozen=True):
+    """Values of several rows."""
+
+    values: list[int]
 
 
 class Counting(ProcessWindowFunction[Timed, Total]):
@@ -123,6 +130,47 @@ def test_reduce_emits_rows_without_a_window_function() -> None:
     ) as h:
         h.push(Timed("a", 1, 3), Timed("a", 2, 4))
         assert h.drain() == [Timed("a", 3, 4)]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_evictor_of_a_session_removes_rows_of_its_content(after: bool) -> None:
+    def declare(windows: Windowed) -> Windowed:
+        return windows.trigger(CountTrigger.of(1)).evictor(CountEvictor.of(1, do_evict_after=after))
+
+    with processing(EventTimeSessionWindows.with_gap(ms(10)), declare) as h:
+        found = [row.total for row in h.push(Timed("a", 1, 0), Timed("a", 2, 5), Timed("a", 4, 7))]
+        assert found == ([1, 3, 6] if after else [1, 2, 4])
+        assert h.drain() == [] and h.state_entries() == [] and h.timers() == []
+
+
+def test_windows_that_merge_have_no_state_of_their_own() -> None:
+    with processing(EventTimeSessionWindows.with_gap(ms(10)), function=Counting()) as h, pytest.raises(StateError) as e:
+        h.push(Timed("a", 1, 0))
+    assert e.value.hint and "global_state" in e.value.hint
+
+
+class Collect(AggregateFunction[Timed, list[int], Many]):
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, value: Timed, accumulator: list[int]) -> list[int]:
+        accumulator.append(value.value)
+        return accumulator
+
+    def get_result(self, accumulator: list[int]) -> Many:
+        return Many(accumulator)
+
+    def merge(self, acc_a: list[int], acc_b: list[int]) -> list[int]:
+        return acc_a + acc_b
+
+
+def test_later_rows_do_not_change_an_emitted_result() -> None:
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(GlobalWindows.create()).trigger(CountTrigger.of(1))
+        return windows.aggregate(Collect(), accumulator=list[int], output=Many, uid="w")
+
+    with KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at")) as h:
+        assert [row.values for row in h.push(Timed("a", 1), Timed("a", 2))] == [[1], [1, 2]]
 
 
 def test_apply_calls_a_plain_function() -> None:

@@ -65,6 +65,8 @@ class _OneValue(WindowContents[Row, Element]):
         value = self._value()
         if value is not None:
             yield from emit((value,))
+            # What was emitted is encoded later: the next row must not change the same object.
+            self.state.flush()
 
     @abstractmethod
     def _value(self) -> Element | None: ...

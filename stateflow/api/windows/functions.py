@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.functions.returned import checked_rows
 from stateflow.api.side_outputs import OutputTag
+from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
@@ -36,12 +37,26 @@ class WindowStateStore:
     A state that is declared in `ProcessWindowFunction.open` is compared with the stored state before a run starts.
     """
 
-    def __init__(self, state: KeyedState, per_key: bool) -> None:
-        self._state = state
+    def __init__(self, state: KeyedState, per_key: bool, merges: bool = False) -> None:
+        self._keyed = state
         self._per_key = per_key
+        self._merges = merges
+
+    @property
+    def _state(self) -> KeyedState:
+        if self._merges:
+            raise StateError(
+                "windows that merge have no state of their own",
+                hint="use global_state, or reduce or aggregate the rows of the window",
+            )
+        return self._keyed
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Returns the declared value state. Raises StateError if the name has another declaration."""
+        """Returns the declared value state.
+
+        Raises:
+            StateError: the name has another declaration, or it is state of a window that may be merged.
+        """
         return self._state.value_state(descriptor, per_key=self._per_key)
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
@@ -71,9 +86,9 @@ class WindowOpenContext:
         global_state: states per key.
     """
 
-    def __init__(self, ctx: RuntimeContext) -> None:
+    def __init__(self, ctx: RuntimeContext, merges: bool) -> None:
         self.info = ctx.info
-        self.window_state = WindowStateStore(ctx.keyed_state, per_key=False)
+        self.window_state = WindowStateStore(ctx.keyed_state, per_key=False, merges=merges)
         self.global_state = WindowStateStore(ctx.keyed_state, per_key=True)
 
 

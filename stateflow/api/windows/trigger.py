@@ -76,7 +76,7 @@ class Trigger(ABC, Generic[In]):
         """Called for each row that was added to a window.
 
         Args:
-            timestamp: event time of the row; processing time if windows are of processing time.
+            timestamp: event time of the row; processing time if it has none.
         """
 
     @abstractmethod

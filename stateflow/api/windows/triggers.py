@@ -11,6 +11,7 @@ from stateflow.api.windows.durations import positive_ms
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ReducingState, ValueState
+from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.types.descriptors import ReducingStateDescriptor, ValueStateDescriptor
 from stateflow.types.time_window import TimeWindow
 
@@ -150,18 +151,22 @@ class _ContinuousTrigger(Trigger[object]):
 
     def _schedule(self, after: int, window: TimeWindow, register: Callable[[int], None]) -> None:
         time = min(after + self._interval, window.max_timestamp)
-        self._next.add(time)
-        register(time)
+        if time > after:  # otherwise the window has ended, and the timer would fire again at once
+            self._next.add(time)
+            register(time)
 
     def _begin(self, now: int, window: TimeWindow, register: Callable[[int], None]) -> None:
         if self._next.get() is None:
             self._schedule(now - now % self._interval, window, register)
 
-    def _fires(self, time: int, window: TimeWindow, register: Callable[[int], None]) -> TriggerResult:
+    def _fires(
+        self, time: int, window: TimeWindow, ctx: TriggerContext, register: Callable[[int], None]
+    ) -> TriggerResult:
         if self._next.get() != time:
             return TriggerResult.CONTINUE
         self._next.clear()
-        self._schedule(time, window, register)
+        if ctx.current_watermark() < MAX_WATERMARK:  # at the end of the input, every later timer is due
+            self._schedule(time, window, register)
         return TriggerResult.FIRE
 
     def _merge(self, ctx: OnMergeContext, register: Callable[[int], None]) -> None:
@@ -188,7 +193,7 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger):
     def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if time == window.max_timestamp:
             return TriggerResult.FIRE
-        return self._fires(time, window, ctx.register_event_time_timer)
+        return self._fires(time, window, ctx, ctx.register_event_time_timer)
 
     def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
@@ -211,7 +216,7 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return self._fires(time, window, ctx.register_processing_time_timer)
+        return self._fires(time, window, ctx, ctx.register_processing_time_timer)
 
     def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
         self._merge(ctx, ctx.register_processing_time_timer)

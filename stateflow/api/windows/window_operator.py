@@ -74,7 +74,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
     def open(self, ctx: RuntimeContext) -> None:
         self._state = ctx.keyed_state
         self._triggers = WindowTriggerContext(ctx.keyed_state)
-        self._opened = WindowOpenContext(ctx)
+        self._opened = WindowOpenContext(ctx, merges=self._assigner.merges)
         self._contents.open(ctx)
         self._trigger.open(ctx)
         if self._sessions is not None:
@@ -87,6 +87,9 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
     def process_element(self, row: Row, ctx: Context) -> Iterator[object]:
         timestamp = self._time_of(row, ctx)
         self._triggers.begin(ctx.timer_service())
+        # Triggers get the event time of the row, also in windows of processing time.
+        event_time = ctx.timestamp()
+        time = timestamp if event_time is None else event_time
         windows = self._assigner.assign_windows(row, timestamp)
         is_late = True
         for window in windows:
@@ -99,7 +102,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             is_late = False
             self._enter(merged.state_window if merged is not None else window)
             self._contents.add(row)
-            result = self._trigger.on_element(row, timestamp, window, self._triggers.enter(window))
+            result = self._trigger.on_element(row, time, window, self._triggers.enter(window))
             yield from self._apply(result, window, ctx)
             self._schedule_removal(window)
         if is_late and self._is_late_row(timestamp) and self._late_rows is not None:
@@ -129,11 +132,14 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             self._enter(state_window)
             self._contents.clear()
 
-    def _call(self, elements: Iterable[Element], window: TimeWindow, ctx: Context) -> Iterable[object]:
+    def _call(self, elements: Iterable[Element], window: TimeWindow, ctx: Context) -> Iterator[object]:
+        content = self._state.namespace
         self._enter(window)
         context = WindowContext(self._opened, ctx, window)
         process = self.function.process
-        return checked_rows(process(ctx.get_current_key(), context, elements), process)
+        yield from checked_rows(process(ctx.get_current_key(), context, elements), process)
+        # The caller continues with the content, which a session has in another namespace.
+        self._state.set_namespace(content)
 
     def _remove(self, window: TimeWindow, ctx: Context) -> None:
         state_window = self._state_window(window)
