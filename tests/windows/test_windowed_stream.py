@@ -101,4 +101,4 @@ def test_a_late_output_is_that_of_the_last_setting_and_a_setting_does_not_change
 
 def test_a_trigger_that_never_fires_is_the_default_of_global_windows() -> None:
     trigger: Trigger[Any] = GlobalWindows.create().default_trigger()
-    assert type(trigger).__name__ == "NeverTrigger" and trigger.can_merge
+    assert type(trigger).__name__ == "NeverTrigger" and trigger.can_merge()

@@ -82,7 +82,7 @@ class WindowedStream(KeyedInput[Stream]):
             raise JobDefinitionError(
                 "trigger needs a Trigger object", hint="such as CountTrigger.of(100)", given=repr(trigger)[:200]
             )
-        if self._settings.assigner.merges and not trigger.can_merge:
+        if self._settings.assigner.merges and not trigger.can_merge():
             raise JobDefinitionError(
                 "a trigger cannot be used with windows that merge",
                 hint="implement on_merge, or use another trigger",

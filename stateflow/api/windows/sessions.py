@@ -1,6 +1,6 @@
 """The open sessions of a key, and where their state is.
 
-A session keeps its state in the namespace of its first window, so that a row which extends the session moves no state.
+A session keeps its state in the namespace of a window that it was made of, so a row that extends it moves no state.
 When sessions merge, the state of one of them stays where it is, and that of the others is moved there. The algorithm is
 that of Flink's `MergingWindowSet`.
 """
@@ -59,7 +59,7 @@ class Merge:
 
 def add_window(sessions: Sequence[Session], added: TimeWindow) -> tuple[list[Session], Merge]:
     """Returns the sessions with a window added, and what has to be merged."""
-    # Open sessions do not touch each other, so a row connects the one before it with the one after it at most.
+    # Open sessions do not touch each other, so those that the row's window touches are all that become one.
     touched = [each for each in sessions if each.window.intersects(added)]
     others = [each for each in sessions if not each.window.intersects(added)]
     window = reduce(TimeWindow.cover, (each.window for each in touched), added)

@@ -65,7 +65,7 @@ class Trigger(ABC, Generic[In]):
     """Decides when a window is evaluated.
 
     A subclass declares its state in `open`; a state has a value per key and window. The object is copied for each batch
-    of a subtask: other attributes are not kept.
+    of a subtask: changes of other attributes are lost after the batch.
     """
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -87,7 +87,6 @@ class Trigger(ABC, Generic[In]):
     def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         """Called when a processing-time timer of the window fires; also for the timer that removes the window."""
 
-    @property
     def can_merge(self) -> bool:
         """Whether the trigger may be used with windows that merge; then it has `on_merge`."""
         return type(self).on_merge is not Trigger.on_merge

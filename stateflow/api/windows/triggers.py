@@ -291,9 +291,8 @@ class PurgingTrigger(Trigger[In], Generic[In]):
             )
         return cls(trigger)
 
-    @property
     def can_merge(self) -> bool:
-        return self._trigger.can_merge
+        return self._trigger.can_merge()
 
     def open(self, ctx: RuntimeContext) -> None:
         self._trigger.open(ctx)
