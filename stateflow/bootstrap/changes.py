@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self, TypeVar
 
 from stateflow.bootstrap.existing import Existing
-from stateflow.bootstrap.transforms import Change, Transform
+from stateflow.bootstrap.transforms import StateTransformation, Transform
 from stateflow.errors import ConfigError
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 
@@ -48,7 +48,7 @@ class SavepointChanges:
         Raises:
             ConfigError: the savepoint has no such operator or state, or the writer is of a new one.
         """
-        return self._transformed(uid, Change(descriptor, function))
+        return self._transformed(uid, StateTransformation(descriptor, function))
 
     def transform_timers(self, uid: str, function: Transform) -> Self:
         """Replaces the timers of an operator; returns this writer. Arguments and errors as for `transform_state`.
@@ -58,7 +58,7 @@ class SavepointChanges:
             function: returns new rows: the key columns, ``time``, ``domain`` and ``namespace``, as for
                 `SavepointWriter.with_operator`.
         """
-        return self._transformed(uid, Change(None, function))
+        return self._transformed(uid, StateTransformation(None, function))
 
     def transform_operator_state(self, uid: str, descriptor: ListStateDescriptor[T], function: Transform) -> Self:
         """Replaces the elements of a list of operator state; returns this writer. A union list stays one.
@@ -71,7 +71,7 @@ class SavepointChanges:
             function: returns new rows: ``value``, or a column for each field. Each subtask keeps the new rows of its
                 own elements.
         """
-        return self._transformed(uid, Change(descriptor, function, is_of_operator=True))
+        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
 
     def transform_broadcast_state(self, uid: str, descriptor: MapStateDescriptor[K, V], function: Transform) -> Self:
         """Replaces the entries of a broadcast state; returns this writer.
@@ -83,9 +83,9 @@ class SavepointChanges:
             descriptor: the map as the job declares it from now on, under its name.
             function: returns new rows: ``map_key``, and ``value`` or a column for each field.
         """
-        return self._transformed(uid, Change(descriptor, function, is_of_operator=True))
+        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
 
-    def _transformed(self, uid: str, change: Change) -> Self:
+    def _transformed(self, uid: str, change: StateTransformation) -> Self:
         self._of_existing(uid).add_change(uid, change)
         return self
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from stateflow.bootstrap.layout import Target
-from stateflow.bootstrap.transforms import Change, ChangedOperator
+from stateflow.bootstrap.transforms import ChangedOperator, StateTransformation
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SavepointFormat
 from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
@@ -31,7 +31,7 @@ class Existing:
 
     stored: StoredSavepoint
     removed: set[str] = field(default_factory=set)
-    changes: dict[str, tuple[Change, ...]] = field(default_factory=dict)
+    changes: dict[str, tuple[StateTransformation, ...]] = field(default_factory=dict)
 
     @property
     def manifest(self) -> Manifest:
@@ -57,7 +57,7 @@ class Existing:
         self.removed.add(self.operator(uid).uid)
         self.changes.pop(uid, None)
 
-    def add_change(self, uid: str, change: Change) -> None:
+    def add_change(self, uid: str, change: StateTransformation) -> None:
         """Adds new rows of a state. Raises ConfigError if the state does not exist, or has some already."""
         change.check(self.operator(uid))
         before = self.changes.get(uid, ())

@@ -161,7 +161,7 @@ class OperatorStates:
         return found
 
     def with_raw(self, raw: RawRows) -> OperatorStates:
-        """Returns this state and raw state; raises ConfigError if it has raw state, or a frame is none."""
+        """Returns this state and raw state; raises ConfigError if it has raw state, or the rows are not a frame."""
         for name, frame in (("_raw", raw.partitions), ("_raw_keyed", raw.key_groups)):
             if frame is not None:
                 check_frame(frame, f"{self.uid}.{name}")

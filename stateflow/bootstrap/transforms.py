@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from dataclasses import replace as replaced
 from itertools import chain
 
 import pyarrow as pa
@@ -48,7 +48,7 @@ _NO_ROWS = pa.table({})
 
 
 @dataclass(frozen=True)
-class Change:
+class StateTransformation:
     """New rows of a state, or of the timers.
 
     Attributes:
@@ -147,7 +147,7 @@ class ChangedOperator:
 
     opened: Snapshot
     operator: OperatorState
-    changes: tuple[Change, ...]
+    changes: tuple[StateTransformation, ...]
     clock: Clock
 
     @property
@@ -157,11 +157,11 @@ class ChangedOperator:
         return replace(self.operator, subtasks=subtasks, parts=[] if self._of_operator else self.operator.parts)
 
     @property
-    def _keyed(self) -> dict[str, Change]:
+    def _keyed(self) -> dict[str, StateTransformation]:
         return {change.name: change for change in self.changes if not change.is_of_operator}
 
     @property
-    def _of_operator(self) -> dict[str, Change]:
+    def _of_operator(self) -> dict[str, StateTransformation]:
         return {change.name: change for change in self.changes if change.is_of_operator}
 
     def written(self, copied: OperatorState, target: Target, at: int) -> OperatorState:
@@ -205,7 +205,7 @@ class ChangedOperator:
             subtasks = [self._with_timers(subtask) for subtask in subtasks]
         return replace(copied, states=keyed.schemas(at), subtasks=subtasks)
 
-    def _frame(self, change: Change) -> pa.RecordBatchReader:
+    def _frame(self, change: StateTransformation) -> pa.RecordBatchReader:
         """Returns the new rows of a keyed state, or of the timers."""
         table = state_table(self.opened, self.operator.uid, change.name)
         before = next((schema for schema in self.operator.states if schema.name == change.name), None)
@@ -265,7 +265,7 @@ def _in_order(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
     """Returns rows whose elements of lists are in the order of the rows: functions see them so."""
     with state_named(given.descriptor.name):
         rows = state_rows(given, key)
-    return replaced(rows, columns=replaced(rows.columns, order_by=()))
+    return dataclasses.replace(rows, columns=dataclasses.replace(rows.columns, order_by=()))
 
 
 def _id(stored: bytes) -> bytes:

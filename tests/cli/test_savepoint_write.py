@@ -288,6 +288,13 @@ def test_rows_that_are_not_of_the_state_are_refused(
     assert not list((total.folder / "written").glob("_savepoint"))
 
 
+def test_a_file_with_two_columns_of_one_name_is_refused(total: CliFixture) -> None:
+    columns = [pa.array(["a"]), pa.array([1]), pa.array([2])]
+    pq.write_table(pa.table(columns, names=["key", "value", "value"]), total.folder / "twice.parquet")
+    with raises(ConfigError, columns=["value"], file=(total.folder / "twice.parquet").as_uri()):
+        _write(total, f"sum.total={total.folder / 'twice.parquet'}")
+
+
 def test_files_that_cannot_be_read_or_differ_are_named(job: CliFixture, tmp_path: Path) -> None:
     good = _file(tmp_path, "1.parquet", key=["a"], value=pa.array([1], pa.int64()))
     (tmp_path / "2.parquet").write_bytes(Path(good).read_bytes()[:-9])

@@ -1,4 +1,4 @@
-"""Values whose columns do not have their type, as `stateflow.read_state` returns them: JSON texts, tuples, bytes.
+"""Values of types without an Arrow column, as `stateflow.read_state` returns them: JSON texts, tuples, bytes.
 
 A part of a value without a type of Arrow, such as a union, is JSON there. A tuple is a struct, and a value of a job's
 own serializer is a struct of its version and its bytes.

@@ -92,8 +92,11 @@ class StateColumnNames:
                 that are not named are read too.
 
         Raises:
-            ConfigError: a column is missing, or has no meaning.
+            ConfigError: a column is missing, has no meaning, or occurs twice.
         """
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError("a file has several columns of one name", hint="rename them", columns=twice)
         wanted = self._wanted(names)
         ignored = _IGNORED - set(wanted.names)
         unknown = [name for name in names if name not in wanted.names and name not in ignored]

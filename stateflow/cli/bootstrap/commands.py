@@ -70,7 +70,7 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
     "--parallelism",
     type=click.IntRange(1, MAX_PARALLELISM_LIMIT),
     metavar="N",
-    help="Number of subtasks whose state is written; a job that starts from it may have any other.  [default: 4]",
+    help="Number of subtasks whose state is written; the job that starts may have any other number.  [default: 4]",
 )
 @click.option(
     "--at",

@@ -109,7 +109,7 @@ def _from_struct(part: dict[str, str | None], name: str) -> object:
         return _from_text(part["value"] or "", kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as e:
         raise DataError(
-            "a part of a key is not valid",
+            "a namespace or the key of a map is not valid",
             hint=f"types are {', '.join(_TYPES)}; values have the form of stateflow.read_state",
             column=name,
             part=repr(part)[:200],
