@@ -95,8 +95,8 @@ def test_a_late_output_is_that_of_the_last_setting_and_a_setting_does_not_change
     first, second = OutputTag("first", Timed), OutputTag("second", Timed)
     stream = windows.side_output_late_data(first).side_output_late_data(second).process(Sum(), output=Total, uid="w")
     assert stream.get_side_output(second).schema.row_class is Timed
-    windows.allowed_lateness(ms(5))
-    windows.process(Sum(), output=Total, uid="unchanged")
+    changed = windows.allowed_lateness(ms(5))
+    assert (changed._settings.allowed_lateness, windows._settings.allowed_lateness) == (5, 0)
 
 
 def test_a_trigger_that_never_fires_is_the_default_of_global_windows() -> None:
