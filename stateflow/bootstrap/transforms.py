@@ -247,18 +247,25 @@ class ChangedOperator:
         return replace(copied, operator_states=schemas, parts=stored_parts(stored.uid, contents, target))
 
     def _changed(self, subtask: int, content: OperatorContent) -> OperatorContent:
-        """Returns the operator state of a subtask with the new rows of its own rows."""
-        for schema in self.operator.operator_states:
-            change = self._of_operator.get(schema.name)
-            if change is None:
-                continue
-            table = OperatorTable(self.operator, schema)
-            batches = list(change.applied(table.rows_of(subtask, content, table.schema.names)))
-            if batches:
-                rows = change.rows_of(self.operator, pa.Table.from_batches(batches))
-                with state_named(schema.name):
-                    content = rows.stored_in(content, rows.encoded())
+        """Returns the operator state of a subtask with the new rows of its own rows; errors have its number."""
+        try:
+            for schema in self.operator.operator_states:
+                if change := self._of_operator.get(schema.name):
+                    content = self._with_rows(change, OperatorTable(self.operator, schema), subtask, content)
+        except StateflowError as e:
+            e.add_facts(subtask=subtask)
+            raise
         return content
+
+    def _with_rows(
+        self, change: StateTransformation, table: OperatorTable, subtask: int, content: OperatorContent
+    ) -> OperatorContent:
+        batches = list(change.applied(table.rows_of(subtask, content, table.schema.names)))
+        if not batches:
+            return content
+        rows = change.rows_of(self.operator, pa.Table.from_batches(batches))
+        with state_named(change.name):
+            return rows.stored_in(content, rows.encoded())
 
 
 def _in_order(given: KeyedStateFrame, key: KeyColumns) -> StateRows:

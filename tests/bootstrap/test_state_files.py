@@ -219,6 +219,34 @@ def test_a_line_with_another_column_or_without_an_object_is_an_error(tmp_path: P
     assert found.to_pylist() == [{"x": 1}, {"x": None}]
 
 
+_NESTED = pa.struct([("a", pa.int64()), ("of", pa.map_(pa.float64(), pa.list_(pa.struct([("b", pa.int64())]))))])
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ('{"a": 1, "A": 2}', "$.value"),
+        ('{"of": {"1": [null, {"b": 1, "c": null}]}}', "$.value.of[...][1]"),
+        ('{"a": 1, "a": 1}', "a"),
+        ('{"of": {"1": [{"b": 1, "\\u0062": 2}]}}', "b"),
+        ('{"of": {"1": [], "1.0": []}}', ""),
+    ],
+)
+def test_a_name_that_a_struct_or_map_would_lose_is_an_error_with_its_path(
+    tmp_path: Path, value: str, path: str
+) -> None:
+    schema = pa.schema([("key", pa.string()), ("value", _NESTED)])
+    good = '{"key": "a", "value": {"of": {"1": null, "2": [{"b": 1}, {}]}}, "more": {"more": {}}}\n'
+    (tmp_path / "rows").write_text(good + '{"key": "b", "value": ' + value + "}\n")
+    with raises(DataError, line=2) as caught:
+        list(read_lines(tmp_path / "rows", schema, ["more"]))
+    assert path in str(caught.value.facts["reason"])
+    (tmp_path / "rows").write_text(good)
+    (found,) = read_lines(tmp_path / "rows", schema, ["more"])
+    of = [(1.0, None), (2.0, [{"b": 1}, {"b": None}])]
+    assert found.to_pylist() == [{"key": "a", "value": {"a": None, "of": of}}]
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +275,9 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path, monkeypatch:
     assert [file.uri for file in find_files((tmp_path / "a b" / "c d.json").as_uri())] == [
         (tmp_path / "a b" / "c d.json").as_uri()
     ]
+    (tmp_path / "a?b#c.json").touch()
+    for location in (f"file://{tmp_path}/a?b#c.json", f"file:{tmp_path}/a?b#*", f"file://localhost{tmp_path}/?[?]b*"):
+        assert names(location) == ["a?b#c.json"]
     for missing in ("none.parquet", "below/*.json", "none/"):
         with raises(ConfigError, location=missing):
             find_files(missing)

@@ -94,6 +94,9 @@ RATES = MapStateDescriptor("rates", str, int)
 
 
 class Rated(KeyedBroadcastProcessFunction):
+    def open(self, ctx):
+        self.limits = MapStateDescriptor("limits", str, int)
+
     def process_element(self, row, ctx):
         yield Row(row.key, ctx.get_broadcast_state(RATES).get("x") or 0)
 
@@ -232,7 +235,8 @@ def test_elements_of_a_list_are_in_the_order_of_positions_or_else_of_rows(job: C
 
 def test_broadcast_state_is_found_without_a_row(job: CliFixture, tmp_path: Path) -> None:
     file = _file(tmp_path, map_key=["x"], value=[42])
-    made = _write(job, f"rated._operator/rates={file}", output="rates")
+    made = _write(job, f"rated._operator/rates={file}", f"rated._operator/limits={file}", output="rates")
+    assert stateflow.read_state(made.path, "rated", "_operator/limits").read_all()["value"].to_pylist() == [42]
     settings = {**job.settings, "local_dir": str(tmp_path / "scratch")}
     sets = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     words = ["run", str(job.job), "--job-root", str(tmp_path / "root"), "--from-savepoint", made.path]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -80,13 +81,15 @@ def read_lines(path: Path, schema: pa.Schema, ignored: Collection[str] = ()) -> 
     Raises:
         DataError: a line is no object of JSON, has another column, or a value of another type.
     """
-    decoder = _decoder(schema, ignored)
+    decoder, names = _decoder(schema, ignored), _NameCheck(schema)
     rows: list[_Row] = []
     size = 0
     with path.open("rb") as file:
         for number, line in _lines(file):
             try:
-                rows.append((number, decoder.decode(line)))
+                row = decoder.decode(line)
+                names.check(line, row)
+                rows.append((number, row))
             except (msgspec.DecodeError, ValueError, RecursionError) as e:
                 raise _wrong_line(number, str(e)) from e
             size += len(line)
@@ -148,6 +151,83 @@ def _decoder(schema: pa.Schema, ignored: Collection[str]) -> msgspec.json.Decode
         forbid_unknown_fields=True,
     )
     return msgspec.json.Decoder(row, dec_hook=_from_json)
+
+
+class _NameCheck:
+    """Refuses lines whose objects have names that decoding to dicts would lose: unknown and repeated ones.
+
+    Args:
+        schema: the columns of the lines.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        kinds = [(field.name, _names_type(field.type)) for field in schema]
+        structs = [(name, kind) for name, kind in kinds if kind is not msgspec.Raw]
+        self._structs = msgspec.json.Decoder(_struct(structs, is_complete=False)) if structs else None
+        self._has_equal_names = any(_has_equal_names(field.type) for field in schema)
+        self._members = 0
+        # Numbers may have more digits than Python converts.
+        self._objects = json.JSONDecoder(object_pairs_hook=self._count, parse_int=len, parse_float=len)
+
+    def check(self, line: bytes, row: msgspec.Struct) -> None:
+        """Raises ValueError or msgspec.DecodeError for a line with such a name; `row` is the decoded line."""
+        if self._structs is not None:
+            self._structs.decode(line)
+        self._members = 0
+        columns = self._objects.decode(line.decode())
+        if self._has_equal_names and self._members - columns != sum(map(_members_of, msgspec.structs.astuple(row))):
+            raise ValueError("a map has a key twice")
+
+    def _count(self, members: list[tuple[str, object]]) -> int:
+        if len(dict(members)) < len(members):
+            names = [name for name, _ in members]
+            raise ValueError(f"an object has a name twice: {next(name for name in names if names.count(name) > 1)}")
+        self._members += len(members)
+        return len(members)
+
+
+def _has_equal_names(kind: pa.DataType) -> bool:
+    """Returns whether a map in a value may have keys with several texts, such as 1 and 1.0."""
+    if types.is_map(kind):
+        has_one = types.is_integer(kind.key_type) or types.is_string(kind.key_type)
+        return not has_one or _has_equal_names(kind.item_type)
+    return any(_has_equal_names(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _members_of(value: object) -> int:
+    """Returns the number of entries of all dicts in a decoded value."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(_members_of, value.values()))
+    return sum(map(_members_of, value)) if isinstance(value, list) else 0
+
+
+def _names_type(kind: pa.DataType) -> _Type:
+    """Returns the type that checks the names of structs in a value; `msgspec.Raw` if it has none."""
+    if types.is_struct(kind):
+        return _struct([(field.name, _names_type(field.type)) for field in kind], is_complete=True)
+    if types.is_map(kind):
+        item = _names_type(kind.item_type)
+        return msgspec.Raw if item is msgspec.Raw else GenericAlias(dict, (str, item | None))
+    if types.is_list(kind):
+        item = _names_type(kind.value_type)
+        return msgspec.Raw if item is msgspec.Raw else GenericAlias(list, (item | None,))
+    return msgspec.Raw
+
+
+def _struct(fields: Sequence[tuple[str, _Type]], *, is_complete: bool) -> _Type:
+    """Returns a class with optional attributes that are numbered, since fields may have any name.
+
+    Args:
+        fields: name and type of each.
+        is_complete: whether other fields are errors.
+    """
+    return msgspec.defstruct(
+        "Fields",
+        # Raw has null, too.
+        [(f"f{n}", kind if kind is msgspec.Raw else kind | None, msgspec.UNSET) for n, (_, kind) in enumerate(fields)],
+        rename={f"f{number}": name for number, (name, _) in enumerate(fields)},
+        forbid_unknown_fields=is_complete,
+    )
 
 
 def _python_type(kind: pa.DataType) -> _Type:

@@ -51,8 +51,9 @@ def find_files(location: str) -> list[StateFile]:
         ConfigError: there is no such file, or the environment does not allow the location.
     """
     parts = split_address(location)
-    # In other URIs, keys are not encoded.
-    location = unquote(parts.path) if parts is not None and parts.scheme == "file" else location
+    if parts is not None and parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        # In other URIs, keys are not encoded. The path ends at no ? or #: both may be part of a name or pattern.
+        location = unquote(location.partition(":")[2].removeprefix(f"//{parts.netloc}"))
     folder, _, name = location.rpartition("/")
     if name and not folder.endswith(":/"):
         storage = open_location(folder or _root_of(location))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stateflow.api.functions.adapters import user_function
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
 from stateflow.api.functions.process import TaskInfo
 from stateflow.runtime.planning.physical_plan import JobPlan
@@ -49,7 +48,8 @@ class DeclaredOperator:
         lists: the lists of operator state whose elements are split, by name.
         unions: the union lists, by name.
         broadcasts: the broadcast states, by name. Functions request them first while a row is processed: so these
-            are the maps that could be one, and that are attributes of the function or names of its module.
+            are the maps that could be one, and that are attributes of the function, also if `open` sets them, or names
+            of its module.
         keyed_schemas: schemas of the keyed states.
         operator_schemas: schemas of the operator states.
     """
@@ -79,8 +79,8 @@ def declared_operators(plan: JobPlan, max_parallelism: int) -> dict[str, Declare
         info = TaskInfo(chain.uid, 0, plan.parallelism, max_parallelism, NO_TIME)
         keyed, operator = _KeyedDescriptors(), _OperatorDescriptors()
         with user_errors(chain.uid):
-            discover_states(chain.operator.function, info, keyed, operator)
-            for descriptor in _later_broadcasts(user_function(chain.operator.function), keyed.found, operator):
+            opened = discover_states(chain.operator.function, info, keyed, operator).function
+            for descriptor in _later_broadcasts(opened, keyed.found, operator):
                 operator.get_broadcast_state(descriptor)
         found[chain.uid] = DeclaredOperator(
             uid=chain.uid,
@@ -101,7 +101,7 @@ def _later_broadcasts(
     """Returns descriptors of broadcast states that a function does not request before its first row.
 
     Args:
-        function: the function of the user.
+        function: a copy of the user's function that was opened.
         keyed: its keyed states, by name.
         operator: the operator states that it has requested.
     """

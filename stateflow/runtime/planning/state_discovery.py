@@ -32,10 +32,17 @@ NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class DiscoveredStates:
-    """The states that one operator declares."""
+    """The states that one operator declares.
+
+    Attributes:
+        keyed: the keyed state.
+        operator: the operator state.
+        function: the copy of the user's function that declared them, with the attributes that `open` has set.
+    """
 
     keyed: KeyedState
     operator: OperatorStateStore
+    function: object
 
 
 def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
@@ -113,7 +120,7 @@ def discover_states(
         hooks.initialize_state(given)
     own.open(context)
     own.close()
-    return DiscoveredStates(keyed, operator)
+    return DiscoveredStates(keyed, operator, hooks)
 
 
 def _discover_declarations(function: KeyedFunction[object], info: TaskInfo) -> Declarations:

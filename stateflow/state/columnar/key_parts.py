@@ -106,7 +106,9 @@ def _from_struct(part: dict[str, str | None], name: str) -> object:
     try:
         if kind is None:
             raise ValueError("its type is unknown")
-        return _from_text(part["value"] or "", kind)
+        if part["value"] is None:
+            raise ValueError("its value is null")
+        return _from_text(part["value"], kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as e:
         raise DataError(
             "a namespace or the key of a map is not valid",

@@ -111,9 +111,18 @@ def test_parts_of_keys_are_structs_of_type_and_value() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("int", "x"), ("int", str(1 << 70) + ".5"), ("odd", "1"), ("date", ""), ("window", "1"), ("window", "a/b")],
+    [
+        ("int", "x"),
+        ("int", str(1 << 70) + ".5"),
+        ("odd", "1"),
+        ("date", ""),
+        ("window", "1"),
+        ("window", "a/b"),
+        ("str", None),
+        (None, "1"),
+    ],
 )
-def test_parts_of_keys_that_are_not_valid_are_data_errors(kind: str, value: str) -> None:
+def test_parts_of_keys_that_are_not_valid_are_data_errors(kind: str | None, value: str | None) -> None:
     with raises(DataError, column="namespace"):
         parts_of_column(pa.array([{"type": kind, "value": value}], KEY_PART), "namespace")
     with raises(SchemaMismatch, column="namespace"):
