@@ -25,9 +25,10 @@ from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies
 from stateflow.clock import Clock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
+from stateflow.query.columns.keyed_table import KeyedTable
 from stateflow.query.columns.operator_table import OperatorTable
-from stateflow.query.columns.reader import state_table
 from stateflow.query.columns.state_table import TIMERS, key_fields
+from stateflow.query.columns.value_types import has_local_datetimes
 from stateflow.query.snapshot import Snapshot
 from stateflow.runtime.user_code import innermost
 from stateflow.similar_names import did_you_mean
@@ -86,6 +87,14 @@ class StateTransformation:
             _ = self.rows_of(operator, _NO_ROWS).schema
         elif self.descriptor:
             declare(new_keyed_state(0), self.descriptor)
+
+    def loses_zones(self, operator: OperatorState) -> bool:
+        """Returns whether new rows store datetimes without a zone, as the state declares none."""
+        if self.descriptor is None:
+            return False
+        if self.is_of_operator:
+            return has_local_datetimes(self.rows_of(operator, _NO_ROWS).schema.type)
+        return has_local_datetimes(declare(new_keyed_state(0), self.descriptor).schema.type)
 
     def rows_of(self, operator: OperatorState, rows: pa.Table) -> OperatorStateRows:
         """Returns new rows of operator state, of the kind that it has."""
@@ -207,8 +216,8 @@ class ChangedOperator:
 
     def _frame(self, change: StateTransformation) -> pa.RecordBatchReader:
         """Returns the new rows of a keyed state, or of the timers."""
-        table = state_table(self.opened, self.operator.uid, change.name)
         before = next((schema for schema in self.operator.states if schema.name == change.name), None)
+        table = KeyedTable(self.operator, before, refuse_zones=change.loses_zones(self.operator))
         read = table.batches(self.opened.storage, self.clock, table.schema.names)
         given = change.applied(batch if before is None else _with_times(batch, before) for batch in read)
         first = next(given, None)
@@ -251,7 +260,8 @@ class ChangedOperator:
         try:
             for schema in self.operator.operator_states:
                 if change := self._of_operator.get(schema.name):
-                    content = self._with_rows(change, OperatorTable(self.operator, schema), subtask, content)
+                    table = OperatorTable(self.operator, schema, change.loses_zones(self.operator))
+                    content = self._with_rows(change, table, subtask, content)
         except StateflowError as e:
             e.add_facts(subtask=subtask)
             raise

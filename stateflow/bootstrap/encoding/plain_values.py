@@ -7,18 +7,23 @@ own serializer is a struct of its version and its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import UnionType
-from typing import get_args, get_origin
+from typing import Annotated, Union, get_args, get_origin
 
 import msgspec
 import pyarrow as pa
+from msgspec import inspect, structs
 
 from stateflow.errors import CorruptFile, SchemaMismatch
-from stateflow.query.columns.value_types import JsonText, value_type
+from stateflow.query.columns.plain_json import from_json_text
+from stateflow.query.columns.value_types import FieldFacts, JsonText, value_type
 from stateflow.state.schema.describe import type_schema
+from stateflow.types.declared_types import all_types
 from stateflow.types.serializers import VALUE_FORMAT, CustomValueSerializer, ValueSerializer
 
 Restore = Callable[[object], object]
+Tags = dict[str, str | int]
 _SERIALIZED = ["version", "data"]
 
 
@@ -30,7 +35,7 @@ def restored_by(codec: ValueSerializer[object]) -> Restore | None:
     Args:
         codec: the state's serializer.
     """
-    return _restore_of(value_type(type_schema(codec.value_type)).python)
+    return _Restorer(_tags_of(codec.value_type)).of(value_type(type_schema(codec.value_type)).python)
 
 
 def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[object]) -> list[bytes] | None:
@@ -63,45 +68,74 @@ def _checked(codec: CustomValueSerializer[object], version: object, data: object
     return stored
 
 
-def _restore_of(kind: object) -> Restore | None:
-    if kind is JsonText:
-        return _from_json
-    if isinstance(kind, UnionType):
-        (of,) = (part for part in get_args(kind) if part is not type(None))
-        return _restore_of(of)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _record_of(kind)
-    of_items = _restore_of(get_args(kind)[-1]) if get_origin(kind) in (list, dict) else None
-    if of_items is None:
-        return None
-    restore = of_items
-    if get_origin(kind) is list:
-        return lambda given: [restore(item) for item in given] if isinstance(given, list) else given
-    return lambda given: {k: restore(item) for k, item in given.items()} if isinstance(given, dict) else given
+def _tags_of(value_type: object) -> Tags:
+    """Returns the tags of all classes within a type, by the texts that schemas have."""
+    structs_within = (info for info in all_types(value_type) if isinstance(info, inspect.StructType))
+    return {f"{info.tag_field}={info.tag}": info.tag for info in structs_within if info.tag is not None}
 
 
-def _record_of(kind: type[msgspec.Struct]) -> Restore | None:
-    """Returns the function for a record: of one by position, the list of its fields in their order."""
-    fields = {field.encode_name: _restore_of(field.type) for field in msgspec.structs.fields(kind)}
-    is_positional = kind.__struct_config__.array_like
-    if not is_positional and not any(fields.values()):
-        return None
+@dataclass(frozen=True)
+class _Restorer:
+    """Builds the functions for the parts of a type.
 
-    def restore(given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        found = {name: of(given[name]) if (of := fields.get(name)) else given[name] for name in given}
-        return list(found.values()) if is_positional and list(found) == list(fields) else found
+    Attributes:
+        tags: the declared tags by their recorded texts.
+    """
 
-    return restore
+    tags: Tags
+
+    def of(self, kind: object) -> Restore | None:
+        """Returns the function for the values of a type of `value_types`; None if they are equal."""
+        origin, parts = get_origin(kind), get_args(kind)
+        if kind is JsonText:
+            return _from_json
+        if origin is Annotated:
+            return self.of(parts[0])
+        if isinstance(kind, UnionType) or origin is Union:
+            return self.of(*(part for part in parts if part is not type(None)))
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._of_record(kind)
+        of_items = self.of(parts[-1]) if origin in (list, dict) else None
+        if of_items is None:
+            return None
+        restore = of_items
+        if origin is list:
+            return lambda given: [restore(item) for item in given] if isinstance(given, list) else given
+        return lambda given: {k: restore(item) for k, item in given.items()} if isinstance(given, dict) else given
+
+    def _of_record(self, kind: type[msgspec.Struct]) -> Restore | None:
+        """Returns the function for a record: of one by position, the list of its tag and of its fields in order."""
+        fields = [(field.encode_name, _facts_of(field.type), self.of(field.type)) for field in structs.fields(kind)]
+        absent = frozenset(name for name, facts, _ in fields if facts.may_be_absent)
+        functions = {name: function for name, _, function in fields if function}
+        is_positional = kind.__struct_config__.array_like
+        if not is_positional and not absent and not functions:
+            return None
+        tag = [self.tags[facts.tag] for _, facts, _ in fields if facts.tag]
+        names = [name for name, facts, _ in fields if not facts.tag]
+
+        def restore(given: object) -> object:
+            if not isinstance(given, dict):
+                return given
+            found = {name: functions[name](part) if name in functions else part for name, part in given.items()}
+            if is_positional and found.keys() == set(names):
+                return tag + [found[name] for name in names]
+            return {name: part for name, part in found.items() if part is not None or name not in absent}
+
+        return restore
+
+
+def _facts_of(kind: object) -> FieldFacts:
+    given = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return next((each for each in given if isinstance(each, FieldFacts)), FieldFacts())
 
 
 def _from_json(given: object) -> object:
     if not isinstance(given, str):
         return given
     try:
-        return msgspec.json.decode(given)
-    except (msgspec.DecodeError, RecursionError) as e:
+        return from_json_text(given)
+    except (ValueError, RecursionError) as e:
         raise SchemaMismatch(
             "a part of a value whose type has no column is not JSON",
             hint="write it as JSON, as stateflow.read_state returns it: a text in quotation marks",

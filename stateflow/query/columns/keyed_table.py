@@ -45,12 +45,14 @@ class KeyedTable(StateTable):
         state: schema of the state; None for the timers.
         keys: keys to read, in order; None for all keys.
         groups: key groups to read; None for all.
+        refuse_zones: as for `ValueReader`.
     """
 
     operator: OperatorState
     state: StateSchema | None
     keys: Sequence[EncodedKey] | None = None
     groups: KeyGroupRange | None = None
+    refuse_zones: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -107,7 +109,7 @@ class KeyedTable(StateTable):
     @cached_property
     def _values(self) -> ValueReader:
         assert self.state is not None
-        return ValueReader(self.state)
+        return ValueReader(self.state, self.refuse_zones)
 
     @cached_property
     def layout(self) -> KeyLayout:

@@ -39,10 +39,12 @@ class OperatorTable(StateTable):
     Attributes:
         operator: the operator.
         state: schema of the state.
+        refuse_zones: as for `ValueReader`.
     """
 
     operator: OperatorState
     state: StateSchema
+    refuse_zones: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -63,7 +65,8 @@ class OperatorTable(StateTable):
 
     def rows_of(self, subtask: int, content: OperatorContent, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the content of one subtask; as `batches`."""
-        reader, schema = ValueReader(self.state), pa.schema([self.schema.field(name) for name in columns])
+        reader = ValueReader(self.state, self.refuse_zones)
+        schema = pa.schema([self.schema.field(name) for name in columns])
         for entries in _batches(self._entries(content)):
             keys, values = zip(*entries, strict=True)
             found = {"subtask": _repeated(subtask, len(keys), _SUBTASK)}

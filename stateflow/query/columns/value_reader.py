@@ -30,19 +30,20 @@ class ValueReader:
 
     Args:
         schema: the recorded schema. Values of earlier types are read as values of the newest one.
+        refuse_zones: whether a datetime whose column would lose its zone is an error; it becomes UTC otherwise.
 
     Attributes:
         field: the column ``value``. Values of a job's own serializer are structs of its ``version`` and their
             ``data``; for other types see `value_types`.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
+    def __init__(self, schema: StateSchema, refuse_zones: bool = False) -> None:
         self._decode: Callable[[Sequence[bytes]], pa.Array]
         if schema.type is not None and schema.type.serializer:
             self.field = pa.field("value", _SERIALIZED, nullable=False)
             self._decode = self._decode_each = _serialized
             return
-        found = value_type(schema.type)
+        found = value_type(schema.type, refuse_zones)
         self.field = pa.field("value", found.arrow, nullable=found.shape.nullable)
         decoder = value_decoder(found.python, from_plain)
 
@@ -74,6 +75,9 @@ class ValueReader:
     def _check(self, data: bytes, describe: Callable[[], dict[str, object]]) -> None:
         try:
             self._decode_each([data])
+        except StateError as e:
+            e.add_facts(**describe())
+            raise
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, CorruptFile) as e:
             raise CorruptFile(
                 "a stored value does not decode as the recorded type",

@@ -17,7 +17,7 @@ tuple[A, B]                               struct with fields ``_1``, ``_2``
 dict                                      map, if its keys are scalars
 class                                     struct, by the stored names of its fields
 T | None                                  the column of T, with nulls
-anything else, a recursive class          text: the value as JSON
+anything else, a recursive class          text: the value as JSON of `plain_json`
 ========================================  =========================================================
 """
 
@@ -28,11 +28,13 @@ import decimal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import GenericAlias
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
+from stateflow.errors import StateError
+from stateflow.query.columns.plain_json import json_text
 from stateflow.state.handles import ClassSchema, FieldSchema, TypeNode, TypeSchema
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 from stateflow.types.decoders import value_decoder
@@ -53,6 +55,23 @@ class DecimalText(str):
     """A Decimal as text: the digits after its point are not recorded."""
 
     __slots__ = ()
+
+
+class LocalDatetime(datetime.datetime):
+    """A datetime without a zone; decoding one with a zone is an error."""
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """What a record's type has in addition to the type of a field: an annotation.
+
+    Attributes:
+        may_be_absent: whether null means that the field is absent.
+        tag: for the first element of a class by position, its recorded tag.
+    """
+
+    may_be_absent: bool = False
+    tag: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,21 +96,35 @@ class ValueType:
         return replace(self, python=self.python | None, shape=replace(self.shape, nullable=True, by_columns=by_columns))
 
 
-def value_type(schema: TypeSchema | None) -> ValueType:
+def value_type(schema: TypeSchema | None, refuse_zones: bool = False) -> ValueType:
     """Returns the type of the column for values of a recorded type; JSON text if it has no other column.
 
     Args:
         schema: the type of the newest values, written by msgpack; None if it was not recorded.
+        refuse_zones: whether decoding a datetime with a zone, whose type does not declare it, is a StateError.
     """
     if schema is None:
         return _json_type()
     try:
-        found = _Builder(schema.classes).build(schema.root, ())
+        found = _Builder(schema.classes, refuse_zones).build(schema.root, ())
         value_decoder(found.python, from_plain)
     except (ValueError, TypeError, IndexError, RecursionError):
         # The recorded type is none that this version writes, or has a name that msgspec refuses.
         return _json_type()
     return found
+
+
+def has_local_datetimes(schema: TypeSchema | None) -> bool:
+    """Returns whether values of a type have datetimes whose zone is not declared."""
+    if schema is None:
+        return False
+    found = [schema.root, *(field.type for each in schema.classes for field in each.fields)]
+    while found:
+        node = found.pop()
+        if node.kind == "datetime" and node.limits.get("tz") is not True:
+            return True
+        found += node.parts
+    return False
 
 
 def from_plain(kind: type, stored: object) -> object:
@@ -100,29 +133,20 @@ def from_plain(kind: type, stored: object) -> object:
         return JsonText(json_text(stored))
     if kind is DecimalText:
         return DecimalText(msgspec.convert(stored, decimal.Decimal))
+    if kind is LocalDatetime:
+        return _local(msgspec.convert(stored, datetime.datetime))
     raise TypeError(f"values of type {kind!r} are not decoded")
 
 
-def json_text(value: object) -> str:
-    """Returns a value of plain dicts, lists and scalars as JSON; a dict whose keys are no texts or numbers as pairs."""
-    try:
-        return msgspec.json.encode(value, enc_hook=_to_json).decode()
-    except (TypeError, ValueError):
-        return msgspec.json.encode(_with_pairs(value), enc_hook=_to_json).decode()
-
-
-def _to_json(value: object) -> object:
-    if isinstance(value, msgspec.msgpack.Ext):
-        return {"extension": value.code, "data": bytes(value.data)}
-    raise TypeError(f"a value of {type(value).__name__} has no JSON")
-
-
-def _with_pairs(value: object) -> object:
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: _with_pairs(item) for key, item in value.items()}
-        return [[_with_pairs(key), _with_pairs(item)] for key, item in value.items()]
-    return [_with_pairs(item) for item in value] if isinstance(value, list | tuple) else value
+def _local(value: datetime.datetime) -> LocalDatetime:
+    if value.tzinfo is None:
+        return LocalDatetime.combine(value.date(), value.time())
+    raise StateError(
+        "a datetime has a zone that its type does not declare: its column would lose the zone",
+        hint="declare Annotated[datetime, msgspec.Meta(tz=True)] in the descriptor, and return this column with the "
+        "zone UTC, by pyarrow.compute.assume_timezone",
+        value=value.isoformat(),
+    )
 
 
 class _TooComplex(ValueError):
@@ -152,6 +176,7 @@ _SCALARS = {
     "numpy.uint64": _leaf(int, pa.uint64()),
 }
 _UTC, _NO_ZONE = (_leaf(datetime.datetime, pa.timestamp("us", tz)) for tz in ("UTC", None))
+_LOCAL = replace(_NO_ZONE, python=LocalDatetime)
 
 
 class _Builder:
@@ -159,10 +184,12 @@ class _Builder:
 
     Args:
         classes: the recorded classes.
+        refuse_zones: as for `value_type`.
     """
 
-    def __init__(self, classes: Sequence[ClassSchema]) -> None:
+    def __init__(self, classes: Sequence[ClassSchema], refuse_zones: bool) -> None:
         self._classes = classes
+        self._no_zone = _LOCAL if refuse_zones else _NO_ZONE
         self._nodes = 0
 
     def build(self, node: TypeNode, enclosing: tuple[int, ...], depth: int = 0) -> ValueType:
@@ -181,6 +208,8 @@ class _Builder:
             return self._class(node.class_index, enclosing, depth)
         if node.kind in ("enum", "literal"):
             return _choice(node.choices)
+        if node.kind == "datetime":
+            return _UTC if node.limits.get("tz") is True else self._no_zone
         parts = [self.build(part, enclosing, depth + 1) for part in node.parts]
         return _container(node.kind, parts) if parts else _scalar(node)
 
@@ -202,8 +231,6 @@ class _Builder:
 
 
 def _scalar(node: TypeNode) -> ValueType:
-    if node.kind == "datetime":
-        return _UTC if node.limits.get("tz") is True else _NO_ZONE
     found = _SCALARS.get(node.kind)
     if found is None and node.kind.startswith("numpy."):
         kind = node.kind.removeprefix("numpy.").rstrip("0123456789")
@@ -242,7 +269,7 @@ def _container(kind: str, parts: Sequence[ValueType]) -> ValueType:
 def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
     """Returns the type of a class: a struct whose attributes are numbered, since stored names may be any text."""
     named = zip(schema.fields, types, strict=True)
-    types = [found if field.required or _has_default(field, found) else found.nullable for field, found in named]
+    types = [found if field.required or _has_default(field, found) else _absent(found) for field, found in named]
     attributes = [f"f{number}" for number in range(len(types))]
     fields = [
         (attribute, found.python, _default(field, found))
@@ -253,7 +280,7 @@ def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
     is_tagged = schema.positional and bool(schema.tag)
     cls = msgspec.defstruct(
         "Stored",
-        [("tag", Any, msgspec.field())] * is_tagged + fields,
+        [("tag", Annotated[Any, FieldFacts(tag=schema.tag)], msgspec.field())] * is_tagged + fields,
         rename=dict(zip(attributes, names, strict=True)),
         array_like=schema.positional,
         kw_only=True,
@@ -264,6 +291,14 @@ def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
     columns = zip(names, types, strict=True)
     arrow = pa.struct([pa.field(name, found.arrow) for name, found in columns])
     return ValueType(cls, shape, arrow)
+
+
+def _absent(found: ValueType) -> ValueType:
+    """Returns the type of a field that may be absent; its column is null then."""
+    nullable = found.nullable
+    if found.shape.nullable:
+        return nullable
+    return replace(nullable, python=Annotated[nullable.python, FieldFacts(may_be_absent=True)])
 
 
 def _has_default(field: FieldSchema, found: ValueType) -> bool:

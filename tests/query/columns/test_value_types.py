@@ -127,7 +127,7 @@ def column(kind: object, *values: Any) -> list[Any]:
         (dict[str, list[int]], {"a": [1]}, [("a", [1])]),
         (dict[decimal.Decimal, int], {decimal.Decimal("1.0"): 2}, [("1.0", 2)]),
         (dict[str | int, int], {"a": 1}, '{"a":1}'),
-        (Any, {"a": [1, b"q"]}, '{"a":[1,"cQ=="]}'),
+        (Any, {"a": [1, b"q"]}, '{"a":[1,{"$bytes":"cQ=="}]}'),
         (int | str, 1, "1"),
         (Point, Point(1), {"x": 1, "label": "none"}),
         (Options, {"name": "n"}, {"name": "n", "limit": None}),

@@ -1,0 +1,206 @@
+"""Values of every type, read as columns and written from them: equal to the stored ones, or an error."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import SavepointWriter, ValueStateDescriptor, read_state
+from stateflow.api.functions.process import KeyedProcessFunction
+from stateflow.bootstrap.encoding.frames import StateColumns
+from stateflow.bootstrap.encoding.values import Values
+from stateflow.config.state_settings import EntryLimits
+from stateflow.environment import StreamExecutionEnvironment
+from stateflow.errors import SchemaMismatch, StateError
+from stateflow.operations import SavepointRequest, create_savepoint_into
+from stateflow.query.columns.plain_json import from_json_text, json_text
+from stateflow.query.columns.value_reader import ValueReader
+from stateflow.state.handles import StateSchema
+from stateflow.state.schema.describe import type_schema
+from stateflow.types.serializers import ValueSerializer
+from tests.support.errors import raises
+from tests.support.local_jobs import Growing, LocalJobs
+
+NOON = datetime.datetime(2024, 2, 29, 12)  # noqa: DTZ001 - without a zone
+NOON_UTC = NOON.replace(tzinfo=datetime.UTC)
+NAN, INFINITY = float("nan"), float("inf")
+ID = uuid.UUID(int=3)
+Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class ByName(msgspec.Struct):
+    anything: Any
+    number: float | str = 1.0
+
+
+class ByPosition(msgspec.Struct, array_like=True, tag="position"):
+    first: int | str
+    second: set[int] = set()
+
+
+class Numbered(msgspec.Struct, array_like=True, tag=1):
+    first: bytes | int
+
+
+class Other(msgspec.Struct, array_like=True, tag=2):
+    first: bytes
+
+
+class Options(TypedDict):
+    name: str
+    limit: NotRequired[int]
+    texts: NotRequired[dict[int, str] | str]
+
+
+class Point(NamedTuple):
+    x: float | str
+    y: Options | None = None
+
+
+class Sparse(msgspec.Struct, omit_defaults=True, rename={"size": "a size"}):
+    size: int = 3
+    marks: list[float | str] = []
+
+
+def restored(kind: Any, *values: Any) -> list[Any]:
+    """The values that are stored after they were read as a column, and written from it."""
+    codec: ValueSerializer[Any] = ValueSerializer(kind)
+    schema = StateSchema(name="s", kind="value", value_type="", type=type_schema(kind))
+    column = ValueReader(schema, refuse_zones=True).read([codec.encode(value) for value in values], lambda row: {})
+    written = Values(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
+    return [codec.decode(stored) for stored in written.encode(pa.record_batch([column], ["value"])).to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (float | str | None, [NAN, INFINITY, -INFINITY, "NaN", 1.0]),
+        (Any, [{"a": b"q"}, {1: 2}, {(1, ("a",)): 3}, [1, NAN, None], NOON_UTC, {"$float": "NaN"}, {"$other": 1}]),
+        (Any, [1, 1.0, True, "1", -0.0, (1 << 64) - 1, {}, [], {"$dict": [], "a": 1}, {None: 1}]),
+        (dict[int, str] | list[int], [{1: "a"}, [1]]),
+        (dict[tuple[int, str], int], [{(1, "a"): 2}]),
+        (dict[float, int] | int, [{NAN: 1, 1.0: 2, -INFINITY: 3}]),
+        (dict[bytes, int] | int, [{b"q": 1}]),
+        (dict[datetime.date, int] | int, [{NOON.date(): 1}]),
+        (dict[bool, int] | str, [{True: 1}]),
+        (dict[decimal.Decimal, int] | int, [{decimal.Decimal("1.0"): 2}]),
+        (dict[str, set[str] | int], [{"a": {"b"}, "c": 1}]),
+        (Instant | int, [NOON_UTC, 3]),
+        (datetime.datetime | int, [NOON, NOON_UTC, 3]),
+        (list[datetime.date | int], [[NOON.date(), 2]]),
+        (uuid.UUID | int, [ID, 7]),
+        (Color | int, [Color.RED, 1]),
+        (bytes | int, [b"\xff\0", 1]),
+        (frozenset[tuple[int, str]], [frozenset([(1, "a")])]),
+        (datetime.datetime, [NOON]),
+        (dict[datetime.datetime, list[datetime.datetime]], [{NOON: [NOON]}]),
+        (ByName, [ByName(b"q", "x"), ByName({1: NAN}, NAN), ByName(None)]),
+        (ByPosition, [ByPosition("a", {1, 2}), ByPosition(1)]),
+        (Numbered, [Numbered(b"q"), Numbered(7)]),
+        (Numbered | Other, [Numbered(b"q"), Other(b"q")]),
+        (list[ByPosition], [[ByPosition(1, {2})]]),
+        (Options, [{"name": "n"}, {"limit": 2, "name": "n", "texts": {1: "a"}}]),
+        (Point, [Point("a", {"name": "n"}), Point(NAN)]),
+        (dict[str, Point], [{"a": Point(1.0, {"limit": 1, "name": "n"})}]),
+        (Sparse, [Sparse(), Sparse(4, [NAN, "a"])]),
+    ],
+)
+def test_a_value_is_written_as_the_stored_one(kind: Any, values: list[Any]) -> None:
+    stored: list[Any] = [ValueSerializer(kind).decode(ValueSerializer(kind).encode(value)) for value in values]
+    # Texts, because NaN differs from itself, and 1 equals 1.0.
+    assert list(map(repr, restored(kind, *values))) == list(map(repr, stored))
+
+
+_SCALARS: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.floats(),
+    st.text(max_size=3),
+    st.sampled_from(["$float", "$bytes", "$dict", "$datetime", "$extension", "NaN"]),
+    st.binary(max_size=3),
+    st.datetimes(timezones=st.just(datetime.UTC)),
+    st.builds(msgspec.msgpack.Ext, st.integers(0, 127), st.binary(max_size=2)),
+)
+_KEYS = st.recursive(
+    _SCALARS.filter(lambda key: not isinstance(key, msgspec.msgpack.Ext)),
+    lambda parts: st.lists(parts, max_size=2).map(tuple),
+    max_leaves=3,
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    _SCALARS, lambda parts: st.lists(parts, max_size=3) | st.dictionaries(_KEYS, parts, max_size=3), max_leaves=8
+)
+
+
+@given(VALUES)
+def test_every_plain_value_is_restored_from_its_json(value: Any) -> None:
+    found = from_json_text(json_text(value))
+    assert msgspec.msgpack.encode(found) == msgspec.msgpack.encode(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[" * 100_000, '{"$float":"x"}', '{"$float":1}', '{"$bytes":"?"}', '{"$dict":[[1]]}'),
+        *('{"$dict":[[{"a":1},2]]}', '{"$dict":[[1,2],[1,3]]}', '{"$datetime":"x"}', '{"$extension":[1]}'),
+    ],
+)
+def test_a_text_that_is_no_such_json_is_a_schema_mismatch(text: str) -> None:
+    written = Values(ValueSerializer(int | str), StateColumns("value"), EntryLimits(), "s")
+    with pytest.raises(SchemaMismatch) as raised:
+        written.encode(pa.record_batch([[text]], ["value"]))
+    assert raised.value.facts["value"] == text[:200]
+
+
+class KeepTime(KeyedProcessFunction[Any, Any]):
+    """Stores a time with a zone in a state that declares none."""
+
+    def open(self, ctx: Any) -> None:
+        self.time = ctx.get_state(ValueStateDescriptor("time", datetime.datetime))
+
+    def process_element(self, row: Any, ctx: Any) -> None:
+        self.time.update(NOON_UTC)
+
+
+class Row(msgspec.Struct):
+    key: str
+
+
+def _build(env: StreamExecutionEnvironment) -> None:
+    rows = env.from_source(Growing([Row("a")], Row), uid="rows")
+    rows.key_by("key").process(KeepTime(), output=Row, uid="keep")
+
+
+def test_a_transformation_does_not_remove_a_zone(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+    jobs.run(_build)
+    request = SavepointRequest("made", from_head=True)
+    savepoint = create_savepoint_into(jobs.storage.uri, request, str(tmp_path / "savepoints")).path
+    same = SavepointWriter.from_savepoint(savepoint)
+    same.transform_state("keep", ValueStateDescriptor("time", datetime.datetime), lambda batch: batch)
+    with raises(StateError, operator="keep", state="time", key=("a",)):
+        same.write(tmp_path / "same")
+
+    def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+        at = batch.schema.get_field_index("value")
+        return batch.set_column(at, "value", pc.assume_timezone(batch.column(at), "UTC"))
+
+    declared = SavepointWriter.from_savepoint(savepoint)
+    declared.transform_state("keep", ValueStateDescriptor("time", Instant), in_utc)
+    written = declared.write(tmp_path / "declared")
+    assert read_state(written, "keep", "time").read_all().column("value").to_pylist() == [NOON_UTC]
