@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from msgspec import structs
 
 from stateflow.bootstrap.changes import SavepointChanges
-from stateflow.bootstrap.document import Facts, complete
+from stateflow.bootstrap.document import Facts, complete, time_of_savepoint
 from stateflow.bootstrap.encoding.entries import EPOCH
 from stateflow.bootstrap.encoding.frames import KeyedStateFrame, check_frame
 from stateflow.bootstrap.encoding.keys import KeyColumns
@@ -228,12 +228,13 @@ class SavepointWriter(SavepointChanges):
         """Writes the savepoint, and returns the URI of its folder.
 
         The folder has a savepoint once everything is written. If the call is killed, the same call writes it again;
-        if it is complete already, with the same content, nothing changes.
+        if it is complete already, with the same content, nothing changes: it keeps its time and its positions.
 
         Args:
             path: path or URI of the savepoint's folder.
             name: name of the savepoint; by default, that of the folder.
-            at: the time of the savepoint, which is that of entries with a time to live; by default now.
+            at: the time of the savepoint, which is that of entries with a time to live; by default
+                that of a savepoint which is in the folder already, or now.
             reason: why it is written, for display.
 
         Raises:
@@ -245,7 +246,7 @@ class SavepointWriter(SavepointChanges):
         storage = open_location(os.fspath(path))
         target = Target(storage, "")
         named = check_savepoint_name(name or storage.uri.rstrip("/").rpartition("/")[2])
-        when = at or self._clock.now()
+        when = at or time_of_savepoint(target) or self._clock.now()
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
         manifest = self._base(target, when)
         layout = replace(self._layout, at=epoch_milliseconds(when), epoch=manifest.epoch)
@@ -257,7 +258,8 @@ class SavepointWriter(SavepointChanges):
         size = state_bytes(operators)
         manifest = structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
         base = self._existing.stored.document if self._existing else None
-        complete(manifest, layout, Facts(named, self._job, when, os_user(), reason, base), target, self._clock)
+        stated = {uid: text for uid, given in self._sources.items() if (text := given.stated(uid))}
+        complete(manifest, layout, Facts(named, self._job, when, os_user(), reason, stated, base), target, self._clock)
         return storage.uri
 
     def _base(self, target: Target, at: datetime) -> Manifest:

@@ -231,6 +231,26 @@ def test_the_time_to_live_counts_from_a_column(tmp_path: Path, domain: str) -> N
 # -- completion -------------------------------------------------------------------------------------------------------
 
 
+def test_a_repeated_call_without_a_time_has_that_of_its_savepoint(tmp_path: Path) -> None:
+    """A time to live counts from it: otherwise the entries would be others."""
+    clock = ManualClock()
+
+    def write(value: int, at: datetime | None = None) -> str:
+        ttl = StateTtlConfig.new_builder(timedelta(hours=1)).build()
+        state = ValueStateDescriptor("brief", int, ttl=ttl)
+        frame = KeyedStateFrame(state, pa.table({"key": ["a"], "value": [value]}))
+        writer = SavepointWriter.new("job", clock=clock).with_operator("sum", key="key", states=[frame])
+        return writer.write(tmp_path / "w", at=at)
+
+    path, before, began = write(1), root_files.digests(tmp_path / "w"), clock.now()
+    clock.sleep(timedelta(days=1, microseconds=1))
+    assert write(1) == path and root_files.digests(tmp_path / "w") == before
+    for value, at in ((2, None), (1, clock.now()), (2, began)):
+        with raises(ConfigError, path=path):
+            write(value, at)
+    assert root_files.digests(tmp_path / "w") == before
+
+
 def test_the_same_call_repeated_finds_its_savepoint_and_another_one_is_refused(tmp_path: Path) -> None:
     at, path = datetime(2026, 1, 1, tzinfo=UTC), tmp_path / "w"
     _writer(_sums(value=[1, 2])).write(path, at=at)
@@ -239,6 +259,8 @@ def test_the_same_call_repeated_finds_its_savepoint_and_another_one_is_refused(t
     assert root_files.digests(path) == before
     with raises(ConfigError):
         _writer(_sums(value=[1, 3])).write(path, at=at)
+    with raises(ConfigError, path=path.as_uri()):
+        _writer(_sums(value=[1, 2])).with_source("rows", Growing([], Sale), "earliest").write(path)
     assert {e[3] for e in _read(path)} == {1, 2}
 
 

@@ -35,6 +35,9 @@ def _check(path: Path, totals: dict[str, int]) -> None:
     assert {e.key[0]: e.value for e in entries if e.state == "total"} == totals
     used = {file.handle.key for subtask in operator.subtasks for file in subtask.files}
     used |= {part.handle.key for part in operator.parts if part.handle}
+    spark = found.document.manifest.spark
+    assert spark is not None
+    used |= {file.handle.key for file in spark.source_files if file.handle}
     assert {f"files/{file.name}" for file in (path / "files").iterdir()} == used
 
 
@@ -74,6 +77,9 @@ def test_a_killed_writer_leaves_no_savepoint_or_a_complete_one_which_a_repetitio
     assert _is_complete(path) == (failpoint == "write.complete")
     write_totals(path, FIRST)
     _check(path, FIRST)
+    complete = root_files.digests(path)
+    write_totals(path, FIRST)
+    assert root_files.digests(path) == complete
 
 
 @pytest.mark.parametrize("failpoint", ["savepoint.share:1", "write.stored"])

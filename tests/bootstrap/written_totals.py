@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow import KeyedStateFrame, MapStateDescriptor, SavepointWriter, ValueStateDescriptor
+from stateflow import FileSource, KeyedStateFrame, MapStateDescriptor, SavepointWriter, ValueStateDescriptor
 from stateflow.clock import ManualClock
 from stateflow.errors import StateflowError
 from tests.recovery.failing_disks import disk_from_environment
+
+
+class Sale(msgspec.Struct):
+    shop: str
+
 
 TOTAL = ValueStateDescriptor("total", int)
 RULES = MapStateDescriptor("rules", str, bytes)
 
 
 def write_totals(path: Path, totals: dict[str, int]) -> None:
-    """Writes a savepoint with two files of keyed state, and one of broadcast state."""
-    given = SavepointWriter.new("job", max_parallelism=16, parallelism=2, clock=ManualClock())
+    """Writes a savepoint with two files of keyed state, one of broadcast state, and one of a position.
+
+    Time and the newest position have moved since the previous call.
+    """
+    sales = path.with_suffix(".sales")
+    sales.mkdir(exist_ok=True)
+    for number in range(100):
+        (sales / f"{number:0100}.json").touch()
+    (sales / f"{uuid4()}.json").touch()
+    given = SavepointWriter.new("job", max_parallelism=16, parallelism=2)
+    given.with_source("sales", FileSource(sales, schema=Sale, format="json"), "latest", watermark=7)
     frame = pa.table({"shop": list(totals), "value": list(totals.values())})
     given.with_operator("sum", key="shop", states=[KeyedStateFrame(TOTAL, frame)])
     rules = pa.table({"map_key": ["large"], "value": [bytes([len(totals)]) * 100_000]})

@@ -76,7 +76,7 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
     "--at",
     metavar="TIME",
     help="Time of the savepoint in ISO 8601, in UTC if it has no zone. A time to live begins then for rows "
-    "without a column written_at. Default: now.",
+    "without a column written_at. Default: that of a savepoint which is in the folder already, or now.",
 )
 @_NAME
 @_REASON

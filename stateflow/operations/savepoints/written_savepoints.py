@@ -38,7 +38,7 @@ class WriteRequest:
         max_parallelism: number of key groups; by default that of the job's settings, or 128.
         parallelism: number of subtasks whose state is written; by default 4.
         name: name of the savepoint; by default that of the folder.
-        at: the time of the savepoint; by default now.
+        at: the time of the savepoint; by default that of a savepoint which is in the folder already, or now.
         reason: why it is written, for display.
         on_step: called before each slow step with its description.
     """

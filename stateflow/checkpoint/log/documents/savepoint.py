@@ -82,3 +82,5 @@ class Savepoint(Document, frozen=True, kw_only=True):
     sinks: dict[str, PublishedOutput]
     """Position of each sink after this checkpoint's output was published, as far as the log knew."""
     stateflow: str = ""
+    positions: dict[str, str] = {}
+    """By uid of the source, where it continues as the caller of `SavepointWriter` stated it, such as ``latest``."""
