@@ -20,6 +20,8 @@ from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTim
 from stateflow.api.functions.rich import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.functions.timers import TimerService
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction
+from stateflow.api.joins.window_join import TaggedRow
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.api.watermarks import WatermarkStrategy
@@ -168,6 +170,7 @@ __all__ = [
     "GlobalWindow",
     "GlobalWindows",
     "IcebergSink",
+    "JoinContext",
     "Json",
     "KafkaHeader",
     "KafkaSecurity",
@@ -190,6 +193,7 @@ __all__ = [
     "OutputTag",
     "PartitionedSource",
     "PostgresSink",
+    "ProcessJoinFunction",
     "ProcessWindowFunction",
     "ProcessingTimeSessionWindows",
     "ProcessingTimeTrigger",
@@ -214,6 +218,7 @@ __all__ = [
     "Split",
     "StateTtlConfig",
     "StreamExecutionEnvironment",
+    "TaggedRow",
     "Time",
     "TimeDomain",
     "TimeEvictor",

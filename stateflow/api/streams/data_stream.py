@@ -25,6 +25,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
 from stateflow.api.streams.connected_streams import BroadcastStream
+from stateflow.api.streams.joins.stream_joins import StreamJoins
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.errors import JobDefinitionError
@@ -37,7 +38,7 @@ Out = TypeVar("Out")
 Row = TypeVar("Row")
 
 
-class DataStream:
+class DataStream(StreamJoins["DataStream"]):
     """A stream of rows of one class; a Spark DataFrame up to `key_by`."""
 
     def __init__(self, graph: Graph, node: Node) -> None:

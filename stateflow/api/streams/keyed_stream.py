@@ -16,6 +16,7 @@ from stateflow.api.streams.connected_streams import (
     ConnectedStreams,
     checked_pair,
 )
+from stateflow.api.streams.joins.keyed_joins import KeyedJoins
 from stateflow.api.streams.keyed_aggregations import KeyedAggregations
 from stateflow.api.streams.keyed_input import Stream
 from stateflow.api.streams.keyed_row_operators import KeyedRowOperators
@@ -25,7 +26,7 @@ from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import StateDescriptor
 
 
-class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream]):
+class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoins[Stream]):
     """A stream that is partitioned by key. `Stream` is the class of the streams that its operators return."""
 
     def process(

@@ -1,0 +1,59 @@
+"""Functions that are called with joined rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from stateflow.api.functions.process import Context, RuntimeContext
+from stateflow.api.side_outputs import OutputTag
+
+Left = TypeVar("Left", contravariant=True)
+Right = TypeVar("Right", contravariant=True)
+Out = TypeVar("Out", covariant=True)
+T = TypeVar("T")
+Untyped = Any
+"""A key or a row whose class the arguments of a call do not determine: lambdas may use its fields."""
+
+
+class JoinContext:
+    """The key and the times of a pair of rows. All times are milliseconds since 1970.
+
+    Attributes:
+        left_timestamp: event time of the left row.
+        right_timestamp: event time of the right row.
+    """
+
+    __slots__ = ("_context", "left_timestamp", "right_timestamp")
+
+    def __init__(self, context: Context, left_timestamp: int, right_timestamp: int) -> None:
+        self._context = context
+        self.left_timestamp = left_timestamp
+        self.right_timestamp = right_timestamp
+
+    @property
+    def timestamp(self) -> int:
+        """The later event time of both rows, which Flink gives to the rows that the function emits."""
+        return max(self.left_timestamp, self.right_timestamp)
+
+    def get_current_key(self) -> Untyped:
+        """Returns the key: the column's value, or a tuple if the key has several columns."""
+        return self._context.get_current_key()
+
+    def output(self, tag: OutputTag[T], row: T) -> None:
+        """Emits a row to a side output. The row is dropped if the job does not use that output."""
+        self._context.output(tag, row)
+
+
+class ProcessJoinFunction(Generic[Left, Right, Out]):
+    """A function that is called with each pair of rows of an interval join."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Called once per batch and subtask, to declare state of the key; `left-buffer` and `right-buffer` are used."""
+
+    def process_element(self, left: Left, right: Right, ctx: JoinContext) -> Iterable[Out] | None:
+        """Called for each pair; returns or yields rows of the declared output class."""
+        raise NotImplementedError(f"{type(self).__name__} has no process_element")
+
+    def close(self) -> None:
+        """Called once per batch and subtask, after the last row."""

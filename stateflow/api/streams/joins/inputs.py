@@ -1,0 +1,85 @@
+"""The two inputs of a join: their keys, their event times, and the order of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.nodes import Edge
+from stateflow.api.graph.traversal import level_of
+from stateflow.api.side_outputs import OutputTag
+from stateflow.api.streams.connected_streams import checked_pair
+from stateflow.api.streams.keyed_input import KeyedInput, Stream
+from stateflow.api.watermarks import event_time_reader
+from stateflow.errors import JobDefinitionError
+
+Row = TypeVar("Row")
+TimeReader = Callable[[object], int | None] | None
+"""Returns the event time of a row; None for rows without event time."""
+
+
+def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[Edge, Edge]:
+    """Returns the edges of two keyed streams, in the order of event time where timers can fire between their rows.
+
+    Raises:
+        JobDefinitionError: `right` is no keyed stream of the same job, or the keys have different types.
+    """
+    if not isinstance(right, KeyedInput) or right._graph is not left._graph:
+        raise JobDefinitionError(
+            f"{method} needs another keyed stream of the same job",
+            hint=f'first.key_by("id").{method}(second.key_by("id"))',
+            called=method,
+            given=type(right).__name__,
+        )
+    first, second = checked_pair(left._edge, right._edge)
+    times = event_time_of(first.node), event_time_of(second.node)
+    if not _can_be_ordered(first, second, times):
+        return first, second
+    return _ordered(first, times[0]), _ordered(second, times[1])
+
+
+def check_event_times(pair: tuple[Edge, Edge], method: str) -> None:
+    """Raises JobDefinitionError if one of the streams has no event time."""
+    for side, edge in zip(("left", "right"), pair, strict=True):
+        if not event_time_of(edge.node):
+            raise JobDefinitionError(
+                f"{method} needs two streams with event time",
+                hint="declare it: source.assign_timestamps_and_watermarks(…), and keep the column in the row class",
+                called=method,
+                side=side,
+                columns=list(edge.node.schema.names),
+            )
+
+
+def time_readers(pair: tuple[Edge, Edge]) -> tuple[TimeReader, TimeReader]:
+    """Returns functions that read the event time of a row of each side."""
+    left, right = pair
+    return event_time_reader(event_time_of(left.node)), event_time_reader(event_time_of(right.node))
+
+
+def checked_late_tag(tag: OutputTag[Row], edge: Edge) -> OutputTag[object]:
+    """Returns the side output for late rows. Raises JobDefinitionError if it is of another class than the rows."""
+    row_class = edge.node.schema.row_class
+    if not isinstance(tag, OutputTag) or tag.row_class is not row_class:
+        raise JobDefinitionError(
+            "the side output of late rows needs a tag of the class of the rows",
+            hint=f'OutputTag("late", {row_class.__name__})',
+            given=repr(tag)[:200],
+        )
+    return cast("OutputTag[object]", tag)
+
+
+def _can_be_ordered(first: Edge, second: Edge, times: tuple[str, str]) -> bool:
+    """Returns whether rows of both come from sources, with event times that can be compared, in no declared order."""
+    edges = tuple(zip((first, second), times, strict=True))
+    if not all(times) or any(level_of(edge.node) or (edge.keying and edge.keying.order_by) for edge, _ in edges):
+        return False
+    kinds = {edge.node.schema.column(time).dtype for edge, time in edges}
+    return len(kinds) == 1
+
+
+def _ordered(edge: Edge, time: str) -> Edge:
+    assert edge.keying is not None
+    return replace(edge, keying=replace(edge.keying, order_by=(time,)))

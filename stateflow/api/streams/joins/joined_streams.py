@@ -1,0 +1,167 @@
+"""Two streams that are joined by columns, within windows: `join` and `co_group`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Generic, Never, Self, TypeVar
+
+from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.joins.window_join import CoGroup, CoGroupRows, Join, JoinedSides, JoinRows, TaggedRow, WindowJoin
+from stateflow.api.schema import RowSchema
+from stateflow.api.streams.joins.inputs import joined_pair, time_readers
+from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
+from stateflow.api.streams.windowed_stream import WindowedStream
+from stateflow.api.windows.assigners import WindowAssigner
+from stateflow.api.windows.evictors import Evictor
+from stateflow.api.windows.functions import ProcessWindowFunction
+from stateflow.api.windows.trigger import Trigger
+
+Left = TypeVar("Left")
+Right = TypeVar("Right")
+Element = TypeVar("Element")
+Joined = TypeVar("Joined")
+KeyBy = Callable[..., KeyedInput[Stream]]
+"""`key_by` of a stream."""
+
+
+class JoinedWindows(Generic[Stream]):
+    """Two keyed streams whose rows are in the same windows. The methods that set something return a new object.
+
+    Assigners, triggers and evictors are called with `TaggedRow` elements of both streams.
+    """
+
+    def __init__(
+        self, pair: tuple[KeyedInput[Stream], KeyedInput[Stream]], assigner: WindowAssigner[Never], method: str
+    ) -> None:
+        left, right = pair
+        self._inputs = joined_pair(left, right, method)
+        self._windows = WindowedStream.of(left, assigner)
+        WindowedStream.of(right, assigner)
+
+    def trigger(self, trigger: Trigger[Element]) -> Self:
+        """Sets the trigger, in place of the default one of the assigner. Raises as `WindowedStream.trigger`."""
+        return self._with(self._windows.trigger(trigger))
+
+    def evictor(self, evictor: Evictor[Element]) -> Self:
+        """Sets an evictor, which removes elements of both streams. Raises JobDefinitionError."""
+        return self._with(self._windows.evictor(evictor))
+
+    def allowed_lateness(self, lateness: timedelta) -> Self:
+        """Sets for how long after its end a window accepts rows. As `WindowedStream.allowed_lateness`."""
+        return self._with(self._windows.allowed_lateness(lateness))
+
+    def _with(self, windows: WindowedStream[Stream]) -> Self:
+        changed = copy.copy(self)
+        changed._windows = windows
+        return changed
+
+    def _apply(
+        self, function: ProcessWindowFunction[TaggedRow[Left, Right], object], name: str, declared: _Declared
+    ) -> Stream:
+        left, right = (edge.node.schema.row_class for edge in self._inputs)
+        settings = self._windows._settings
+        operator = WindowJoin(
+            JoinedSides((left, right), time_readers(self._inputs)), settings, self._windows._evictor, function
+        )
+        name = f"{name} {type(settings.assigner).__name__}"
+        policy = checked_policy(declared.on_error)
+        node = ProcessNode(declared.uid, self._inputs, operator, RowSchema.of(declared.output), name, policy)
+        return self._windows._add_operator(node)
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """What the user declares about an operator."""
+
+    output: type[object]
+    uid: str
+    on_error: str | DeadLetters
+
+
+class WindowedJoin(JoinedWindows[Stream]):
+    """The windows of `join`."""
+
+    def apply(
+        self, function: Join[object], *, output: type[object], uid: str = "", on_error: str | DeadLetters = FAIL
+    ) -> Stream:
+        """Calls a function with each pair of a left and a right row of a window; it returns the row to emit.
+
+        Args:
+            output: class of the rows that the function returns.
+            uid: identifies the operator's state across all versions of the job.
+            on_error: see `KeyedStream.process`.
+        """
+        check_callable("apply", function, uid)
+        return self._apply(JoinRows(function), "join", _Declared(output, uid, on_error))
+
+
+class WindowedCoGroup(JoinedWindows[Stream]):
+    """The windows of `co_group`."""
+
+    def apply(
+        self, function: CoGroup[object], *, output: type[object], uid: str = "", on_error: str | DeadLetters = FAIL
+    ) -> Stream:
+        """Calls a function with key, window, left rows and right rows of a window, of which one list may be empty.
+
+        It returns or yields rows. Arguments: see `WindowedJoin.apply`.
+        """
+        check_callable("apply", function, uid)
+        return self._apply(CoGroupRows(function), "co-group", _Declared(output, uid, on_error))
+
+
+class JoinedStreams(Generic[Stream, Joined]):
+    """Two streams, before the columns are declared that must be equal.
+
+    Args:
+        key_by: `key_by` of both streams.
+        windows: makes the windows of both keyed streams.
+    """
+
+    def __init__(self, key_by: tuple[KeyBy[Stream], KeyBy[Stream]], windows: _MakeWindows[Stream, Joined]) -> None:
+        self._key_by = key_by
+        self._windows = windows
+
+    def where(self, *columns: str) -> Where[Stream, Joined]:
+        """Sets the key of the left stream. Raises as `DataStream.key_by`."""
+        left, right = self._key_by
+        return Where(left(*columns), right, self._windows)
+
+
+class Where(Generic[Stream, Joined]):
+    """Two streams, of which the left one is keyed."""
+
+    def __init__(
+        self, left: KeyedInput[Stream], key_right: KeyBy[Stream], windows: _MakeWindows[Stream, Joined]
+    ) -> None:
+        self._left = left
+        self._key_right = key_right
+        self._windows = windows
+
+    def equal_to(self, *columns: str) -> EqualTo[Stream, Joined]:
+        """Sets the key of the right stream, of the same types. Raises as `DataStream.key_by`."""
+        return EqualTo(self._left, self._key_right(*columns), self._windows)
+
+
+class EqualTo(Generic[Stream, Joined]):
+    """Two keyed streams, before their windows are declared."""
+
+    def __init__(
+        self, left: KeyedInput[Stream], right: KeyedInput[Stream], windows: _MakeWindows[Stream, Joined]
+    ) -> None:
+        self._pair = left, right
+        self._windows = windows
+
+    def window(self, assigner: WindowAssigner[Never]) -> Joined:
+        """Divides the rows of each key into windows.
+
+        Raises:
+            JobDefinitionError: as `KeyedStream.window`, for either stream; or the keys have different types.
+        """
+        return self._windows(self._pair, assigner)
+
+
+_MakeWindows = Callable[[tuple[KeyedInput[Stream], KeyedInput[Stream]], WindowAssigner[Never]], Joined]

@@ -1,0 +1,100 @@
+"""The guide about joins: its functions are run over rows, and compared with plain Python."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.docs.pages import blocks, load_module, read
+from tests.joins.joined_rows import unkeyed
+
+HOUR = timedelta(hours=1)
+START = datetime.fromisoformat("2013-01-01")
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    text = "\n".join(blocks(read("joins"), "python"))
+    return load_module(tmp_path_factory.mktemp("guide") / "guide_joins.py", text)
+
+
+@pytest.fixture(scope="module")
+def streams(guide: ModuleType) -> tuple[list[Any], list[Any]]:
+    """Flights at any minute, reports each hour or two."""
+    rng = random.Random(3)
+    flights = [
+        guide.Flight(START + timedelta(minutes=rng.randrange(2000)), f"N{n}", rng.choice(["EWR", "JFK"]))
+        for n in range(100)
+    ]
+    reports = [
+        guide.Report(START + timedelta(minutes=rng.randrange(60), hours=hour), station, float(rng.randrange(30)))
+        for hour in range(34)
+        for station in ("EWR", "JFK")
+        if rng.random() < 0.8
+    ]
+    return sorted(flights, key=lambda row: row.time), sorted(reports, key=lambda row: row.time)
+
+
+def _run(declare: Callable[[Any, Any], Any], guide: ModuleType, streams: tuple[list[Any], list[Any]]) -> list[Any]:
+    flights, reports = streams
+    inputs = [
+        KeyedInput(row_class, key, event_time="time", out_of_orderness=HOUR)
+        for row_class, key in ((guide.Flight, "origin"), (guide.Report, "station"))
+    ]
+    with KeyedHarness(lambda *keyed: declare(*map(unkeyed, keyed)), *inputs) as h:
+        for day in range(0, 48, 12):
+            since, until = START + day * HOUR, START + (day + 12) * HOUR
+            h.push_both(*([row for row in rows if since <= row.time < until] for rows in (flights, reports)))
+        h.drain()
+        return sorted(h.output, key=repr)
+
+
+def _departures(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]], matches: Callable[[datetime, datetime], bool]
+) -> list[Any]:
+    flights, reports = streams
+    found = [
+        guide.Departure(flight.tailnum, flight.time, report.wind_speed)
+        for flight in flights
+        for report in reports
+        if flight.origin == report.station and matches(flight.time, report.time)
+    ]
+    return sorted(found, key=repr)
+
+
+def _hour(time: datetime) -> datetime:
+    return time.replace(minute=0)
+
+
+def test_an_interval_join_finds_the_reports_of_the_last_hour(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    wanted = _departures(guide, streams, lambda time, reported: time - HOUR < reported <= time)
+    assert wanted and _run(guide.departures, guide, streams) == wanted
+
+
+def test_a_window_join_finds_the_reports_of_the_same_hour(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    wanted = _departures(guide, streams, lambda time, reported: _hour(time) == _hour(reported))
+    assert wanted and _run(guide.departures_by_hour, guide, streams) == wanted
+
+
+def test_a_co_group_has_hours_without_a_report(guide: ModuleType, streams: tuple[list[Any], list[Any]]) -> None:
+    flights, reports = streams
+    of: dict[tuple[str, datetime], list[float]] = defaultdict(list)
+    for report in reports:
+        of[report.station, _hour(report.time)].append(report.wind_speed)
+    counts: dict[tuple[str, datetime], int] = defaultdict(int)
+    for flight in flights:
+        counts[flight.origin, _hour(flight.time)] += 1
+    wanted = [guide.Hour(*key, count, max(of[key], default=None)) for key, count in counts.items()]
+    assert any(row.wind_speed is None for row in wanted)
+    assert _run(guide.hours, guide, streams) == sorted(wanted, key=repr)
