@@ -51,9 +51,9 @@ def definitions(inputs: Sequence[Path]) -> list[str]:
     return [*tables, f"CREATE VIEW datagen AS {union}", *functions, *statements("sources")]
 
 
-def statements(name: str) -> list[str]:
+def statements(name: str, folder: Path = SQL) -> list[str]:
     """Returns the statements of a file. The last one of a query is the query, and those before it define views."""
-    parts = (SQL / f"{name}.sql").read_text().split(";")
+    parts = (folder / f"{name}.sql").read_text().split(";")
     return [part.strip() for part in parts if part.strip()]
 
 

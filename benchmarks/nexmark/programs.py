@@ -1,0 +1,109 @@
+"""Runs queries of Nexmark by this project and by Spark SQL, each in a process of its own, as Flink's are run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from pyarrow import parquet
+
+from benchmarks.nexmark.flink import FlinkTime as Taken
+from benchmarks.nexmark.flink_tables import statements
+from benchmarks.peers import nexmark_ours, nexmark_spark
+from benchmarks.processes import Usage, run_program
+
+PARALLELISM = 2
+HEAP = "4g"
+_FOLDER = Path(__file__).parent
+_ROOT = _FOLDER.parents[1]
+OURS = tuple(sorted((path.stem for path in (_FOLDER / "queries").glob("q*.py")), key=lambda name: int(name[1:])))
+"""Queries that are written as jobs."""
+SPARK = tuple(sorted((path.stem for path in (_FOLDER / "spark_sql").glob("q*.sql")), key=lambda name: int(name[1:])))
+"""Queries that Spark SQL can run as streams."""
+_UPDATED = ("q17", "q18")
+"""Queries whose results are corrected: Spark's output mode is `update`."""
+_SPARK_TYPES = {"int32": "int", "int64": "bigint", "string": "string", "timestamp[ms]": "timestamp_ntz"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """The input of measured runs.
+
+    Attributes:
+        events: a folder that the generator has written.
+        side_input: the table of q13.
+        files_per_batch: how many files a micro-batch has.
+        runs: how often a query runs in one process; the last run is measured.
+    """
+
+    events: Path
+    side_input: Path
+    files_per_batch: int = 10
+    runs: int = 3
+
+
+def settings(query: str, load: Load) -> dict[str, str]:
+    """Returns the settings of a job for a load."""
+    return {
+        "job.query": query,
+        "job.events": str(load.events),
+        "job.side_input": str(load.side_input),
+        "parallelism": str(PARALLELISM),
+        "source.max_files_per_batch": str(load.files_per_batch),
+        "spark.conf.spark.driver.memory": HEAP,
+    }
+
+
+def measure_ours(query: str, load: Load) -> Taken:
+    """Runs a query without keeping its result, after runs that warm the JVM up. Raises ProgramFailed."""
+    table = {} if hasattr(import_module(f"benchmarks.nexmark.queries.{query}"), "PARTITION_BY") else {"job.table": ""}
+    with tempfile.TemporaryDirectory(prefix="nexmark-ours-") as folder:
+        order = nexmark_ours.Order(folder=folder, settings=settings(query, load) | table, runs=load.runs, keep=False)
+        return _measured("nexmark_ours", order, Path(folder))
+
+
+def measure_spark(query: str, load: Load) -> Taken:
+    """Runs a query of Spark SQL with a sink that drops rows, as `measure_ours`. Raises ProgramFailed."""
+    *views, select = statements(query, _FOLDER / "spark_sql")
+    schema = parquet.read_schema(next(iter(sorted(load.events.glob("*.parquet")))))
+    with tempfile.TemporaryDirectory(prefix="nexmark-spark-") as folder:
+        order = nexmark_spark.Order(
+            folder=folder,
+            events=str(load.events),
+            columns=", ".join(f"`{field.name}` {_SPARK_TYPES[str(field.type)]}" for field in schema),
+            files_per_batch=load.files_per_batch,
+            side_input=str(load.side_input),
+            statements=[*statements("sources", _FOLDER / "spark_sql"), *views],
+            query=select,
+            mode="update" if query in _UPDATED else "append",
+            partition_by=["dt", "hm"] if query == "q10" else [],
+            conf={"spark.driver.memory": HEAP},
+            runs=load.runs,
+        )
+        return _measured("nexmark_spark", order, Path(folder))
+
+
+def run_ours(order: nexmark_ours.Order, variables: Mapping[str, str] | None = None) -> Usage:
+    """Runs a job in a process of its own. Raises ProgramFailed, also when a failpoint in `variables` kills it."""
+    return _run("nexmark_ours", order, Path(order["folder"]), variables or {})
+
+
+def _measured(program: str, order: nexmark_ours.Order | nexmark_spark.Order, folder: Path) -> Taken:
+    usage = _run(program, order, folder, {})
+    answer = json.loads((folder / "answer.json").read_text())
+    began, ended = answer["runs"][-1]
+    return Taken(round(ended - began, 3), round(usage.cpu_between(began, ended), 3))
+
+
+def _run(
+    program: str, order: nexmark_ours.Order | nexmark_spark.Order, folder: Path, variables: Mapping[str, str]
+) -> Usage:
+    given, answer = folder / "order.json", folder / "answer.json"
+    given.write_text(json.dumps(order))
+    command = [sys.executable, "-m", f"benchmarks.peers.{program}", str(given), str(answer)]
+    return run_program(command, {"PYTHONPATH": str(_ROOT), **variables}, folder / "output.txt")

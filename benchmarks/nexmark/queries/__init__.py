@@ -1,0 +1,1 @@
+"""Nexmark's queries as stateflow jobs. Each module has `query`, which returns the stream of the result."""

@@ -1,0 +1,24 @@
+"""The bids of each bidder in each ten seconds of processing time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+
+from benchmarks.nexmark.queries.q11 import BidsOfBidder, Count, EmitCount
+from benchmarks.nexmark.tables import Tables
+from stateflow import TumblingProcessingTimeWindows
+from stateflow.api.streams.data_stream import DataStream
+
+
+class Bid(msgspec.Struct):
+    """What the query needs of a bid."""
+
+    bidder: int
+
+
+def query(tables: Tables) -> DataStream:
+    """Returns the result."""
+    windows = tables.bids(Bid).key_by("bidder").window(TumblingProcessingTimeWindows.of(timedelta(seconds=10)))
+    return windows.aggregate(Count(), EmitCount(), accumulator=int, output=BidsOfBidder, uid="windows")

@@ -1,0 +1,90 @@
+"""The auctions with most bids in each ten seconds, every two seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+
+import msgspec
+
+from benchmarks.nexmark.queries.q11 import Count, timestamp
+from benchmarks.nexmark.tables import WATERMARKS, Tables
+from stateflow import (
+    AggregateFunction,
+    ProcessWindowFunction,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WindowContext,
+)
+from stateflow.api.streams.data_stream import DataStream
+
+_SIZE, _SLIDE = timedelta(seconds=10), timedelta(seconds=2)
+
+
+class Bid(msgspec.Struct):
+    """What the query needs of a bid."""
+
+    auction: int
+    dateTime: datetime
+
+
+class BidsOfAuction(msgspec.Struct):
+    """How many bids an auction has in a window, and the last instant of the window."""
+
+    auction: int
+    num: int
+    dateTime: datetime
+
+
+class MostBids(msgspec.Struct):
+    """An auction with most bids."""
+
+    auction: int
+    num: int
+
+
+class EmitCount(ProcessWindowFunction[int, BidsOfAuction]):
+    """Adds auction and time to a count."""
+
+    def process(self, key: int, ctx: WindowContext, elements: Iterable[int]) -> Iterator[BidsOfAuction]:
+        for count in elements:
+            yield BidsOfAuction(key, count, timestamp(ctx.window.max_timestamp))
+
+
+class Greatest(AggregateFunction[BidsOfAuction, list[MostBids], list[MostBids]]):
+    """Keeps the auctions with most bids."""
+
+    def create_accumulator(self) -> list[MostBids]:
+        return []
+
+    def add(self, value: BidsOfAuction, accumulator: list[MostBids]) -> list[MostBids]:
+        most = accumulator[0].num if accumulator else 0
+        if value.num < most:
+            return accumulator
+        added = MostBids(value.auction, value.num)
+        return [*accumulator, added] if value.num == most else [added]
+
+    def get_result(self, accumulator: list[MostBids]) -> list[MostBids]:
+        return accumulator
+
+    def merge(self, a: list[MostBids], b: list[MostBids]) -> list[MostBids]:
+        most = max(auction.num for auction in a + b)
+        return [auction for auction in a + b if auction.num == most]
+
+
+class EmitAll(ProcessWindowFunction[list[MostBids], MostBids]):
+    """Emits each auction."""
+
+    def process(self, key: datetime, ctx: WindowContext, elements: Iterable[list[MostBids]]) -> Iterator[MostBids]:
+        for auctions in elements:
+            yield from auctions
+
+
+def query(tables: Tables) -> DataStream:
+    """Returns the result."""
+    bids = tables.bids(Bid).assign_timestamps_and_watermarks(WATERMARKS)
+    windows = bids.key_by("auction").window(SlidingEventTimeWindows.of(_SIZE, _SLIDE))
+    counts = windows.aggregate(Count(), EmitCount(), accumulator=int, output=BidsOfAuction, uid="counts")
+    # Windows end every two seconds: those that end at the same time are one window of this length.
+    ends = counts.key_by("dateTime").window(TumblingEventTimeWindows.of(_SLIDE))
+    return ends.aggregate(Greatest(), EmitAll(), accumulator=list[MostBids], output=MostBids, uid="most-bids")

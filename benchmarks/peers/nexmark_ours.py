@@ -1,0 +1,65 @@
+"""A query of Nexmark by this project: ``python -m benchmarks.peers.nexmark_ours ORDER ANSWER``, both JSON files.
+
+The order has the settings of the job and how often it runs in this process, each time in a new job root: the first runs
+warm the JVM up. The answer has when each run began and ended, by the monotonic clock, and its numbers of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TypedDict
+
+from stateflow.launch import RunRequest, run_job
+
+JOB = Path(__file__).parents[1] / "nexmark" / "job.py"
+
+
+class Order(TypedDict):
+    """What to run.
+
+    Attributes:
+        folder: for job roots and tables of measured runs.
+        keep: whether the runs share a job root, and continue from each other's checkpoints.
+    """
+
+    folder: str
+    settings: dict[str, str]
+    runs: int
+    keep: bool
+
+
+class Answer(TypedDict):
+    """When each run began and ended, and what the runs have counted."""
+
+    runs: list[tuple[float, float]]
+    rows_in: list[int]
+    rows_out: list[dict[str, int]]
+    batches: list[int]
+
+
+def main(order: Order) -> Answer:
+    """Runs the job to the end of its input, as often as the order says."""
+    answer = Answer(runs=[], rows_in=[], rows_out=[], batches=[])
+    for run in range(order["runs"]):
+        folder = Path(order["folder"]) / ("job" if order["keep"] else f"run{run}")
+        # The session of the first run has its sockets in this folder.
+        local = Path(order["folder"]) / "local"
+        settings = {"job.table": str(folder / "table"), "local_dir": str(local), **order["settings"]}
+        began = time.monotonic()
+        result = run_job(RunRequest(JOB, str(folder / "root"), (settings,), "nexmark"))
+        answer["runs"].append((began, time.monotonic()))
+        answer["rows_in"].append(result.rows_in)
+        answer["rows_out"].append(result.rows_out)
+        answer["batches"].append(result.batches)
+        if not order["keep"]:
+            shutil.rmtree(folder)
+    return answer
+
+
+if __name__ == "__main__":
+    found = main(json.loads(Path(sys.argv[1]).read_text()))
+    Path(sys.argv[2]).write_text(json.dumps(found))

@@ -1,0 +1,90 @@
+"""A query of Nexmark in Spark SQL: ``python -m benchmarks.peers.nexmark_spark ORDER ANSWER``, both JSON files.
+
+The order has the query's file, the folder of the events, and how often the query runs in this process: the first runs
+warm the JVM up. The answer has when each run began and ended, by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TypedDict
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from benchmarks.peers.spark_native import SETTINGS
+
+_WATERMARK = "4 seconds"
+
+
+class Order(TypedDict):
+    """What to run.
+
+    Attributes:
+        columns: of the events, in Spark's DDL.
+        mode: the output mode.
+        partition_by: columns of partitioned files; empty for a sink that drops rows.
+        conf: further settings of Spark.
+    """
+
+    folder: str
+    events: str
+    columns: str
+    files_per_batch: int
+    side_input: str
+    statements: list[str]
+    query: str
+    mode: str
+    partition_by: list[str]
+    conf: dict[str, str]
+    runs: int
+
+
+def main(order: Order) -> dict[str, list[tuple[float, float]]]:
+    """Runs the query to the end of its input, as often as the order says."""
+    builder = SparkSession.builder.appName("nexmark").master("local[2]")
+    for name, value in {**SETTINGS, **order["conf"]}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    return {"runs": [_run(spark, order, run) for run in range(order["runs"])]}
+
+
+def _run(spark: SparkSession, order: Order, run: int) -> tuple[float, float]:
+    folder = Path(order["folder"]) / f"run{run}"
+    began = time.monotonic()
+    query = (
+        _writer(_result(spark, order), order, folder)
+        .option("checkpointLocation", (folder / "checkpoint").as_uri())
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return began, time.monotonic()
+
+
+def _writer(frame: DataFrame, order: Order, folder: Path) -> DataStreamWriter:
+    writer = frame.writeStream.outputMode(order["mode"])
+    if order["partition_by"]:
+        return writer.format("parquet").partitionBy(*order["partition_by"]).option("path", str(folder / "result"))
+    return writer.format("noop")
+
+
+def _result(spark: SparkSession, order: Order) -> DataFrame:
+    """Returns the result of the query over new streams of the events."""
+    reader = spark.readStream.schema(order["columns"]).option("maxFilesPerTrigger", order["files_per_batch"])
+    events = reader.parquet(order["events"])
+    events.createOrReplaceTempView("datagen")
+    spark.read.schema("key bigint, value string").csv(order["side_input"]).createOrReplaceTempView("side_input")
+    for statement in order["statements"]:
+        spark.sql(statement.replace("CREATE VIEW", "CREATE OR REPLACE TEMP VIEW"))
+    for table in ("person", "auction", "bid"):
+        spark.table(table).withWatermark("dateTime", _WATERMARK).createOrReplaceTempView(f"timed_{table}")
+    return spark.sql(order["query"])
+
+
+if __name__ == "__main__":
+    answer = main(json.loads(Path(sys.argv[1]).read_text()))
+    Path(sys.argv[2]).write_text(json.dumps(answer))

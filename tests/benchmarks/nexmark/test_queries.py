@@ -1,0 +1,100 @@
+"""The queries' jobs without Spark: their final rows are those of plain Python, whatever the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.nexmark.changelog import Rows
+from benchmarks.nexmark.correctness import table_rows
+from benchmarks.nexmark.generator import generate
+from benchmarks.nexmark.plain import RESULTS, Events
+from benchmarks.nexmark.reference import bids_by_arrival
+from benchmarks.nexmark.rules import Stream
+from benchmarks.nexmark.tables import TABLES, Tables, event_class, event_column
+from stateflow import DeltaSink, StreamExecutionEnvironment
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.clock import ManualClock, epoch_milliseconds
+from tests.support.local_jobs import Growing, LocalJobs
+
+# Few events of a long time: several windows, and sessions that end.
+EVENTS = generate(Stream(events_per_second=40), 0, 3_000)
+
+
+class CollectedTables(Tables):
+    """Tables over events in memory, and selections in Python instead of Spark's."""
+
+    def __init__(self, env: StreamExecutionEnvironment, events: pa.Table, *, is_bounded: bool = True) -> None:
+        super().__init__(env)
+        self._events = events
+        self._is_bounded = is_bounded
+
+    def views(self, **row_classes: type[msgspec.Struct]) -> tuple[DataStream, ...]:
+        row_class = event_class(row_classes)
+        columns = [self._events[field.name].to_pylist() for field in msgspec.structs.fields(row_class)]
+        rows = [row_class(*row) for row in zip(*columns, strict=True)]
+        if self._is_bounded:
+            events = self.env.from_collection(rows, row_class, uid="events")
+        else:
+            events = self.env.from_source(Growing(rows, row_class), uid="events")
+        return tuple(_view(events, table, each) for table, each in row_classes.items())
+
+
+def _view(events: DataStream, table: str, row_class: type[msgspec.Struct]) -> DataStream:
+    columns = [event_column(table, field.name) for field in msgspec.structs.fields(row_class)]
+    number = TABLES[table]
+    of_table = events.filter(lambda event: getattr(event, "event_type") == number)  # noqa: B009 - a class of any columns
+    return of_table.map(lambda event: row_class(*(getattr(event, name) for name in columns)), output=row_class)
+
+
+class QueryRun:
+    """Runs a query over given numbers of events, one run after another, and collects its result."""
+
+    def __init__(
+        self, folder: Path, query: str, clock: ManualClock | None = None, *, parallelism: int, rows: int
+    ) -> None:
+        self._query = import_module(f"benchmarks.nexmark.queries.{query}").query
+        self._jobs = LocalJobs(folder, clock, parallelism=parallelism, source__max_rows_per_batch=rows)
+        self._name, self._table = query, folder / "table"
+
+    def run(self, counts: Sequence[int]) -> Rows:
+        """Returns the rows of all runs so far, in the table of the result."""
+        for count in counts:
+            self._jobs.run(partial(self._declare, count))
+        return table_rows(self._name, self._table)
+
+    def _declare(self, count: int, env: StreamExecutionEnvironment) -> None:
+        tables = CollectedTables(env, EVENTS.slice(0, count), is_bounded=count == len(EVENTS))
+        self._query(tables).sink_to(DeltaSink(self._table), uid="result")
+
+
+@pytest.mark.parametrize("query", ["q3", "q5", "q9", "q11"])
+@pytest.mark.parametrize(("parallelism", "rows"), [(1, 900), (3, 3_000)])
+def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str, parallelism: int, rows: int) -> None:
+    job = QueryRun(tmp_path, query, parallelism=parallelism, rows=rows)
+    expected = RESULTS[query](Events(EVENTS))
+    assert expected
+    # The second run continues from the checkpoint of the first one.
+    assert job.run([1_000, len(EVENTS)]) == expected
+
+
+def test_windows_of_processing_time_are_those_of_the_arrivals(tmp_path: Path) -> None:
+    clock = ManualClock()
+    job = QueryRun(tmp_path, "q12", clock, parallelism=2, rows=10_000)
+    arrivals = np.zeros(len(EVENTS), np.int64)
+    before = 0
+    for count in (700, 1_900, len(EVENTS)):
+        arrivals[before:count] = epoch_milliseconds(clock.now())
+        job.run([count])
+        before = count
+        clock.sleep(timedelta(seconds=7))
+    clock.sleep(timedelta(seconds=60))
+    assert job.run([len(EVENTS)]) == bids_by_arrival(EVENTS, arrivals)

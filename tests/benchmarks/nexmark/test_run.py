@@ -1,0 +1,53 @@
+"""The results of the runner: which queries are equal, and ratios of events per second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+from benchmarks.nexmark import run
+from benchmarks.nexmark.flink import QUERIES
+
+
+def figures(ours: int, flink: int, spark: int | None = None) -> dict[str, dict[str, object]]:
+    of = {"ours": ours, "flink": flink} | ({} if spark is None else {"spark": spark})
+    return {system: {"events_per_s": events} for system, events in of.items()}
+
+
+def test_means_are_geometric_and_of_queries_that_both_systems_have() -> None:
+    found = run.summarized({"q1": figures(200, 100, 50), "q0": figures(100, 200), "q2": {"ours": {"events_per_s": 7}}})
+    assert (found["geomean_vs_flink"], found["geomean_vs_spark"]) == (1.0, 4.0)
+    assert found["vs_flink"] == {"q0": 0.5, "q1": 2.0}
+
+
+def test_a_failed_system_has_no_ratio() -> None:
+    found = run.summarized({"q1": {"ours": {"events_per_s": 7}, "flink": {"failed": "no memory"}}})
+    assert found["geomean_vs_flink"] is None
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_all_queries_are_equal_only_if_each_one_was_compared(equal: bool) -> None:
+    compared = {query: {"check": {"equal": True}} for query in QUERIES}
+    compared["q7"] = {"check": {"equal": equal}}
+    assert run.summarized(compared)["queries_equal"] == (
+        "all" if equal else [query for query in QUERIES if query != "q7"]
+    )
+
+
+def test_results_of_a_query_keep_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    run.merged("q1", {"check": {"equal": True}})
+    run.merged("q2", figures(3, 2))
+    run.merged("q1", figures(1, 2))
+    document = json.loads((tmp_path / "nexmark.json").read_text())
+    assert document["queries_equal"] == ["q1"]
+    assert document["vs_flink"] == {"q1": 0.5, "q2": 1.5}
+    assert {"commit", "machine", "versions"} <= document.keys()
+
+
+def test_an_unknown_query_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--queries", "q0,q99"]) == 2
+    assert "q99" in capsys.readouterr().err
