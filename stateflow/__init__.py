@@ -57,6 +57,7 @@ from stateflow.state.kinds.operator_state import BroadcastState, OperatorListSta
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.types.columns.precision import precision
+from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.custom_serializer import Compatibility, Serializer
 from stateflow.types.descriptors import (
     AggregateFunction,
@@ -207,6 +208,7 @@ __all__ = [
     "RichFlatMapFunction",
     "RichMapFunction",
     "RocksDBStateBackend",
+    "RowKind",
     "RuntimeContext",
     "SavepointWriter",
     "SchemaRegistry",

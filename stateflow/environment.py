@@ -51,7 +51,7 @@ class StreamExecutionEnvironment:
             raise JobDefinitionError(
                 "from_source needs a source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
             )
-        return DataStream(self.graph, self.graph.add_source(uid, source))
+        return DataStream.made_by(self.graph, self.graph.add_source(uid, source))
 
     def from_collection(self, rows: Iterable[R], row_class: type[R], *, uid: str = "") -> DataStream:
         """Returns a bounded stream of rows from the job file, with or without Spark; for tests and examples.

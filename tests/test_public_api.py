@@ -89,6 +89,7 @@ PUBLIC_NAMES = [
     "RichFlatMapFunction",
     "RichMapFunction",
     "RocksDBStateBackend",
+    "RowKind",
     "RuntimeContext",
     "SavepointWriter",
     "SchemaRegistry",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Delivery, Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.errors import JobDefinitionError
 from stateflow.state.handles import Committable
@@ -36,6 +37,9 @@ class PrintSink(Sink):
     @property
     def delivery(self) -> Delivery:
         return Delivery.AT_LEAST_ONCE
+
+    def for_changelog(self, changelog: Changelog) -> PrintSink:
+        return self
 
     def check(self, context: SinkContext) -> str | None:
         return _table_id(context)

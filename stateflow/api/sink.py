@@ -11,8 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
 
@@ -250,6 +251,21 @@ class Sink(ABC):
     def catalog_entry(self) -> CatalogEntry | None:
         """The name under which a run on Spark registers the table, once it exists; None for no name."""
         return None
+
+    def for_changelog(self, changelog: Changelog) -> Sink:
+        """Returns the sink for rows that correct earlier ones.
+
+        Raises:
+            JobDefinitionError: the sink only appends rows, which is the default, or it matches rows by other keys.
+        """
+        raise JobDefinitionError(
+            "a sink that only appends rows cannot be the end of a changelog",
+            hint="use a sink by key, such as DeltaSink(path, mode='upsert', keys=…) or PostgresSink; to append each "
+            "change as a row of its own, call as_append_only() on the stream",
+            sink=repr(self),
+            upsert_key=list(changelog.keys),
+            row_kind=changelog.row_kind,
+        )
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
         """Returns the ids of other jobs whose sink of the same uid is known to have written to the table.

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Delivery, SinkContext, SinkRewind, SinkTable, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
@@ -86,6 +87,9 @@ class ForeachBatchSink(StagedSink):
     @property
     def delivery(self) -> Delivery:
         return Delivery.IDEMPOTENT if self._idempotent else Delivery.AT_LEAST_ONCE
+
+    def for_changelog(self, changelog: Changelog) -> ForeachBatchSink:
+        return self
 
     def check(self, context: SinkContext) -> str | None:
         return _table_id(context)

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
+from stateflow.types.columns.row_kind import RETRACTIONS
 from stateflow.types.columns.shapes import Leaf
 
 POSITION = "_sf_position"
@@ -25,11 +27,14 @@ class UpsertSettings:
         keys: the columns that identify a row.
         order_by: columns by which the last row of a key wins; without them, the row that was emitted last.
         deletes: column that is true in rows that delete their key; empty for none. The table does not have it.
+        row_kind: column of type `RowKind` of a changelog, whose retractions delete their key; empty for none. The table
+            does not have it.
     """
 
     keys: tuple[str, ...]
     order_by: tuple[str, ...] = ()
     deletes: str = ""
+    row_kind: str = ""
 
     def check(self, schema: RowSchema) -> None:
         """Raises JobDefinitionError if the rows do not have such columns."""
@@ -50,6 +55,10 @@ class UpsertSettings:
                 raise JobDefinitionError(
                     "rows cannot be ordered by a column", hint="use a column of a scalar type", column=name
                 )
+        if self.row_kind in self.keys:
+            raise JobDefinitionError(
+                "the row kind cannot be part of a key", hint="name the other columns", column=self.row_kind
+            )
         if self.deletes and (schema.column(self.deletes).spark_type != "boolean" or self.deletes in self.keys):
             raise JobDefinitionError(
                 "a column cannot mark deletes", hint="use a bool that is not part of the key", column=self.deletes
@@ -57,7 +66,25 @@ class UpsertSettings:
 
     def table_schema(self, schema: RowSchema) -> RowSchema:
         """Returns the columns of the table."""
-        return replace(schema, columns=tuple(c for c in schema.columns if c.name != self.deletes))
+        own = (self.deletes, self.row_kind)
+        return replace(schema, columns=tuple(c for c in schema.columns if c.name not in own))
+
+    def for_changelog(self, changelog: Changelog) -> UpsertSettings:
+        """Returns the settings for rows of a changelog.
+
+        Raises:
+            JobDefinitionError: the keys are not its upsert key, or something else marks deletes or orders rows.
+        """
+        changelog.check_sink_keys(self.keys)
+        if changelog.row_kind and (self.deletes or self.order_by):
+            raise JobDefinitionError(
+                "a sink of a changelog with row kinds has order_by or deletes",
+                hint="leave them out: rows are applied in the order of the changelog, and their kind marks deletes",
+                order_by=list(self.order_by),
+                deletes=self.deletes,
+                row_kind=changelog.row_kind,
+            )
+        return replace(self, row_kind=changelog.row_kind)
 
 
 def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -74,6 +101,16 @@ def last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
         rows = numbered(rows.take(pc.sort_indices(rows, order)).select(names))
     last = rows.group_by(list(settings.keys)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
     return rows.take(last.sort()).select(names)
+
+
+def without_deletes(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
+    """Returns the rows that do not delete their key."""
+    if settings.row_kind:
+        kinds = pa.array([kind.value for kind in RETRACTIONS])
+        return rows.filter(pc.invert(pc.is_in(rows.column(settings.row_kind), value_set=kinds)))
+    if settings.deletes:
+        return rows.filter(pc.invert(pc.fill_null(rows.column(settings.deletes), False)))
+    return rows
 
 
 def numbered(rows: pa.Table) -> pa.Table:

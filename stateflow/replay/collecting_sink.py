@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.errors import InternalError, StorageError
@@ -25,6 +26,9 @@ class CollectingSink(Sink):
 
     scratch_uri: str
     max_rows: int | None = None
+
+    def for_changelog(self, changelog: Changelog) -> CollectingSink:
+        return self
 
     def check(self, context: SinkContext) -> str | None:
         return None

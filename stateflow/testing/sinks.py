@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.sink import OtherCommit, Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock
 from stateflow.errors import SinkDiverged, StorageError
@@ -40,6 +41,9 @@ class FolderSink(Sink):
     @property
     def host_local(self) -> bool:
         return True
+
+    def for_changelog(self, changelog: Changelog) -> FolderSink:
+        return self
 
     def check(self, context: SinkContext) -> str | None:
         versions = _versions_if_any(self.folder)

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors.postgres.sink import PostgresSink
 from stateflow.errors import InternalError, JobDefinitionError, SinkDiverged, SinkRefused
+from tests.connectors.test_changelog_sinks import CHECKPOINTS, EXPECTED, Change
 from tests.servers.postgres import Postgres
 from tests.servers.running import CANARY
 from tests.support.delta_tables import Pair, context, pairs
@@ -259,3 +261,13 @@ def test_a_password_in_the_string_is_a_secret_as_well(postgres: Postgres) -> Non
     assert sink.location == f"postgresql://127.0.0.1:{postgres.port}/postgres/public.t0"
     assert CANARY not in repr(sink._settings)
     assert sink.check(context(Pair)) is None
+
+
+def test_a_table_has_the_rows_after_all_changes_of_a_changelog(postgres: Postgres, tmp_path: Path) -> None:
+    table = PostgresTable.create(postgres, tmp_path, Change, mode="upsert", keys="id")
+    sink = table.sink.for_changelog(Changelog(row_kind="kind", retracts=True))
+    assert isinstance(sink, PostgresSink)
+    table = replace(table, sink=sink).prepare()
+    for token, rows in enumerate(CHECKPOINTS, 1):
+        table.put(token, rows)
+    assert table.rows("id") == EXPECTED

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.aggregates.partial import PartialAggregation
+from stateflow.api.changelog import Changelog
 from stateflow.api.dead_letters import OnError
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.functions.rich import RowStep
@@ -133,6 +134,7 @@ class ProcessNode:
         inputs: one input, or the two of connected streams; the second may be broadcast.
         name: the function's name, for display.
         on_error: what happens to rows for which the function raises.
+        changelog: how its rows correct earlier ones; None if they do not, or if their class declares it.
     """
 
     uid: str
@@ -141,6 +143,7 @@ class ProcessNode:
     schema: RowSchema
     name: str = ""
     on_error: OnError = None
+    changelog: Changelog | None = None
 
     @property
     def keying(self) -> Keying:

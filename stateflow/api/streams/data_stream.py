@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from stateflow.api.changelog import (
+    Changelog,
+    after_filter,
+    after_flat_map,
+    after_map,
+    check_key_by,
+    declared_changelog,
+    of_union,
+    with_keys,
+)
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.checkpointed import CheckpointedFunction, CheckpointListener
 from stateflow.api.functions.rich import (
@@ -41,9 +51,16 @@ Row = TypeVar("Row")
 class DataStream(StreamJoins["DataStream"]):
     """A stream of rows of one class; a Spark DataFrame up to `key_by`."""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
+    def __init__(self, graph: Graph, node: Node, changelog: Changelog | None = None) -> None:
         self._graph = graph
         self._node = node
+        self._changelog = changelog
+
+    @classmethod
+    def made_by(cls, graph: Graph, node: Node) -> DataStream:
+        """Returns the rows of a source or an operator, which its declaration or a `RowKind` field makes a changelog."""
+        declared = node.changelog if isinstance(node, ProcessNode) else None
+        return cls(graph, node, declared or declared_changelog(node.schema))
 
     @property
     def schema(self) -> RowSchema:
@@ -81,7 +98,9 @@ class DataStream(StreamJoins["DataStream"]):
                 hint="pass a function that takes and returns a DataFrame",
                 given=repr(function),
             )
-        return DataStream(self._graph, TransformNode(self._node, function, self._output(output)))
+        schema_after = self._output(output)
+        changelog = after_map(self._changelog, self.schema, schema_after)
+        return DataStream(self._graph, TransformNode(self._node, function, schema_after), changelog)
 
     def map(
         self,
@@ -126,7 +145,8 @@ class DataStream(StreamJoins["DataStream"]):
             raise JobDefinitionError("union needs another stream", hint="call first.union(second, …)", called="union")
         for other in others:
             self._check_union(other)
-        return DataStream(self._graph, UnionNode((self._node, *(other._node for other in others))))
+        changelog = of_union([self._changelog, *(other._changelog for other in others)])
+        return DataStream(self._graph, UnionNode((self._node, *(other._node for other in others))), changelog)
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Returns the same rows with event time, in a column that must exist up to the first `key_by`.
@@ -153,7 +173,7 @@ class DataStream(StreamJoins["DataStream"]):
             strategy.check(self.schema)
         node = WatermarkNode(self._node, strategy)
         watermark_strategies([node])
-        return DataStream(self._graph, node)
+        return DataStream(self._graph, node, self._changelog)
 
     def broadcast(self) -> BroadcastStream:
         """Returns the stream for `KeyedStream.connect`; every subtask of that operator receives all of its rows."""
@@ -175,7 +195,7 @@ class DataStream(StreamJoins["DataStream"]):
                 hint="call get_side_output on the stream that process returned",
                 tag=tag.name,
             )
-        return DataStream(self._graph, self._graph.side_output(self._node, tag))
+        return DataStream.made_by(self._graph, self._graph.side_output(self._node, tag))
 
     def get_dead_letters(self) -> DataStream:
         """Returns the rows for which the function of this stream raised, as `DeadLetter` rows.
@@ -193,18 +213,37 @@ class DataStream(StreamJoins["DataStream"]):
             order_by: columns that order a key's rows within a batch; ties keep their order of arrival.
         """
         keying = make_keying(self._node, columns, tuple(order_by))
-        return KeyedStream(self._graph, self._node, keying, self._add_operator)
+        check_key_by(self._changelog, columns)
+        return KeyedStream(self._graph, self._node, keying, self._add_operator, self._changelog)
+
+    def as_append_only(self) -> DataStream:
+        """Returns the stream with each row as a row of its own, also where it corrects an earlier one."""
+        return DataStream(self._graph, self._node)
+
+    def as_changelog(self, *keys: str) -> DataStream:
+        """Returns the stream as a changelog: each row replaces the earlier row of its key.
+
+        Args:
+            keys: the columns of the upsert key. All rows of a key must come from the same key of an operator, or the
+                same partition of a source. By a column of type `RowKind`, some of them are deletes.
+        """
+        return DataStream(self._graph, self._node, with_keys(self.schema, keys))
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> None:
         """Writes the rows to `sink`.
 
         Args:
             uid: identifies this sink; the sink's table stores it with each commit.
+
+        Raises:
+            JobDefinitionError: the stream is a changelog, and the sink only appends rows, or has other keys.
         """
         if not isinstance(sink, Sink):
             raise JobDefinitionError(
                 "sink_to needs a sink", hint="pass an object such as DeltaSink(path)", given=repr(sink), uid=uid
             )
+        if self._changelog is not None:
+            sink = sink.for_changelog(self._changelog)
         self._graph.add_sink(SinkNode(uid, self._node, sink))
 
     def print(self, *, uid: str = "print", limit: int = 100) -> None:
@@ -220,7 +259,7 @@ class DataStream(StreamJoins["DataStream"]):
         self.sink_to(PrintSink(limit), uid=uid)
 
     def _add_operator(self, node: ProcessNode) -> DataStream:
-        return DataStream(self._graph, self._graph.add_operator(node))
+        return DataStream.made_by(self._graph, self._graph.add_operator(node))
 
     def _row_step(
         self, kind: StepKind, function: RowFunction, output: type[object] | None, on_error: str | DeadLetters
@@ -232,7 +271,12 @@ class DataStream(StreamJoins["DataStream"]):
                 given=repr(function),
             )
         step = RowStep(kind, function, self._output(output), checked_policy(on_error))
-        return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)))
+        if kind is StepKind.FILTER:
+            changelog = after_filter(self._changelog)
+        else:
+            after = after_map if kind is StepKind.MAP else after_flat_map
+            changelog = after(self._changelog, self.schema, step.schema)
+        return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)), changelog)
 
     def _output(self, row_class: type[object] | None) -> RowSchema:
         return RowSchema.of(row_class) if row_class else self._node.schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from stateflow.api.changelog import Changelog, check_appends
 from stateflow.api.dead_letters import DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph.event_time import ordered_by_event_time
@@ -21,18 +22,34 @@ class KeyedInput(Generic[Stream]):
 
     Args:
         add_operator: adds an operator to the graph and returns its output.
+        changelog: how the rows correct earlier ones; None if they do not.
     """
 
-    def __init__(self, graph: Graph, node: Node, keying: Keying, add_operator: Callable[[ProcessNode], Stream]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        node: Node,
+        keying: Keying,
+        add_operator: Callable[[ProcessNode], Stream],
+        changelog: Changelog | None = None,
+    ) -> None:
         self._graph = graph
         self._node = node
         self._keying = keying
         self._edge = Edge(node, keying)
         self._add_operator = add_operator
+        self._changelog = changelog
 
     def _operator(
         self, function: KeyedFunction[object], schema: RowSchema, uid: str, name: str, on_error: str | DeadLetters
     ) -> Stream:
+        check_appends(self._changelog, name.split()[0], uid)
+        return self._any_operator(function, schema, uid, name, on_error)
+
+    def _any_operator(
+        self, function: KeyedFunction[object], schema: RowSchema, uid: str, name: str, on_error: str | DeadLetters
+    ) -> Stream:
+        """Adds an operator that may take the rows of a changelog."""
         edge = ordered_by_event_time(self._edge, function)
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, checked_policy(on_error)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Never, overload
 
+from stateflow.api.changelog import Changelog, check_appends, check_row_kind
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.api.functions.queryable import KeepQueryableRow
@@ -19,6 +20,7 @@ from stateflow.api.streams.connected_streams import (
 from stateflow.api.streams.joins.keyed_joins import KeyedJoins
 from stateflow.api.streams.keyed_aggregations import KeyedAggregations
 from stateflow.api.streams.keyed_input import Stream
+from stateflow.api.streams.keyed_ranking import KeyedRanking
 from stateflow.api.streams.keyed_row_operators import KeyedRowOperators
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import WindowAssigner
@@ -26,7 +28,7 @@ from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import StateDescriptor
 
 
-class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoins[Stream]):
+class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoins[Stream], KeyedRanking[Stream]):
     """A stream that is partitioned by key. `Stream` is the class of the streams that its operators return."""
 
     def process(
@@ -62,7 +64,8 @@ class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoi
                 hint="it receives many rows per call: filter bad rows in the function, or use a KeyedProcessFunction",
                 uid=uid,
             )
-        return self._operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
+        check_row_kind(self._changelog, "process", uid)
+        return self._any_operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
 
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[Stream]: ...
@@ -82,9 +85,11 @@ class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoi
         Raises:
             JobDefinitionError: `other` is no such stream of this job, or its keys have other types.
         """
+        check_row_kind(self._changelog, "connect")
         if isinstance(other, BroadcastStream) and other.graph is self._graph:
             return BroadcastConnectedStream(self._add_operator, (self._edge, Edge(other.node, None)))
         if isinstance(other, KeyedStream) and other._graph is self._graph:
+            check_row_kind(other._changelog, "connect")
             return ConnectedStreams(self._add_operator, checked_pair(self._edge, other._edge))
         raise JobDefinitionError(
             "connect needs a keyed or broadcast stream of the same job",
@@ -112,4 +117,7 @@ class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoi
                 Any other one is a JobDefinitionError: a list may grow without a limit.
         """
         function = KeepQueryableRow(name, self._node.schema.row_class, descriptor)
-        self._operator(function, self._node.schema, uid, f"queryable {name}", FAIL)
+        upserts = Changelog(self._keying.columns)
+        if self._changelog != upserts:
+            check_appends(self._changelog, "as_queryable_state", uid)
+        self._any_operator(function, self._node.schema, uid, f"queryable {name}", FAIL)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import reduce
 from typing import Any, Never, Self, TypeVar
 
+from stateflow.api.changelog import check_appends
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.schema import RowSchema
@@ -61,6 +62,7 @@ class WindowedStream(KeyedInput[Stream]):
                 hint="such as TumblingEventTimeWindows.of(timedelta(minutes=5))",
                 given=repr(assigner)[:200],
             )
+        check_appends(keyed._changelog, "window")
         windowed = cls(keyed._graph, keyed._node, keyed._keying, keyed._add_operator)
         if assigner.is_event_time and not event_time_of(keyed._node):
             raise JobDefinitionError(

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import CatalogEntry, Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
@@ -138,6 +139,17 @@ class DeltaSink(Sink):
     def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...]]:
         # Tasks need neither the cached heads nor the name in the catalog.
         return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by)
+
+    def for_changelog(self, changelog: Changelog) -> Sink:
+        if self._upsert is None:
+            return super().for_changelog(changelog)
+        upsert = self._upsert.for_changelog(changelog)
+        return _sink(self.table, self.schema_evolution, upsert, self._partition_by, self._entry)
+
+    def with_upsert(self, upsert: UpsertSettings | None, entry: CatalogEntry | None) -> DeltaSink:
+        """Returns this sink with other settings of upserts and another name in the catalog."""
+        self._upsert, self._entry = upsert, entry
+        return self
 
     @property
     def location(self) -> str:
@@ -286,19 +298,14 @@ class DeltaSink(Sink):
 
 
 def _sink(
-    table: str, schema_evolution: SchemaEvolution, upsert: UpsertSettings | None, partition_by: tuple[str, ...]
+    table: str,
+    schema_evolution: SchemaEvolution,
+    upsert: UpsertSettings | None,
+    partition_by: tuple[str, ...],
+    entry: CatalogEntry | None = None,
 ) -> DeltaSink:
-    if upsert is None:
-        return DeltaSink(table, partition_by=partition_by, schema_evolution=schema_evolution)
-    return DeltaSink(
-        table,
-        mode=_UPSERT,
-        keys=upsert.keys,
-        order_by=upsert.order_by,
-        deletes=upsert.deletes,
-        partition_by=partition_by,
-        schema_evolution=schema_evolution,
-    )
+    sink = DeltaSink(table, partition_by=partition_by, schema_evolution=schema_evolution)
+    return sink.with_upsert(upsert, entry)
 
 
 def _table_folder(address: str) -> Path:

@@ -24,7 +24,7 @@ from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.partitions.columns import data_columns
 from stateflow.connectors.delta.partitions.values import folder_of, scalar, split
 from stateflow.connectors.delta.versions import DataFile
-from stateflow.connectors.upserts import POSITION, UpsertSettings, last_rows, numbered
+from stateflow.connectors.upserts import POSITION, UpsertSettings, last_rows, numbered, without_deletes
 from stateflow.errors import SinkDiverged
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
@@ -83,7 +83,7 @@ class Upsert:
         bounds = {name: pc.min_max(winners.column(name)).as_py() for name in stored}
         possible = (file for file in active if self._has_key_partition(file, winners) and _may_contain(file, bounds))
         matches = [match for file in possible if (match := self._match(file, winners, vectors))]
-        outputs = self._outputs(matches, _not_true(winners, self._settings.deletes))
+        outputs = self._outputs(matches, without_deletes(winners, self._settings))
         added = tuple(w for number, (to, rows) in enumerate(outputs) for w in self._written(number, to, rows))
         return Rewrite(tuple(match.file for match in matches), added)
 
@@ -232,11 +232,6 @@ def _order(file: Committable) -> tuple[int, int, int, int]:
     assert name is not None
     writing = name.writing
     return writing.generation, writing.ordinal, writing.subtask, name.part
-
-
-def _not_true(rows: pa.Table, column: str) -> pa.Table:
-    """Returns the rows whose column is not true; all rows without a column."""
-    return rows.filter(pc.invert(pc.fill_null(rows.column(column), False))) if column else rows
 
 
 def _matched(keys: pa.Table, winners: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:

@@ -13,6 +13,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.connectors.kafka.columns import KafkaHeader
 from stateflow.errors import DataError, JobDefinitionError
+from stateflow.types.columns.row_kind import RETRACTIONS
 
 Value = Literal["json", "raw"]
 JSON: Value = "json"
@@ -53,6 +54,7 @@ class RecordLayout:
         headers: column with the headers; empty without.
         timestamp: column with the timestamp; empty for the time when a record is sent.
         suffix: appended to each topic of `topic_column`.
+        row_kind: column of type `RowKind` of a changelog; a retraction becomes a record without a value. Empty without.
     """
 
     topic: str
@@ -62,6 +64,7 @@ class RecordLayout:
     headers: str = ""
     timestamp: str = ""
     suffix: str = ""
+    row_kind: str = ""
 
     def check(self, schema: RowSchema) -> None:
         """Raises JobDefinitionError if the rows do not have these columns, of these types."""
@@ -95,11 +98,13 @@ class RecordLayout:
         keys = self._keys(rows)
         topics = self._topics(rows)
         headers = self._headers(rows)
+        deleted = self._deleted(rows)
         for number, timestamp in enumerate(self._timestamps(rows)):
-            yield Record(topics(number), keys(number), values(number), headers(number), timestamp)
+            value = None if number in deleted else values(number)
+            yield Record(topics(number), keys(number), value, headers(number), timestamp)
 
     def _value_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        metadata = {self.topic_column, self.headers}
+        metadata = {self.topic_column, self.headers, self.row_kind}
         if self.value == RAW:
             metadata |= {*self.key, self.timestamp}
         return tuple(name for name in names if name not in metadata)
@@ -133,6 +138,12 @@ class RecordLayout:
         listed = rows.column(self.headers).to_pylist()
         return lambda number: [(header["key"], header["value"]) for header in listed[number] or []]
 
+    def _deleted(self, rows: pa.RecordBatch) -> set[int]:
+        """Returns the numbers of the rows that delete their key."""
+        if not self.row_kind:
+            return set()
+        return {number for number, kind in enumerate(rows.column(self.row_kind).to_pylist()) if kind in RETRACTIONS}
+
     def _timestamps(self, rows: pa.RecordBatch) -> Sequence[int]:
         if not self.timestamp:
             return [0] * len(rows)
@@ -142,7 +153,7 @@ class RecordLayout:
         return [0 if time is None else time for time in column.to_pylist()]
 
     def _check_staged(self, names: Sequence[str]) -> None:
-        used = {*self.key, self.topic_column, self.headers, self.timestamp} - {""}
+        used = {*self.key, self.topic_column, self.headers, self.timestamp, self.row_kind} - {""}
         missing = sorted(used - set(names))
         if missing or (self.value == RAW and len(self._value_columns(names)) != 1):
             raise DataError(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 
-from stateflow.api.sink import SinkContext, SinkTable
+from stateflow.api.changelog import Changelog
+from stateflow.api.sink import Sink, SinkContext, SinkTable
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.kafka.records import JSON, RAW, RecordLayout, Value
 from stateflow.connectors.kafka.security import KafkaSecurity
@@ -109,6 +110,13 @@ class KafkaSink(StagedSink):
     def location(self) -> str:
         return f"topic {self._settings.layout.topic} of {self._settings.bootstrap_servers}"
 
+    def for_changelog(self, changelog: Changelog) -> Sink:
+        layout = self._settings.layout
+        if not layout.key:
+            return super().for_changelog(changelog)
+        changelog.check_sink_keys(layout.key)
+        return _sink(replace(self._settings, layout=replace(layout, row_kind=changelog.row_kind)))
+
     def check(self, context: SinkContext) -> str | None:
         _require_client()
         self._settings.layout.check(context.schema)
@@ -140,9 +148,9 @@ class KafkaSink(StagedSink):
         shadow = replace(layout, topic=layout.topic + _SUFFIX, suffix=layout.suffix + _SUFFIX)
         return _sink(replace(self._settings, layout=shadow))
 
-    def with_suffix(self, suffix: str) -> KafkaSink:
-        """Returns this sink, which appends `suffix` to the topics of `topic_column`."""
-        self._settings = replace(self._settings, layout=replace(self._settings.layout, suffix=suffix))
+    def with_layout(self, layout: RecordLayout) -> KafkaSink:
+        """Returns this sink, with suffix and row kind of `layout` as well."""
+        self._settings = replace(self._settings, layout=layout)
         return self
 
     def _transactions_of(self, context: SinkContext) -> Transactions:
@@ -180,7 +188,7 @@ def _sink(settings: _Settings) -> KafkaSink:
         security=settings.security,
         options=settings.options,
     )
-    return sink.with_suffix(layout.suffix)
+    return sink.with_layout(layout)
 
 
 def _require_client() -> None:

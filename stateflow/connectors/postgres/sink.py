@@ -8,13 +8,15 @@ a checkpoint twice, and an old driver that wakes up changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.postgres.column_types import first_unstorable
 from stateflow.connectors.postgres.settings import PostgresSettings, TableName, split_conninfo
@@ -115,6 +117,11 @@ class PostgresSink(StagedSink):
         from stateflow.connectors.postgres.preparation import check_table
 
         return check_table(self._settings, self._schema(context))
+
+    def for_changelog(self, changelog: Changelog) -> Sink:
+        if self._settings.upsert is None:
+            return super().for_changelog(changelog)
+        return self._with(replace(self._settings, upsert=self._settings.upsert.for_changelog(changelog)))
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
         from stateflow.connectors.postgres.preparation import other_jobs

@@ -13,12 +13,13 @@ from stateflow.connectors.postgres.column_types import postgres_type, to_csv
 from stateflow.connectors.postgres.connection import Connection
 from stateflow.connectors.postgres.settings import TableName
 from stateflow.connectors.upserts import UpsertSettings
+from stateflow.types.columns.row_kind import RETRACTIONS
 
 STAGED = sql.Identifier("pg_temp", "_sf_staged")
 """The temporary table with the last row of each key."""
 _COPY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT csv)")
 _STAGE = sql.SQL("CREATE TEMPORARY TABLE _sf_staged ({columns}) ON COMMIT DROP")
-_DELETE = sql.SQL("DELETE FROM {table} t USING {staged} s WHERE {same_key} AND s.{deletes}")
+_DELETE = sql.SQL("DELETE FROM {table} t USING {staged} s WHERE {same_key} AND {deleted}")
 # In the order of keys, as other writers of many rows do it, so that fewer transactions deadlock.
 _INSERT = sql.SQL(
     "INSERT INTO {table} ({columns}) SELECT {columns} FROM {staged} s WHERE {kept} ORDER BY {keys} "
@@ -99,13 +100,22 @@ class Upsert:
 
     def apply(self, connection: Connection) -> None:
         """Changes the table as the temporary table says."""
-        keys, deletes = self.settings.keys, self.settings.deletes
-        if deletes:
-            marked = {"same_key": same_key(keys), "deletes": sql.Identifier(deletes)}
+        keys, deleted = self.settings.keys, self._deleted
+        kept: sql.Composable = sql.SQL("true")
+        if deleted is not None:
+            kept = sql.SQL("({}) IS NOT TRUE").format(deleted)
+            marked = {"same_key": same_key(keys), "deleted": deleted}
             connection.execute(_DELETE.format(table=self.table, staged=STAGED, **marked))
-        kept = sql.SQL("s.{} IS NOT TRUE").format(sql.Identifier(deletes)) if deletes else sql.SQL("true")
         parts = {"table": self.table, "staged": STAGED, "columns": columns_of(self.columns), "kept": kept}
         connection.execute(_INSERT.format(**parts, keys=columns_of(keys), action=self._action))
+
+    @property
+    def _deleted(self) -> sql.Composable | None:
+        """The condition that a staged row deletes its key; None if no row does."""
+        if self.settings.row_kind:
+            kinds = sql.SQL(", ").join(sql.Literal(kind.value) for kind in RETRACTIONS)
+            return sql.SQL("s.{} IN ({})").format(sql.Identifier(self.settings.row_kind), kinds)
+        return sql.SQL("s.{}").format(sql.Identifier(self.settings.deletes)) if self.settings.deletes else None
 
     @property
     def _action(self) -> sql.Composable:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
@@ -48,6 +49,9 @@ class CollectedRows(Sink):
         """Returns the rows that were written since the last call, and removes them."""
         rows, self._rows = self._rows, []
         return rows
+
+    def for_changelog(self, changelog: Changelog) -> CollectedRows:
+        return self
 
     def check(self, context: SinkContext) -> str | None:
         return None

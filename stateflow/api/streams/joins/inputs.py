@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
+from stateflow.api.changelog import check_appends
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.graph.nodes import Edge
 from stateflow.api.graph.traversal import level_of
@@ -33,6 +34,8 @@ def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[E
             called=method,
             given=type(right).__name__,
         )
+    for stream in (left, right):
+        check_appends(stream._changelog, method)
     first, second = checked_pair(left._edge, right._edge)
     times = event_time_of(first.node), event_time_of(second.node)
     if not _can_be_ordered(first, second, times):

@@ -1,0 +1,110 @@
+"""Operators of a keyed stream that keep some of the rows of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from stateflow.api.changelog import Changelog, check_appends
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction
+from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.ranking.deduplicate import KeepByOrder, KeepFirst, KeepLast
+from stateflow.api.ranking.row_order import Order, sort_keys
+from stateflow.api.ranking.top_n import TopN, TopNOutput
+from stateflow.api.schema import RowSchema
+from stateflow.api.streams.keyed_input import KeyedInput, Stream
+from stateflow.errors import JobDefinitionError
+from stateflow.types.ttl_config import StateTtlConfig
+
+Keep = Literal["first", "last"]
+
+
+class KeyedRanking(KeyedInput[Stream]):
+    """Deduplication and top-n, by columns."""
+
+    def deduplicate(
+        self, *, keep: Keep = "first", order_by: str = "", ttl: StateTtlConfig | None = None, uid: str = ""
+    ) -> Stream:
+        """Keeps one row of each key, as Flink SQL's deduplication does.
+
+        Without `order_by`, the order is that of arrival. Then the first row is never replaced, and the result only
+        appends rows. In all other cases it is a changelog of upserts by the key: a later row may replace the row that
+        was emitted, and a batch emits at most one row of a key.
+
+        Args:
+            keep: ``"first"`` or ``"last"``.
+            order_by: column that orders the rows, such as their event time. Of rows with the same value, the one that
+                arrives first is the first one, and the one that arrives last the last one.
+            ttl: how long the operator remembers a key; by default forever.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: `keep` is another text, the column is not a scalar or may be null, or the stream is a
+                changelog.
+        """
+        check_appends(self._changelog, "deduplicate", uid)
+        if keep not in ("first", "last"):
+            raise JobDefinitionError(
+                "deduplicate keeps the first or the last row", hint='pass keep="first" or keep="last"', given=repr(keep)
+            )
+        is_first = keep == "first"
+        upserts = Changelog(self._keying.columns)
+        if order_by:
+            column = self._node.schema.column(order_by)
+            by_order = KeepByOrder(column, is_first=is_first, ttl=ttl)
+            return self._ranking(by_order, uid, f"deduplicate {keep} by {order_by}", upserts)
+        if is_first:
+            return self._ranking(KeepFirst(ttl), uid, "deduplicate first", None)
+        return self._ranking(KeepLast(), uid, "deduplicate last", upserts)
+
+    def top_n(  # noqa: PLR0913 - keyword arguments of a public method, most of them with a default
+        self,
+        n: int,
+        *,
+        order_by: str | Sequence[Order],
+        output: type[object] | None = None,
+        rank: str = "",
+        retract: bool = False,
+        ttl: StateTtlConfig | None = None,
+        uid: str = "",
+    ) -> Stream:
+        """Keeps the first `n` rows of each key, as Flink SQL's ``ROW_NUMBER()`` with a filter of the rank does.
+
+        The result is a changelog. With `rank`, or if `n` is 1, each row replaces the row of its key and rank. Otherwise
+        a row is emitted with the kind `INSERT` when it enters the top-n, and with `DELETE` when it leaves it.
+
+        Args:
+            n: number of rows.
+            order_by: columns that order the rows, each alone or as ``("price", "desc")``. Of equal rows, the one that
+                arrived first comes first. Null is the lowest value.
+            output: row class with the columns of the rows, the rank, and a field of type `RowKind` for the kind. Not
+                needed without rank and kind.
+            rank: column of the output class for the number of a row, from 1.
+            retract: emits each row that is replaced once more, with the kind `UPDATE_BEFORE`, which operators after
+                this one need that add up rows.
+            ttl: how long the operator keeps the rows of a key after their last change; by default forever.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: an argument is malformed, the output class has other columns, or the stream is a
+                changelog.
+        """
+        check_appends(self._changelog, "top_n", uid)
+        given = self._node.schema
+        order = sort_keys(order_by, given)
+        wanted = TopNOutput.of(given, RowSchema.of(output) if output else given, rank, retract)
+        function = TopN(n, order, given, wanted, ttl)
+        changelog = wanted.changelog(self._keying.columns, n)
+        return self._ranking(function, uid, f"top {n}", changelog, wanted.schema)
+
+    def _ranking(
+        self,
+        function: VectorizedKeyedFunction,
+        uid: str,
+        name: str,
+        changelog: Changelog | None,
+        schema: RowSchema | None = None,
+    ) -> Stream:
+        node = ProcessNode(uid, (self._edge,), function, schema or self._node.schema, name)
+        return self._add_operator(replace(node, changelog=changelog))

@@ -1,0 +1,30 @@
+"""The kind of a row in a changelog."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RowKind(StrEnum):
+    """What a row of a changelog does to the rows before it, with the names and short forms of Flink.
+
+    A row class with a field of this type describes a changelog.
+    """
+
+    INSERT = "+I"
+    """Adds the row."""
+    UPDATE_BEFORE = "-U"
+    """Takes back a row that the next `UPDATE_AFTER` replaces."""
+    UPDATE_AFTER = "+U"
+    """Replaces the row of its key."""
+    DELETE = "-D"
+    """Takes back a row, without replacement."""
+
+    @property
+    def is_retraction(self) -> bool:
+        """Whether the row is taken back."""
+        return self in RETRACTIONS
+
+
+RETRACTIONS = (RowKind.UPDATE_BEFORE, RowKind.DELETE)
+"""The kinds of rows that are taken back."""

@@ -1,0 +1,23 @@
+"""The table that a sink by key makes of a changelog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stateflow import RowKind
+
+
+def materialized(rows: Iterable[Any], *keys: str, kind: str = "") -> dict[tuple[Any, ...], Any]:
+    """Returns the rows by their key, after all changes; checks that only existing rows are taken back."""
+    table: dict[tuple[Any, ...], Any] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in keys)
+        if kind and RowKind(getattr(row, kind)).is_retraction:
+            before = table.pop(key)
+            assert all(getattr(before, name) == getattr(row, name) for name in row.__struct_fields__ if name != kind)
+        else:
+            if kind:
+                assert (key in table) == (getattr(row, kind) is RowKind.UPDATE_AFTER), row
+            table[key] = row
+    return table

@@ -1,0 +1,209 @@
+"""What a stream knows when it is declared: whether it corrects rows, by which key, and who may consume it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from stateflow import (
+    DeltaSink,
+    FileSink,
+    GlobalWindows,
+    KeyedProcessFunction,
+    RowKind,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+)
+from stateflow.api.changelog import Changelog
+from stateflow.api.sink import Sink
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.errors import JobDefinitionError
+from tests.support.errors import raises
+from tests.support.graphs import Nothing
+
+
+class Bid(msgspec.Struct):
+    auction: int
+    price: int
+    at: int
+
+
+class Ranked(msgspec.Struct):
+    auction: int
+    price: int
+    at: int
+    rank: int
+
+
+class Change(msgspec.Struct):
+    kind: RowKind
+    auction: int
+    price: int
+    at: int
+
+
+class RankedChange(msgspec.Struct):
+    kind: RowKind
+    auction: int
+    price: int
+    at: int
+    rank: int
+
+
+class Price(msgspec.Struct):
+    price: int
+
+
+class Doubled(msgspec.Struct):
+    auction: int
+    doubled: int
+
+
+class Forward(KeyedProcessFunction[Change, Change]):
+    """Emits its rows."""
+
+
+@pytest.fixture
+def env() -> StreamExecutionEnvironment:
+    return StreamExecutionEnvironment()
+
+
+@pytest.fixture
+def bids(env: StreamExecutionEnvironment) -> DataStream:
+    return env.from_source(Nothing(Bid), uid="bids")
+
+
+def _newest(bids: DataStream) -> DataStream:
+    return bids.key_by("auction").deduplicate(keep="last", order_by="at", uid="newest")
+
+
+def _changes(bids: DataStream) -> DataStream:
+    return bids.key_by("auction").top_n(3, order_by="price", output=Change, uid="changes")
+
+
+def _ranked(bids: DataStream, output: type[object] = Ranked, **more: Any) -> DataStream:
+    return bids.key_by("auction").top_n(3, order_by="price", output=output, rank="rank", uid="ranked", **more)
+
+
+UPSERTS = Changelog(("auction",))
+RETRACTIONS = Changelog(row_kind="kind", retracts=True)
+
+
+@pytest.mark.parametrize(
+    ("declare", "expected"),
+    [
+        (lambda bids: bids, None),
+        (lambda bids: bids.key_by("auction").deduplicate(uid="o"), None),
+        (lambda bids: bids.key_by("auction").deduplicate(keep="last", uid="o"), UPSERTS),
+        (lambda bids: bids.key_by("auction").deduplicate(order_by="at", uid="o"), UPSERTS),
+        (lambda bids: bids.key_by("auction").top_n(1, order_by="price", uid="o"), UPSERTS),
+        (_changes, RETRACTIONS),
+        (_ranked, Changelog(("auction", "rank"))),
+        (lambda bids: _ranked(bids, RankedChange), Changelog(("auction", "rank"), "kind")),
+        (lambda bids: _ranked(bids, RankedChange, retract=True), Changelog(("auction", "rank"), "kind", retracts=True)),
+        (lambda bids: _newest(bids).map(lambda row: row, output=Doubled), UPSERTS),
+        (lambda bids: _newest(bids).as_append_only(), None),
+        (lambda bids: _changes(bids).as_append_only().map(lambda row: row), None),
+        (lambda bids: _changes(bids).filter(lambda row: True), RETRACTIONS),
+        (lambda bids: _changes(bids).union(_changes_again(bids)), RETRACTIONS),
+        (lambda bids: _changes(bids).key_by("price").process(Forward(), output=Change, uid="p"), RETRACTIONS),
+        # A user's function makes a changelog by the class of its rows.
+        (lambda bids: bids.map(lambda row: row, output=Change), RETRACTIONS),
+        (lambda bids: bids.map(lambda row: row, output=Change).as_changelog("price"), Changelog(("price",), "kind")),
+        (lambda bids: bids.as_changelog("auction"), UPSERTS),
+    ],
+)
+def test_a_stream_knows_how_its_rows_correct_earlier_ones(
+    bids: DataStream, declare: Callable[[DataStream], DataStream], expected: Changelog | None
+) -> None:
+    assert declare(bids)._changelog == expected
+
+
+def _changes_again(bids: DataStream) -> DataStream:
+    return bids.key_by("price").top_n(2, order_by="auction", output=Change, uid="again")
+
+
+@pytest.mark.parametrize(
+    ("declare", "facts"),
+    [
+        # Operators that take each row as one of its own.
+        (lambda bids: _newest(bids).key_by("auction").reduce(max, uid="r"), {"called": "reduce"}),
+        (lambda bids: _newest(bids).key_by("auction").window(GlobalWindows.create()), {"called": "window"}),
+        (lambda bids: _newest(bids).key_by("auction").interval_join(bids.key_by("price")), {"called": "interval_join"}),
+        (lambda bids: _changes(bids).key_by("price").deduplicate(uid="d"), {"called": "deduplicate"}),
+        (lambda bids: _changes(bids).key_by("price").top_n(1, order_by="at", uid="t"), {"called": "top_n"}),
+        (lambda bids: _newest(bids).key_by("auction").process(Forward(), output=Bid, uid="p"), {"called": "process"}),
+        (lambda bids: _newest(bids).key_by("auction").connect(bids.key_by("price")), {"called": "connect"}),
+        (lambda bids: bids.key_by("price").connect(_newest(bids).key_by("auction")), {"called": "connect"}),
+        # A row and the one that it replaces get apart.
+        (lambda bids: _newest(bids).key_by("price"), {"columns": ["price"], "upsert_key": ["auction"]}),
+        (lambda bids: _newest(bids).filter(lambda row: True), {"upsert_key": ["auction"]}),
+        (lambda bids: _newest(bids).flat_map(lambda row: [row]), {"upsert_key": ["auction"]}),
+        (lambda bids: _newest(bids).union(bids), {"called": "union"}),
+        # The row class lacks what corrects rows.
+        (lambda bids: _newest(bids).map(lambda row: row, output=Price), {"upsert_key": ["auction"]}),
+        (lambda bids: _changes(bids).map(lambda row: row, output=Bid), {"row_kind": "kind"}),
+        (lambda bids: bids.key_by("auction").top_n(2, order_by="price", uid="t"), {"output": "Bid"}),
+        (lambda bids: _ranked(bids, Change), {"rank": "rank"}),
+        (lambda bids: _ranked(bids, retract=True), {"output": "Ranked"}),
+        # Arguments.
+        (lambda bids: bids.key_by("auction").deduplicate(keep="other", uid="d"), {"given": "'other'"}),
+        (lambda bids: bids.key_by("auction").top_n(0, order_by="price", uid="t"), {"n": "0"}),
+        (lambda bids: bids.key_by("auction").top_n(1, order_by=[], uid="t"), {}),
+        (lambda bids: bids.key_by("auction").top_n(1, order_by=[("at", "down")], uid="t"), {"given": "('at', 'down')"}),
+        (lambda bids: bids.as_changelog("none"), {"column": "none"}),
+    ],
+)
+def test_what_would_be_wrong_is_refused(
+    bids: DataStream, declare: Callable[[DataStream], object], facts: dict[str, Any]
+) -> None:
+    with raises(JobDefinitionError, **facts):
+        declare(bids)
+
+
+def test_a_queryable_state_takes_upserts_by_its_key(bids: DataStream) -> None:
+    _newest(bids).key_by("auction").as_queryable_state("newest", ValueStateDescriptor("row", Bid), uid="q")
+    with raises(JobDefinitionError, called="as_queryable_state"):
+        _changes(bids).key_by("auction").as_queryable_state("changes", ValueStateDescriptor("row", Change), uid="r")
+
+
+@pytest.mark.parametrize("declare", [_newest, _changes, _ranked])
+@pytest.mark.parametrize("sink", [lambda folder: DeltaSink(folder), lambda folder: FileSink(folder, format="json")])
+def test_a_sink_that_only_appends_refuses_a_changelog(
+    bids: DataStream, declare: Callable[[DataStream], DataStream], sink: Callable[[str], Sink], tmp_path: Any
+) -> None:
+    stream = declare(bids)
+    with raises(JobDefinitionError, sink=repr(sink(str(tmp_path)))):
+        stream.sink_to(sink(str(tmp_path)), uid="s")
+    stream.as_append_only().sink_to(sink(str(tmp_path)), uid="s")
+
+
+@pytest.mark.parametrize(
+    ("declare", "more", "facts"),
+    [
+        (_newest, {"keys": "price"}, {"keys": ["price"], "upsert_key": ["auction"]}),
+        (_ranked, {"keys": "auction"}, {"keys": ["auction"], "upsert_key": ["auction", "rank"]}),
+        (_changes, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": "kind"}),
+    ],
+)
+def test_a_sink_by_key_refuses_other_keys_and_orders(
+    bids: DataStream, declare: Callable[[DataStream], DataStream], more: Any, facts: Any, tmp_path: Any
+) -> None:
+    with raises(JobDefinitionError, **facts):
+        declare(bids).sink_to(DeltaSink(tmp_path, mode="upsert", **more), uid="s")
+
+
+def test_a_row_class_has_one_row_kind(env: StreamExecutionEnvironment) -> None:
+    class Two(msgspec.Struct):
+        first: RowKind
+        second: RowKind
+
+    class Nullable(msgspec.Struct):
+        kind: RowKind | None
+
+    for row_class, columns in ((Two, ["first", "second"]), (Nullable, ["kind"])):
+        with raises(JobDefinitionError, columns=columns):
+            env.from_source(Nothing(row_class), uid=row_class.__name__)

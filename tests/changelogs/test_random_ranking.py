@@ -1,0 +1,176 @@
+"""Deduplication and top-n compared with plain Python, at any batch size, parallelism and restore.
+
+For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/changelogs``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind
+from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.changelogs.materialized import materialized
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row: its number is unique, and grows in the order of arrival."""
+
+    key: str
+    at: int
+    price: float | None
+    number: int
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    key: str
+    at: int
+    price: float | None
+    number: int
+    rank: int
+
+
+class RankedKind(msgspec.Struct, frozen=True):
+    kind: RowKind
+    key: str
+    at: int
+    price: float | None
+    number: int
+    rank: int
+
+
+class Kind(msgspec.Struct, frozen=True):
+    kind: RowKind
+    key: str
+    at: int
+    price: float | None
+    number: int
+
+
+Declare = Callable[[KeyedStream[DataStream]], DataStream]
+Batches = tuple[tuple[tuple[tuple[str, int, float | None], ...], int], ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """Batches of rows; and, before each, the parallelism of a restore, or 0."""
+
+    batches: Batches
+    arrow_rows: int | None
+
+    @property
+    def rows(self) -> list[Row]:
+        each = (row for batch, _ in self.batches for row in batch)
+        return [Row(key, at, price, number) for number, (key, at, price) in enumerate(each)]
+
+
+prices = st.sampled_from([None, -1.5, 0.0, 2.0, 2.0, 3.0, float("inf")])
+batches = st.tuples(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(-3, 5), prices), max_size=9).map(tuple),
+    st.sampled_from([0, 0, 1, 3]),
+)
+histories = st.builds(History, st.lists(batches, min_size=1, max_size=6).map(tuple), st.sampled_from([None, 1, 3]))
+
+
+def emitted(declare: Declare, history: History, backend: StateBackend = MemoryStateBackend()) -> list[Any]:  # noqa: B008
+    """Returns the rows that an operator emits, in order."""
+    arrow = history.arrow_rows
+    more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
+    found, rows = [], history.rows
+    h = KeyedHarness(declare, KeyedInput(Row, "key"), backend=backend, **more)
+    for batch, parallelism in history.batches:
+        if parallelism:
+            with h:
+                h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+        found += h.push(*rows[: len(batch)])
+        rows = rows[len(batch) :]
+    h.close()
+    return found
+
+
+def by_key(rows: list[Row]) -> dict[str, list[Row]]:
+    found = defaultdict(list)
+    for row in rows:
+        found[row.key].append(row)
+    return found
+
+
+def plain_dedup(rows: list[Row], keep: str, by: str) -> Row:
+    values = [getattr(row, by) for row in rows] if by else list(range(len(rows)))
+    best = min(values) if keep == "first" else max(values)
+    same = [row for row, value in zip(rows, values, strict=True) if value == best]
+    return same[0] if keep == "first" else same[-1]
+
+
+@given(histories, st.sampled_from(["first", "last"]), st.sampled_from(["", "at"]))
+def test_deduplication_keeps_the_row_that_plain_python_keeps(
+    history: History, keep: Literal["first", "last"], by: str
+) -> None:
+    rows = emitted(lambda given: given.deduplicate(keep=keep, order_by=by, uid="d"), history)
+    expected = {(key,): plain_dedup(each, keep, by) for key, each in by_key(history.rows).items()}
+    assert materialized(rows, "key") == expected
+    if keep == "first" and not by:
+        assert len(rows) == len(expected)
+
+
+def plain_top(rows: list[Row], n: int) -> list[Row]:
+    """By price, descending with null at the end, then by time."""
+
+    def order(row: Row) -> tuple[bool, float, int]:
+        return (row.price is None, 0.0 if row.price is None else -row.price, row.at)
+
+    return sorted(rows, key=order)[:n]
+
+
+ORDER: list[Any] = [("price", "desc"), "at"]
+
+
+def as_rows(found: Any) -> list[Row]:
+    return [Row(row.key, row.at, row.price, row.number) for row in found]
+
+
+def check_top(history: History, n: int, backend: StateBackend = MemoryStateBackend()) -> None:  # noqa: B008
+    expected = {key: plain_top(rows, n) for key, rows in by_key(history.rows).items()}
+    ranks = {(key, at): row for key, rows in expected.items() for at, row in enumerate(rows, 1)}
+
+    ranked = emitted(lambda rows: rows.top_n(n, order_by=ORDER, output=Ranked, rank="rank", uid="t"), history, backend)
+    table = materialized(ranked, "key", "rank")
+    assert dict(zip(table, as_rows(table.values()), strict=True)) == ranks
+
+    retracting = emitted(
+        lambda rows: rows.top_n(n, order_by=ORDER, output=RankedKind, rank="rank", retract=True, uid="t"),
+        history,
+        backend,
+    )
+    # A row that replaces another one is an insert once that row is taken back.
+    as_inserts = [
+        msgspec.structs.replace(row, kind=RowKind.INSERT if row.kind is RowKind.UPDATE_AFTER else row.kind)
+        for row in retracting
+    ]
+    table = materialized(as_inserts, "key", "rank", kind="kind")
+    assert dict(zip(table, as_rows(table.values()), strict=True)) == ranks
+
+    whole = emitted(lambda rows: rows.top_n(n, order_by=ORDER, output=Kind, uid="t"), history, backend)
+    table = materialized(whole, "number", kind="kind") if n > 1 else materialized(whole, "key")
+    assert sorted(row.number for row in table.values()) == sorted(r.number for rows in expected.values() for r in rows)
+
+
+@given(histories, st.integers(1, 4))
+def test_a_top_n_is_the_one_of_plain_python(history: History, n: int) -> None:
+    check_top(history, n)
+
+
+@pytest.mark.slow
+@given(histories, st.integers(1, 4))
+def test_a_top_n_is_the_same_in_rocksdb(history: History, n: int) -> None:
+    check_top(history, n, RocksDBStateBackend())

@@ -1,0 +1,100 @@
+"""The guide about corrected results: its functions are run over bids, and compared with plain Python."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stateflow import KeyedProcessFunction
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.changelogs.materialized import materialized
+from tests.docs.pages import blocks, load_module, read
+from tests.docs.test_guide_windows import Keyed
+
+GUIDE = read("changelogs")
+
+
+class KeyedAgain(Keyed):
+    """A stream that is keyed already, whatever the columns."""
+
+    def key_by(self, *columns: str) -> Any:
+        return self._keyed
+
+
+class Forward(KeyedProcessFunction[Any, Any]):
+    """Emits its rows."""
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield value
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    text = "\n".join(blocks(GUIDE, "python"))
+    return load_module(tmp_path_factory.mktemp("guide") / "guide_changelogs.py", text)
+
+
+def _bids(guide: ModuleType) -> list[Any]:
+    rng = random.Random(3)
+    return [guide.Bid(rng.choice("ab"), rng.choice("xyz"), rng.randrange(30), time) for time in range(120)]
+
+
+def _run(declare: Any, guide: ModuleType, keys: tuple[str, ...]) -> list[Any]:
+    bids, found = _bids(guide), []
+    with KeyedHarness(declare, KeyedInput(guide.Bid, keys)) as h:
+        for at in range(0, len(bids), 25):
+            found += h.push(*bids[at : at + 25])
+    return found
+
+
+def test_one_row_of_each_key_is_kept(guide: ModuleType, tmp_path: Path) -> None:
+    first: dict[str, Any] = {}
+    newest: dict[Any, Any] = {}
+    for bid in _bids(guide):
+        first.setdefault(bid.item, bid)
+        newest[bid.item, bid.bidder] = bid
+    rows = _run(lambda keyed: guide.first_bids(KeyedAgain(keyed)), guide, ("item",))
+    assert sorted(rows, key=lambda bid: bid.item) == [first["a"], first["b"]]
+    rows = _run(lambda keyed: guide.newest_bids(KeyedAgain(keyed), _table(tmp_path)), guide, ("item", "bidder"))
+    assert materialized(rows, "item", "bidder") == newest
+
+
+def test_the_best_rows_of_each_key_are_kept(guide: ModuleType, tmp_path: Path) -> None:
+    of = defaultdict(list)
+    for bid in _bids(guide):
+        of[bid.item].append(bid)
+    best = {(bid.item, bid.time) for bids in of.values() for bid in sorted(bids, key=_order)[:10]}
+    ranked = _run(lambda keyed: guide.best_bids(KeyedAgain(keyed), _table(tmp_path)), guide, ("item",))
+    assert {(bid.item, bid.time) for bid in materialized(ranked, "item", "place").values()} == best
+    for declare in (guide.best_ten, guide.history):
+        changes = _run(lambda keyed, d=declare: d(KeyedAgain(keyed), _table(tmp_path)), guide, ("item",))
+        assert set(materialized(changes, "item", "time", kind="kind")) == best
+
+
+def _table(folder: Path) -> str:
+    """A folder for the files that the sink of a table writes; a harness neither creates nor commits tables."""
+    for name in ("table", "table_history"):
+        (folder / name).mkdir(exist_ok=True)
+    return str(folder / "table")
+
+
+def _order(bid: Any) -> tuple[int, int]:
+    return -bid.price, bid.time
+
+
+def test_changes_of_a_source_are_a_changelog_by_their_key(guide: ModuleType, tmp_path: Path) -> None:
+    kinds = guide.RowKind.INSERT, guide.RowKind.DELETE
+    bids = [guide.BidChange(kind, "a", "x", 1, time) for time, kind in enumerate(kinds)]
+
+    def declare(keyed: Any) -> Any:
+        forwarded = keyed.process(Forward(), output=guide.BidChange, uid="forward")
+        return guide.from_changes(forwarded, _table(tmp_path))
+
+    with KeyedHarness(declare, KeyedInput(guide.BidChange, "item")) as h:
+        assert [row.bidder for row in h.push(*bids)] == ["X", "X"]

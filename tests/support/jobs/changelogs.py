@@ -1,0 +1,64 @@
+"""The newest bid of each item, and its three best ones, in Delta tables by key.
+
+``job.folder`` has ``bids.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
+"""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from stateflow import DeltaSink, FileSource, RowKind, StreamExecutionEnvironment
+from stateflow.testing.sources import ScriptedSource
+
+
+class Bid(msgspec.Struct):
+    """A bid for an item; its number is unique."""
+
+    item: str
+    at: int
+    price: int
+    number: int
+
+
+class RankedBid(msgspec.Struct):
+    """A bid with its place among the bids of its item."""
+
+    place: int
+    item: str
+    at: int
+    price: int
+    number: int
+
+
+class BidChange(msgspec.Struct):
+    """A bid that becomes one of the best, or is no longer one of them."""
+
+    kind: RowKind
+    item: str
+    at: int
+    price: int
+    number: int
+
+
+def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | ScriptedSource:
+    if env.parameter("spark", "no") == "yes":
+        return FileSource(folder / "in", schema=Bid, format="json")
+    script = [Bid(**json.loads(line)) for line in (folder / "bids.jsonl").read_text().splitlines()]
+    return ScriptedSource(Bid, script, folder / "ledger.jsonl", slice_rows=10)
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    folder = Path(env.parameter("folder"))
+    bids = env.from_source(_source(env, folder), uid="bids").key_by("item")
+
+    newest = bids.deduplicate(keep="last", order_by="at", uid="newest")
+    newest.sink_to(DeltaSink(folder / "tables/newest", mode="upsert", keys="item"), uid="newest-table")
+
+    order = [("price", "desc"), "at", "number"]
+    best = bids.top_n(3, order_by=order, output=RankedBid, rank="place", uid="best")
+    best.sink_to(DeltaSink(folder / "tables/best", mode="upsert", keys=("item", "place")), uid="best-table")
+
+    changes = bids.top_n(3, order_by=order, output=BidChange, uid="changes")
+    changes.sink_to(DeltaSink(folder / "tables/changes", mode="upsert", keys="number"), uid="changes-table")
