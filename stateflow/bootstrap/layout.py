@@ -15,11 +15,12 @@ from stateflow.bootstrap.encoding.frames import (
     Frame,
     KeyedStateFrame,
     StateColumns,
+    column_names,
     columns_of,
     is_spark,
-    names_of,
 )
 from stateflow.bootstrap.encoding.keys import KeyColumns
+from stateflow.bootstrap.encoding.values import field_names
 from stateflow.errors import ConfigError
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.handles import StateSchema
@@ -124,7 +125,7 @@ class KeyedOperator:
     def timer_encoder(self) -> TimerEncoder:
         """Returns a new encoder of the timers."""
         assert self.timers is not None
-        return TimerEncoder(self.key, tuple(names_of(self.timers)))
+        return TimerEncoder(self.key, tuple(column_names(self.timers)))
 
     def header(self, groups: KeyGroupRange, layout: Layout) -> CanonicalHeader:
         """Returns the header of the canonical file of some key groups."""
@@ -147,7 +148,7 @@ def _counting_from_rows(schema: StateSchema, before: StateSchema | None) -> Stat
 
 def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
     """Raises ConfigError for a frame that has not the columns of timers."""
-    names = names_of(frame)
+    names = column_names(frame)
     missing = [name for name in (*key, TIME) if name not in names]
     unknown = [name for name in names if name not in (*key, TIME, DOMAIN, NAMESPACE, "key_group")]
     if missing or unknown:
@@ -161,8 +162,9 @@ def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
 
 
 def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
-    """Returns a state's frame with its columns; raises ConfigError if it lacks one."""
-    columns = columns_of(given, key.names)
+    """Returns a state's frame with its columns; raises ConfigError if it lacks one or a column has two meanings."""
+    codec = declare(new_keyed_state(0), given.descriptor).codec
+    columns = columns_of(given, key.names, field_names(codec))
     if isinstance(given.descriptor, ListStateDescriptor) and is_spark(given.frame) and not columns.order_by:
         raise ConfigError(
             "a DataFrame of a list state has no order",

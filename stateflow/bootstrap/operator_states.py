@@ -21,11 +21,11 @@ from stateflow.bootstrap.encoding.frames import (
     StateColumns,
     batches_of,
     check_frame,
+    column_names,
     is_spark,
-    names_of,
 )
 from stateflow.bootstrap.encoding.keys import naming_row
-from stateflow.bootstrap.encoding.values import Values, encode_map_keys, state_named
+from stateflow.bootstrap.encoding.values import Values, encode_map_keys, field_names, state_named
 from stateflow.bootstrap.layout import Layout, Target
 from stateflow.checkpoint.restore.redistribution import even_split
 from stateflow.errors import ConfigError, DataError, JobDefinitionError, StateError
@@ -242,8 +242,8 @@ def _as_list(descriptor: StateDescriptor) -> ListStateDescriptor[object]:
 
 
 def _elements(descriptor: ListStateDescriptor[T], frame: Frame) -> list[bytes]:
-    columns = _columns(frame, ())
-    values = Values(ValueSerializer(descriptor.element_type, descriptor.name), columns, LIMITS, descriptor.name)
+    codec: ValueSerializer[T] = ValueSerializer(descriptor.element_type, descriptor.name)
+    values = Values(codec, _columns(frame, (), codec), LIMITS, descriptor.name)
     found: list[bytes] = []
     for batch in batches_of(_arrow(frame)):
         found += naming_row(batch, values.encode, partial(_number_of, len(found))).to_pylist()
@@ -256,9 +256,8 @@ def _number_of(before: int, batch: pa.RecordBatch, row: int) -> dict[str, object
 
 def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, bytes]:
     keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
-    values = Values(
-        ValueSerializer(descriptor.value_type, descriptor.name), _columns(frame, (MAP_KEY,)), LIMITS, descriptor.name
-    )
+    codec: ValueSerializer[V] = ValueSerializer(descriptor.value_type, descriptor.name)
+    values = Values(codec, _columns(frame, (MAP_KEY,), codec), LIMITS, descriptor.name)
 
     def encode(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
         encoded = encode_map_keys(keys, _key_columns(descriptor), batch.column(MAP_KEY), MAP_KEY)
@@ -292,7 +291,7 @@ def _raw_rows(frame: Frame | None, has_groups: bool) -> Iterator[tuple[int, byte
         return
     wanted = {KEY_GROUP: pa.int64()} if has_groups else {}
     wanted[VALUE] = pa.binary()
-    missing = [name for name in wanted if name not in names_of(frame)]
+    missing = [name for name in wanted if name not in column_names(frame)]
     if missing:
         raise ConfigError("a frame of raw state lacks columns", hint="rename them", missing=missing)
     for batch in batches_of(_arrow(frame)):
@@ -303,8 +302,8 @@ def _raw_rows(frame: Frame | None, has_groups: bool) -> Iterator[tuple[int, byte
         yield from zip(groups, columns[-1].to_pylist(), strict=True)
 
 
-def _columns(frame: Frame, others: Sequence[str]) -> StateColumns:
-    names = names_of(frame)
+def _columns(frame: Frame, others: Sequence[str], codec: ValueSerializer[T]) -> StateColumns:
+    names = column_names(frame)
     missing = [name for name in others if name not in names]
     fields = tuple(name for name in names if name not in others)
     if missing or not fields:
@@ -314,7 +313,15 @@ def _columns(frame: Frame, others: Sequence[str]) -> StateColumns:
             missing=missing or [VALUE],
             columns=names,
         )
-    return StateColumns(value=VALUE) if VALUE in names else StateColumns(value="", fields=fields)
+    if VALUE in names:
+        return StateColumns(value=VALUE)
+    if taken := sorted(field_names(codec) & set(others)):
+        raise ConfigError(
+            "a column of a frame of operator state is a field of the values, and has another meaning",
+            hint="pass the values as one column of structs that is called value",
+            columns=taken,
+        )
+    return StateColumns(value="", fields=fields)
 
 
 def _arrow(frame: Frame) -> pa.Table | pa.RecordBatch | pa.RecordBatchReader:

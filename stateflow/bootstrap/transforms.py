@@ -209,7 +209,7 @@ class ChangedOperator:
             kept=tuple(schema for schema in stored.states if schema.name not in changes),
             stored=tuple(stored.states),
         )
-        subtasks = write_local(keyed, layout, target, self._others())
+        subtasks = write_local(keyed, layout, target, self._kept_entries())
         if timers is None:
             subtasks = [self._with_timers(subtask) for subtask in subtasks]
         return replace(copied, states=keyed.schemas(at), subtasks=subtasks)
@@ -225,7 +225,7 @@ class ChangedOperator:
             return pa.RecordBatchReader.from_batches(table.schema, [])
         return pa.RecordBatchReader.from_batches(first.schema, chain([first], given))
 
-    def _others(self) -> Iterator[EntryColumns]:
+    def _kept_entries(self) -> Iterator[EntryColumns]:
         """Yields the entries of the states that do not change, and of the timers unless they do."""
         ids = {state_id(name) for name in self._keyed} | {each for name in self._keyed for each in expiry_ids(name)}
         if TIMERS in self._keyed:

@@ -231,6 +231,35 @@ def test_the_time_to_live_counts_from_a_column(tmp_path: Path, domain: str) -> N
 # -- completion -------------------------------------------------------------------------------------------------------
 
 
+class Named(msgspec.Struct):
+    number: int
+    key_group: int | None = None
+    map_key: str | None = None
+    at: int | None = None
+    shop: str | None = None
+
+
+def test_a_column_that_may_be_a_field_of_the_values_is_never_left_out_of_them(tmp_path: Path) -> None:
+    state, items = ValueStateDescriptor("named", Named), ListStateDescriptor("named", Named)
+    frame = pa.table({"key": ["a"], "number": [1], "key_group": [9], "map_key": ["b"], "at": [5], "shop": ["c"]})
+    SavepointWriter.new("job").with_operator("op", key="key", states=[KeyedStateFrame(state, frame)]).write(
+        tmp_path / "w"
+    )
+    (row,) = read_state(str(tmp_path / "w"), "op", "named").read_all().to_pylist()
+    assert row["value"] == {"number": 1, "key_group": 9, "map_key": "b", "at": 5, "shop": "c"}
+    for key, given, column in (
+        ("shop", KeyedStateFrame(state, frame), "shop"),
+        ("key", KeyedStateFrame(items, frame, order_by="at"), "at"),
+        ("key", KeyedStateFrame(MapStateDescriptor("named", str, Named), frame), "map_key"),
+    ):
+        with raises(ConfigError, columns=[column], state="named"):
+            SavepointWriter.new("job").with_operator("op", key=key, states=[given])
+    rules = MapStateDescriptor("named", str, Named)
+    writer = SavepointWriter.new("job").with_operator("op", key={"key": "string"})
+    with raises(ConfigError, columns=["map_key"], state="named"):
+        writer.with_broadcast_state("op", rules, frame.drop_columns(["key"])).write(tmp_path / "none")
+
+
 def test_a_repeated_call_without_a_time_has_that_of_its_savepoint(tmp_path: Path) -> None:
     """A time to live counts from it: otherwise the entries would be others."""
     clock = ManualClock()

@@ -105,7 +105,7 @@ def test_exported_state_of_every_kind_is_written_again_and_a_job_continues(tmp_p
     options = _exported(savepoint, tmp_path / "rows", lambda: dice.choice(["parquet", "jsonl"]))
     position = f'rows={{"row": {len(story.rows)}}}'
     made = _written(tmp_path, *options, "--source", position, "--max-parallelism", str(story.groups))
-    assert made["sources"] == {"rows": f'{{"row": {len(story.rows)}}}'} and made["from_start"] == []
+    assert made["sources"] == {"rows": f'{{"row": {len(story.rows)}}}'} and made["without_position"] == []
     assert stateflow.diff(savepoint, made["path"]).keys == 0
     assert stored_content(made["path"]) == stored_content(savepoint)
     new = story.begin(made["path"])
@@ -129,7 +129,7 @@ def test_operator_state_and_raw_state_are_written_again(tmp_path: Path) -> None:
         assert ended.exit_code == 0, ended.output
         options += ["--state", f"every.{raw}={file}"]
     made = _written(tmp_path, *options, "--max-parallelism", "16", groups=16)
-    assert made["from_start"] == ["rows"]
+    assert made["without_position"] == ["rows"]
     assert stored_content(made["path"]) == stored_content(savepoint)
     rows = {state["state"]: state["rows"] for state in made["states"]}
     assert rows["_raw"] == rows["_operator/numbers"] == rows["_operator/union"] == 5 and rows["_raw_keyed"] > 0

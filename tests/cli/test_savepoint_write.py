@@ -61,6 +61,20 @@ class Point(NamedTuple):
     y: str
 
 
+class Named(msgspec.Struct):
+    number: int
+    position: int | None = None
+    namespace: str | None = None
+    written_at: str | None = None
+    key_group: int | None = None
+    map_key: str | None = None
+
+
+class Keyed(msgspec.Struct):
+    number: int
+    key: str | None = None
+
+
 class Reversed(Serializer[str]):
     name, version = "reversed", 2
 
@@ -78,6 +92,9 @@ class Odd(KeyedProcessFunction):
         self.point = ctx.get_state(ValueStateDescriptor("point", dict[str, Point]))
         self.mine = ctx.get_state(ValueStateDescriptor("mine=me", str, serializer=Reversed()))
         self.numbers = ctx.get_list_state(ListStateDescriptor("numbers", int))
+        self.named = ctx.get_list_state(ListStateDescriptor("named", Named))
+        self.named_map = ctx.get_map_state(MapStateDescriptor("named map", str, Named))
+        self.keyed = ctx.get_state(ValueStateDescriptor("keyed", Keyed))
         self.mixed = ctx.get_map_state(MapStateDescriptor("mixed", int | str, int))
 
     def process_element(self, row, ctx):
@@ -181,7 +198,7 @@ def test_a_savepoint_is_written_shown_and_started_from(total: CliFixture, golden
         "operators": ["sum"],
         "states": [{"operator": "sum", "state": "total", "files": 1, "rows": 2}],
         "sources": {"rows": '{"row": 4}'},
-        "from_start": [],
+        "without_position": [],
     }
     run = invoke(*total.command("--from-savepoint", str(total.folder / "written")))
     store_cache.close_all()
@@ -200,7 +217,7 @@ def test_values_without_a_column_of_their_type_are_written_again(job: CliFixture
         assert ended.exit_code == 0, ended.output
         states.append(f"odd.one.{name}={file}")
     made = _write(job, *states, output=f"written-{kind}")
-    assert [state.rows for state in made.states] == [3, 3, 3, 3, 9, 9] and made.from_start == ["more", "rows"]
+    assert [state.rows for state in made.states] == [3, 3, 3, 3, 9, 9] and made.without_position == ["more", "rows"]
     (before,) = Path(job.root).glob("savepoints/before-*")
     found = stateflow.diff(str(before), made.path)
     assert found.keys == 0 and {state.state for state in found.states} >= {"stats", "union", "point", "mine=me"}
@@ -217,6 +234,38 @@ def test_columns_may_be_fields_of_values_and_lines_may_lack_nulls(job: CliFixtur
         "b": {"count": 2, "total": 1.0, "last": "x"},
         "c": {"count": 3, "total": 0.5, "last": "y"},
     }
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_without_a_column_value_a_field_of_the_value_may_have_the_name_of_another_column(
+    job: CliFixture, tmp_path: Path, kind: str
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"key": "a", "number": 1, "position": 7, "namespace": "x", "written_at": "y", "key_group": 3, "map_key": "z"},
+        {"key": "a", "number": 2, "position": 0, "namespace": None, "written_at": "", "key_group": 0, "map_key": "z"},
+    ]
+    file = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    made = _write(job, f"odd.one.named={file}", output=f"named-{kind}")
+    found = stateflow.read_state(made.path, "odd.one", "named").read_all().to_pylist()
+    assert [{"key": row["key"], **row["value"]} for row in found] == rows
+    assert [(row["position"], row["namespace"]) for row in found] == [(0, None), (1, None)]
+    for state, column in (("named map", "map_key"), ("keyed", "key")):
+        with raises(ConfigError, columns=[column], state=state):
+            _write(job, f"odd.one.{state}={_file(tmp_path, key=['a'], map_key=['b'], number=[1])}", output="none")
+
+
+def test_positions_that_are_no_integers_are_refused(job: CliFixture, tmp_path: Path) -> None:
+    for position in (["0"], [0.0], [b"0"]):
+        file = _file(tmp_path, key=["a"], position=position, value=[1])
+        with raises(SchemaMismatch, column="position", operator="odd.one", state="numbers"):
+            _write(job, f"odd.one.numbers={file}", output="none")
+    file = _file(tmp_path, key=["a"], position=pa.array([1 << 63], pa.uint64()), value=[1])
+    with raises(SchemaMismatch, column="position", operator="odd.one", state="numbers"):
+        _write(job, f"odd.one.numbers={file}", output="none")
 
 
 def test_elements_of_a_list_are_in_the_order_of_positions_or_else_of_rows(job: CliFixture, tmp_path: Path) -> None:
@@ -327,7 +376,7 @@ def test_positions_of_a_query_of_spark_are_taken_without_spark(tmp_path: Path) -
     files = next(at for at, offset in enumerate(both.offsets) if "logOffset" in offset)
     sources = (f"files=spark:{queries / 'files'}", f"again=spark:{queries / 'both'}#{files}")
     made = write_savepoint(WriteRequest(tmp_path / "orders.py", str(tmp_path / "w"), sources=sources))
-    assert made.sources == {"files": '{"logOffset":0}', "again": '{"logOffset":0}'} and made.from_start == []
+    assert made.sources == {"files": '{"logOffset":0}', "again": '{"logOffset":0}'} and made.without_position == []
     spark = savepoint_at(made.path).document.manifest.spark
     assert spark is not None and [file.path for file in spark.source_files] == ["0/0", "1/0"]
     with raises(ConfigError, number=None):

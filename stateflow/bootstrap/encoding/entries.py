@@ -28,7 +28,7 @@ from stateflow.state.columnar.binary_columns import (
 )
 from stateflow.state.columnar.column_serializer import ColumnSerializer
 from stateflow.state.columnar.key_encoding import encode_key_columns
-from stateflow.state.columnar.key_parts import of_one_type, parts_of_column
+from stateflow.state.columnar.key_parts import as_plain_column, parts_of_column
 from stateflow.state.entry_limits import map_key_too_large
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -271,7 +271,7 @@ def _namespaces(batch: pa.RecordBatch, name: str) -> pa.LargeBinaryArray | bytes
     """Returns the encoded namespaces; one for all rows without a column of them."""
     if not name:
         return VOID_NAMESPACE
-    column = of_one_type(batch.column(name))
+    column = as_plain_column(batch.column(name))
     if not column.null_count and not pa.types.is_struct(column.type):
         return encode_key_columns([column])
     # The void namespace is an encoded None.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
@@ -96,7 +96,7 @@ def check_frame(frame: Frame, what: str) -> None:
         )
 
 
-def names_of(frame: Frame) -> list[str]:
+def column_names(frame: Frame) -> list[str]:
     """Returns the names of a frame's columns; raises ConfigError if one occurs twice."""
     names = list(frame.columns) if is_spark(frame) else list(frame.schema.names)
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -123,17 +123,18 @@ def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(first, rows)
 
 
-def columns_of(given: KeyedStateFrame, key: Sequence[str]) -> StateColumns:
+def columns_of(given: KeyedStateFrame, key: Sequence[str], declared: Set[str]) -> StateColumns:
     """Returns the columns of a state's frame by their meaning.
 
     Args:
         given: the frame.
         key: names of the key columns.
+        declared: names of the fields of the state's values.
 
     Raises:
-        ConfigError: the frame lacks a column, or has one without a meaning.
+        ConfigError: the frame lacks a column, or has one without a meaning or with two of them.
     """
-    names, state = names_of(given.frame), given.descriptor
+    names, state = column_names(given.frame), given.descriptor
     others = [name for name in names if name not in key]
     value = given.value or (VALUE if VALUE in others else "")
     order_by = (given.order_by,) if isinstance(given.order_by, str) else tuple(given.order_by)
@@ -149,9 +150,10 @@ def columns_of(given: KeyedStateFrame, key: Sequence[str]) -> StateColumns:
         namespace=given.namespace or (NAMESPACE if value and NAMESPACE in others else ""),
     )
     _check_present(state.name, names, [*key, *_used(found)])
-    left = [name for name in others if name not in _used(found) and name not in _READ_ONLY]
+    ignored = _READ_ONLY if value else _READ_ONLY - declared
+    left = [name for name in others if name not in _used(found) and name not in ignored]
     if not value:
-        _check_fields(state.name, left)
+        _check_fields(state.name, left, sorted(declared & {*key, *_used(found)}))
         return StateColumns(**{**vars(found), "fields": tuple(left)})
     # What a state of another kind has in `stateflow.read_state`.
     unknown = [name for name in left if name not in (MAP_KEY, POSITION)]
@@ -182,7 +184,14 @@ def _check_present(state: str, names: Sequence[str], wanted: Sequence[str]) -> N
         )
 
 
-def _check_fields(state: str, fields: Sequence[str]) -> None:
+def _check_fields(state: str, fields: Sequence[str], ambiguous: Sequence[str]) -> None:
+    if ambiguous:
+        raise ConfigError(
+            "a column of a state's frame is a field of the values, and has another meaning",
+            hint="pass the values as one column of structs, with value=…; or copy the column under another name",
+            state=state,
+            columns=list(ambiguous),
+        )
     if not fields:
         raise ConfigError(
             "a state's frame has no column for its values",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from stateflow.bootstrap.encoding.column_types import cast, is_binary, is_text, value_type
-from stateflow.bootstrap.encoding.frames import is_spark, names_of
+from stateflow.bootstrap.encoding.frames import column_names, is_spark
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import ConfigError, DataError, StateflowError
 from stateflow.state.columnar.binary_columns import largest_of
@@ -127,8 +127,8 @@ def naming_row(
 
 def _type_of(frame: Frame, name: str) -> str:
     """Returns Spark's name of the type of a frame's column; raises ConfigError if the frame does not have it."""
-    if name not in names_of(frame):
-        raise ConfigError("a frame lacks a key column", hint="rename it", column=name, columns=names_of(frame))
+    if name not in column_names(frame):
+        raise ConfigError("a frame lacks a key column", hint="rename it", column=name, columns=column_names(frame))
     if is_spark(frame):
         return str(frame.schema[name].dataType.simpleString())
     schema: pa.Schema = frame.schema

@@ -15,12 +15,14 @@ from stateflow.bootstrap.encoding.frames import StateColumns
 from stateflow.bootstrap.encoding.plain_values import Restore, restored_by, serialized_bytes
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, StateflowError
+from stateflow.query.columns.value_types import value_type
 from stateflow.state.columnar.binary_columns import from_list, largest_of
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.columnar.key_encoding import encode_key_columns
 from stateflow.state.columnar.key_parts import parts_of_column
 from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.maps.map_keys import MapKeys
+from stateflow.state.schema.describe import type_schema
 from stateflow.types.arrow_types import from_builtin
 from stateflow.types.serializers import Codec, CustomValueSerializer, ValueSerializer
 
@@ -35,6 +37,12 @@ def state_named(name: str) -> Iterator[None]:
     except StateflowError as e:
         e.add_facts(state=name)
         raise
+
+
+def field_names(codec: Codec) -> frozenset[str]:
+    """Returns the names of the columns that values have if their fields are columns; none for values without fields."""
+    kind = value_type(type_schema(codec.value_type)).arrow if isinstance(codec, ValueSerializer) else None
+    return frozenset(field.name for field in kind) if kind is not None and pa.types.is_struct(kind) else frozenset()
 
 
 class Values:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from stateflow.bootstrap.encoding.entries import EntryEncoder
-from stateflow.bootstrap.encoding.frames import Frame, is_spark, names_of, sliced
+from stateflow.bootstrap.encoding.frames import Frame, column_names, is_spark, sliced
 from stateflow.bootstrap.encoding.keys import KeyColumns
 from stateflow.bootstrap.keyed_files.local import MOST_BUCKETS, with_timers
 from stateflow.bootstrap.keyed_files.sorting import EntrySorter
@@ -116,7 +116,7 @@ def _without_rows(operator: KeyedOperator) -> KeyedOperator:
 
 
 def _empty(frame: Frame) -> pa.Table:
-    return pa.table({name: pa.nulls(0) for name in names_of(frame)})
+    return pa.table({name: pa.nulls(0) for name in column_names(frame)})
 
 
 def _combined(operator: KeyedOperator, layout: Layout) -> DataFrame:

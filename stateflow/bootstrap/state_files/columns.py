@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from stateflow.bootstrap.encoding.frames import DOMAIN, KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, TIME, VALUE, WRITTEN_AT
+from stateflow.bootstrap.encoding.frames import DOMAIN, KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, WRITTEN_AT
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import ConfigError
 from stateflow.query.columns.reader import table_of
@@ -28,13 +28,16 @@ class FileColumns:
         schema: the columns, in their order, with the types that the state declares.
         ignored: columns of the files that are not read.
         keys: the key columns.
-        names: the name of each of the columns in the frame, by its name in the files.
+        names: the name in the frame of each column that is no field of the values, by its name in the files, and that
+            of the values.
+        fields: the columns that are the fields of the values; none if the values have a column.
     """
 
     schema: pa.Schema
     ignored: frozenset[str]
     keys: tuple[str, ...]
     names: Mapping[str, str]
+    fields: tuple[str, ...]
 
     def name_of(self, column: str) -> str:
         """Returns the name in the frame of a column of `stateflow.read_state`; empty if the files do not have it."""
@@ -49,13 +52,13 @@ class StateColumnNames:
         table: the table of the state, as `stateflow.read_state` returns it.
         keys: the names of the key columns in the table, in their order.
         key_names: their names in the job.
-        keeps_groups: whether the key group is read.
+        has_key_groups: whether the key group is read.
     """
 
     table: pa.Schema
     keys: tuple[str, ...]
     key_names: tuple[str, ...]
-    keeps_groups: bool
+    has_key_groups: bool
 
     @classmethod
     def of(cls, operator: DeclaredOperator, state: str, max_parallelism: int) -> StateColumnNames:
@@ -83,7 +86,7 @@ class StateColumnNames:
         keys = tuple(field.name for field in key_fields(stored)) if is_keyed else ()
         return cls(table, keys, tuple(operator.key) if is_keyed else (), state == RAW_KEYED)
 
-    def found_in(self, names: Sequence[str], *, lacks_nulls: bool) -> FileColumns:
+    def columns_of_files(self, names: Sequence[str], *, lacks_nulls: bool) -> FileColumns:
         """Returns the columns to read of files that have columns of these names.
 
         Args:
@@ -92,15 +95,19 @@ class StateColumnNames:
                 that are not named are read too.
 
         Raises:
-            ConfigError: a column is missing, has no meaning, or occurs twice.
+            ConfigError: a column is missing, has no meaning or two of them, or occurs twice.
         """
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError("a file has several columns of one name", hint="rename them", columns=twice)
-        wanted = self._wanted(names)
+        fields = self._value_fields(names)
+        others = [field for field in self._own_fields() if not fields or field.name not in (VALUE, *fields.names)]
+        wanted = pa.schema([*others, *fields])
         ignored = _IGNORED - set(wanted.names)
         unknown = [name for name in names if name not in wanted.names and name not in ignored]
-        missing = [name for name in wanted.names if name not in names and not self._may_lack(name, names)]
+        missing = [each.name for each in others if each.name not in names and each.name not in _OPTIONAL]
+        if fields and not lacks_nulls and not set(fields.names) & set(names):
+            missing.append(VALUE)
         if unknown or missing:
             raise ConfigError(
                 "the columns of a file are not those of the state",
@@ -111,25 +118,34 @@ class StateColumnNames:
                 unknown=unknown,
                 columns=list(wanted.names),
             )
-        fields = set(wanted.names) - set(self.table.names) if lacks_nulls else set()
-        schema = pa.schema([wanted.field(name) for name in wanted.names if name in names or name in fields])
-        return FileColumns(schema, ignored, self.keys, self._frame_names(schema.names))
+        # Which fields a value needs is for its encoder to say.
+        lacking = set(fields.names) if lacks_nulls else set()
+        found = pa.schema([field for field in wanted if field.name in names or field.name in lacking])
+        of_value = tuple(name for name in found.names if name in fields.names)
+        plain = [name for name in found.names if name not in of_value]
+        return FileColumns(found, ignored, self.keys, self._frame_names([*plain, *[VALUE] * bool(fields)]), of_value)
 
-    def _wanted(self, names: Sequence[str]) -> pa.Schema:
-        """Returns all columns that files may have; without a column of values, the fields of these."""
-        fields = [f for f in self.table if f.name not in _IGNORED or (f.name == KEY_GROUP and self.keeps_groups)]
+    def _own_fields(self) -> list[pa.Field]:
+        """Returns the columns of the table that files may have."""
+        return [f for f in self.table if f.name not in _IGNORED or (f.name == KEY_GROUP and self.has_key_groups)]
+
+    def _value_fields(self, names: Sequence[str]) -> pa.Schema:
+        """Returns the fields of values that have no column, which are columns; none if the values have a column.
+
+        A column is a field if there is one of its name: so files cannot have the optional column that is called so.
+        """
         value = self.table.field(VALUE).type if VALUE in self.table.names else None
         if VALUE in names or value is None or not pa.types.is_struct(value):
-            return pa.schema(fields)
-        taken = {field.name for field in value}
-        others = [f for f in fields if f.name != VALUE and (f.name not in taken or f.name in self.keys)]
-        return pa.schema([*others, *(field for field in value if field.name not in self.keys)])
-
-    def _may_lack(self, name: str, names: Sequence[str]) -> bool:
-        if name in self.keys or name in (MAP_KEY, VALUE, TIME, KEY_GROUP):
-            return False
-        # Which fields a value needs is for its encoder to say.
-        return name in _OPTIONAL or VALUE not in names
+            return pa.schema([])
+        needed = {*self.keys, MAP_KEY} & set(self.table.names)
+        taken = sorted(needed & {field.name for field in value})
+        if taken:
+            raise ConfigError(
+                "a column may be a field of the values, or a part of the key",
+                hint="write the values as one column of structs that is called value, as stateflow state export does",
+                columns=taken,
+            )
+        return pa.schema(list(value))
 
     def _frame_names(self, columns: Sequence[str]) -> dict[str, str]:
         """Returns the columns under the names of the frame: key columns as the job names them."""

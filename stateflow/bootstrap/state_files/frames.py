@@ -49,7 +49,7 @@ class StateFiles:
         return f"{self.operator}.{self.state}"
 
 
-def names_of(operator: DeclaredOperator) -> list[str]:
+def state_names(operator: DeclaredOperator) -> list[str]:
     """Returns the names of the states that an operator can have, as for `stateflow.read_state`."""
     declared = (*operator.lists, *operator.unions, *operator.broadcasts)
     return [*operator.keyed, TIMERS, *(OPERATOR_PREFIX + name for name in declared), RAW, RAW_KEYED]
@@ -70,7 +70,7 @@ def parse_states(
             those of the state.
         DataError: a file cannot be read.
     """
-    known = {f"{uid}.{name}": (uid, name) for uid, operator in operators.items() for name in names_of(operator)}
+    known = {f"{uid}.{name}": (uid, name) for uid, operator in operators.items() for name in state_names(operator)}
     found: dict[str, StateFiles] = {}
     for option in options:
         # Names of states may have an equals sign.
@@ -110,7 +110,7 @@ def _unknown(option: str, operators: Mapping[str, DeclaredOperator], known: Iter
             known=sorted(operators),
         )
     state = name.removeprefix(f"{operator}.")
-    hint = did_you_mean(state, names_of(operators[operator]))
+    hint = did_you_mean(state, state_names(operators[operator]))
     if state.startswith(OPERATOR_PREFIX):
         hint += " The map of a broadcast state has to be an attribute of its function, or a name in the same module."
     return ConfigError(
@@ -165,10 +165,15 @@ def _keyed(operator: DeclaredOperator, given: StateFiles, on_step: OnStep) -> Ke
     if by_position:
         on_step(f"reading the order of {given.name}")
         names_of_list = [name for name in columns.names if name in (*columns.keys, NAMESPACE)]
-        by_position = not rows.is_in_order(names_of_list, POSITION)
+        try:
+            by_position = not rows.is_in_order(names_of_list, POSITION)
+        except StateflowError as e:
+            e.add_facts(operator=given.operator, state=given.state)
+            raise
+    is_left_out = POSITION in columns.names and not by_position
     return KeyedStateFrame(
         operator.keyed[given.state],
-        _frame(given, on_step, "" if by_position else POSITION),
+        _frame(given, on_step, POSITION if is_left_out else ""),
         value=columns.name_of(VALUE),
         map_key=columns.name_of(MAP_KEY) or MAP_KEY,
         order_by=columns.name_of(POSITION) if by_position else (),

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stateflow.bootstrap.encoding.column_types import cast, value_type
+from stateflow.bootstrap.encoding.column_types import cast, check_kind, value_type
+from stateflow.bootstrap.encoding.frames import VALUE
 from stateflow.bootstrap.state_files.columns import FileColumns, StateColumnNames
 from stateflow.bootstrap.state_files.json_lines import first_names, read_lines
 from stateflow.bootstrap.state_files.locations import StateFile
@@ -49,13 +50,13 @@ class FileRows:
             with file.local_copy() as path, _file_named(file):
                 if _is_parquet(path):
                     given = pq.read_schema(path)
-                    columns = wanted.found_in(given.names, lacks_nulls=False)
+                    columns = wanted.columns_of_files(given.names, lacks_nulls=False)
                     schema = pa.schema([_typed(given.field(each.name), each) for each in columns.schema])
                     return cls(files, columns, schema)
                 if names := first_names(path):
-                    columns = wanted.found_in(names, lacks_nulls=True)
+                    columns = wanted.columns_of_files(names, lacks_nulls=True)
                     return cls(files, columns, columns.schema)
-        columns = wanted.found_in(wanted.table.names, lacks_nulls=True)
+        columns = wanted.columns_of_files(wanted.table.names, lacks_nulls=True)
         return cls(files, columns, columns.schema)
 
     def reader(self, begin: Callable[[], None], without: str = "") -> pa.RecordBatchReader:
@@ -65,16 +66,22 @@ class FileRows:
             begin: called before the first file is read.
             without: a column, by its name in the files, that is not read.
         """
-        fields = [f.with_name(self.columns.names[f.name]) for f in self.schema if f.name != without]
-        schema = pa.schema([pa.field(f.name, f.type) for f in fields])
-        return pa.RecordBatchReader.from_batches(schema, self._frame(schema, begin, without))
+        names = [name for name in self.schema.names if name not in (without, *self.columns.fields)]
+        columns = [pa.field(self.columns.names[name], self.schema.field(name).type) for name in names]
+        if self.columns.fields:
+            value = pa.struct([pa.field(name, self.schema.field(name).type) for name in self.columns.fields])
+            columns.append(pa.field(self.columns.names[VALUE], value))
+        schema = pa.schema(columns)
+        return pa.RecordBatchReader.from_batches(schema, self._frame(names, schema, begin))
 
-    def _frame(self, schema: pa.Schema, begin: Callable[[], None], without: str) -> Iterator[pa.RecordBatch]:
+    def _frame(self, names: Sequence[str], schema: pa.Schema, begin: Callable[[], None]) -> Iterator[pa.RecordBatch]:
         begin()
-        names = [name for name in self.schema.names if name != without]
-        for batch in self.batches(names):
+        for batch in self.batches([*names, *self.columns.fields]):
             self.read += batch.num_rows
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            columns = batch.columns
+            if fields := columns[len(names) :]:
+                columns[len(names) :] = [pa.StructArray.from_arrays(fields, fields=list(schema[-1].type))]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows with some columns, by their names in the files.
@@ -98,9 +105,14 @@ class FileRows:
         Args:
             keys: the columns that name a list.
             position: the column of the positions.
+
+        Raises:
+            SchemaMismatch: the positions are no integers.
         """
+        check_kind(self.schema.field(position).type, pa.int64(), position)
         last: pa.RecordBatch | None = None
         for batch in self.batches([*keys, position]):
+            batch = _with_integers(batch, position)
             rows = batch if last is None else pa.concat_batches([last, batch])
             if last is None and batch.num_rows and batch.column(position)[0].as_py() != 0:
                 return False
@@ -167,6 +179,12 @@ def _is_in_order(rows: pa.RecordBatch, keys: Sequence[str], position: str) -> bo
             follows = pc.and_kleene(follows, is_same)
     found = pc.or_kleene(pc.equal(after.column(position), 0), follows)
     return bool(pc.all(pc.fill_null(found, fill_value=False)).as_py())
+
+
+def _with_integers(rows: pa.RecordBatch, position: str) -> pa.RecordBatch:
+    """Returns rows whose positions have 64 bits: the next one of a smaller type may be its smallest."""
+    numbers = cast(rows.column(position), pa.int64(), position)
+    return rows.set_column(rows.schema.get_field_index(position), position, numbers)
 
 
 def _flattened(column: pa.Array) -> list[pa.Array]:

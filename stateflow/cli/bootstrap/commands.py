@@ -171,5 +171,5 @@ def _print(made: WrittenSavepoint, as_json: bool) -> None:
         print_text(one_line(f"  operators: {', '.join(made.operators) or 'none'}"))
     for uid, offset in made.sources.items():
         print_text(one_line(f"  source {uid} at {offset_text(offset)}"))
-    for uid in made.from_start:
+    for uid in made.without_position:
         print_text(one_line(f"  source {uid} begins at its start"))

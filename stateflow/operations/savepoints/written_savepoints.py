@@ -86,7 +86,7 @@ class WrittenSavepoint:
         operators: uids of its operators.
         states: the states that were written.
         sources: the position of each source, by uid.
-        from_start: uids of sources of the job without a position: they begin at their start.
+        without_position: uids of sources of the job without a position: they begin at their start.
     """
 
     path: str
@@ -97,7 +97,7 @@ class WrittenSavepoint:
     operators: list[str]
     states: list[WrittenState]
     sources: dict[str, str]
-    from_start: list[str]
+    without_position: list[str]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,9 @@ def _numbered(text: str) -> tuple[str, int | None]:
     return (path, int(number)) if separator and number.isdecimal() else (text, None)
 
 
-def _report(uri: str, document: Savepoint, given: Iterable[StateFiles], from_start: Iterable[str]) -> WrittenSavepoint:
+def _report(
+    uri: str, document: Savepoint, given: Iterable[StateFiles], without_position: Iterable[str]
+) -> WrittenSavepoint:
     manifest = document.manifest
     return WrittenSavepoint(
         path=uri,
@@ -207,5 +209,5 @@ def _report(uri: str, document: Savepoint, given: Iterable[StateFiles], from_sta
         operators=[operator.uid for operator in manifest.operators],
         states=[WrittenState(each.operator, each.state, len(each.rows.files), each.rows.read) for each in given],
         sources={position.uid: position.offset for position in manifest.sources},
-        from_start=list(from_start),
+        without_position=list(without_position),
     )

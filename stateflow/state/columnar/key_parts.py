@@ -70,7 +70,7 @@ def parts_of_column(column: pa.Array, name: str) -> list[Any]:
     return [None if part is None else _from_struct(part, name) for part in column.to_pylist()]
 
 
-def of_one_type(column: pa.Array) -> pa.Array:
+def as_plain_column(column: pa.Array) -> pa.Array:
     """Returns structs of integers only, or of texts only, as a column of these; any other column as it is."""
     if column.null_count or not _is_of_parts(column.type):
         return column

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.query.columns.key_reader import KeyLayout, key_column_type
 from stateflow.state.columnar.key_encoding import encode_keys
-from stateflow.state.columnar.key_parts import KEY_PART, of_one_type, parts_column, parts_of_column
+from stateflow.state.columnar.key_parts import KEY_PART, as_plain_column, parts_column, parts_of_column
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
@@ -89,7 +89,7 @@ def test_map_keys_of_several_types_have_their_types(parts: list[Any]) -> None:
 
 @given(st.lists(PARTS, min_size=1, max_size=4) | st.lists(VALUES["bigint"]) | st.lists(VALUES["string"]))
 def test_structs_of_one_type_are_encoded_as_each_of_them(parts: list[Any]) -> None:
-    column = of_one_type(parts_column([None, *parts], KEY_PART).slice(1))
+    column = as_plain_column(parts_column([None, *parts], KEY_PART).slice(1))
     assert column.type == KEY_PART or encode_keys([column]) == [encode_key((part,)) for part in parts]
     if parts and {type(part) for part in parts} in ({int}, {str}):
         assert column.type in (pa.int64(), pa.string())
