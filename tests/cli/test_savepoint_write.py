@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import stateflow
+from stateflow.bootstrap.encoding.entries import StateEncoder
 from stateflow.bootstrap.spark_checkpoint.checkpoint import SparkCheckpoint
+from stateflow.bootstrap.state_files.locations import StateFile
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
 from stateflow.operations.savepoints.written_savepoints import (
@@ -23,6 +26,7 @@ from stateflow.operations.savepoints.written_savepoints import (
     write_savepoint,
 )
 from stateflow.runtime.task import store_cache
+from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
@@ -194,7 +198,7 @@ def test_a_savepoint_is_written_shown_and_started_from(total: CliFixture, golden
         "name": "written",
         "job": "job",
         "max_parallelism": 128,
-        "bytes": json.loads(again.stdout)["bytes"],
+        "bytes": sum(file.stat().st_size for file in (total.folder / "written" / "files").iterdir()),
         "operators": ["sum"],
         "states": [{"operator": "sum", "state": "total", "files": 1, "rows": 2}],
         "sources": {"rows": '{"row": 4}'},
@@ -282,6 +286,33 @@ def test_elements_of_a_list_are_in_the_order_of_positions_or_else_of_rows(job: C
         ]
 
 
+def test_sorted_lists_are_written_while_they_are_read_and_others_after_all_is_read(
+    job: CliFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    encode, local_copy = StateEncoder.encode, StateFile.local_copy
+
+    def encoded(encoder: StateEncoder, batch: pa.RecordBatch) -> EntryColumns:
+        steps.append("write")
+        return encode(encoder, batch)
+
+    def opened(file: StateFile) -> AbstractContextManager[Path]:
+        steps.append(file.key)
+        return local_copy(file)
+
+    monkeypatch.setattr(StateEncoder, "encode", encoded)
+    monkeypatch.setattr(StateFile, "local_copy", opened)
+    for number, (key, positions) in enumerate((("a", [0, 1]), ("a", [2, 3]), ("b", [0, 1]))):
+        _file(tmp_path, f"{number}", key=[key] * 2, position=positions, value=[number] * 2)
+    read = ["0", "1", "2"]
+    _write(job, f"odd.one.numbers={tmp_path}/?", output="sorted")
+    assert steps == ["0", *read, "0", "write", "1", "write", "2", "write"]
+    steps.clear()
+    _file(tmp_path, "1", key=["a"] * 2, position=[2, 4], value=[1, 1])
+    _write(job, f"odd.one.numbers={tmp_path}/?", output="unsorted")
+    assert steps == ["0", "0", "1", *read, "write"]
+
+
 def test_broadcast_state_is_found_without_a_row(job: CliFixture, tmp_path: Path) -> None:
     file = _file(tmp_path, map_key=["x"], value=[42])
     made = _write(job, f"rated._operator/rates={file}", f"rated._operator/limits={file}", output="rates")
@@ -309,7 +340,7 @@ def test_broadcast_state_is_found_without_a_row(job: CliFixture, tmp_path: Path)
         ([], ["rows=first"], {"source": "rows=first"}),
         ([], ["rows=keep"], {"source": "rows=keep"}),
         ([], ["rows=earliest", "rows=latest"], {"uid": "rows"}),
-        ([], ["rows=spark:nowhere"], {}),
+        ([], ["rows=spark:nowhere"], {"path": (Path.cwd() / "nowhere").as_uri()}),
     ],
 )
 def test_what_does_not_exist_is_refused_with_its_name(

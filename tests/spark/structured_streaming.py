@@ -18,7 +18,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from stateflow import SparkCheckpoint, StateTtlConfig, ValueStateDescriptor
+from stateflow import (
+    MapStateDescriptor,
+    SavepointWriter,
+    SparkCheckpoint,
+    StateTtlConfig,
+    ValueStateDescriptor,
+    read_state,
+)
 from stateflow.bootstrap.encoding.frames import is_spark
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.launch import RunRequest, run_job
@@ -98,6 +105,9 @@ def _run_queries(spark: SparkSession, home: Path) -> None:
     run(sums, "counts")
     timed = orders().withColumn("time", F.timestamp_millis("at")).withWatermark("time", "0 seconds")
     run(timed.groupBy("shop").transformWithState(Visits(), "shop string", "Update", "EventTime"), "visits")
+    run(timed.dropDuplicates(["shop", "product"]), "distinct")
+    windowed = timed.groupBy("shop", F.window("time", "2 seconds")).agg(F.sum("amount").alias("total"))
+    run(windowed, "windows")
     expiring = orders().groupBy("shop").transformWithState(Expiring(), "shop string", "Update", "ProcessingTime")
     run(expiring, "expiring")
 
@@ -113,7 +123,7 @@ def _import(spark: SparkSession, home: Path) -> dict[str, Any]:
         SparkCheckpoint(home / "checkpoints" / name) for name in ("counts", "visits", "expiring")
     )
     _check_refusals(spark, counted, visited)
-    return {"watermark": visited.watermark, **_expiring(spark, expiring)}
+    return {"watermark": visited.watermark, **_expiring(spark, expiring), **_key_and_value(spark, home)}
 
 
 def _expiring(spark: SparkSession, checkpoint: SparkCheckpoint) -> dict[str, Any]:
@@ -128,6 +138,27 @@ def _expiring(spark: SparkSession, checkpoint: SparkCheckpoint) -> dict[str, Any
     return {
         "recent": {shop: row["value"] for shop, row in found.items()},
         "brief": sorted(row["key"]["shop"] for row in brief),
+    }
+
+
+def _key_and_value(spark: SparkSession, home: Path) -> dict[str, Any]:
+    """Writes the state of dropDuplicates and of a windowed aggregation; returns what the savepoint has."""
+    writer = SavepointWriter.new("distinct", max_parallelism=16)
+    distinct = SparkCheckpoint(home / "checkpoints" / "distinct").state(spark)
+    seen = ValueStateDescriptor("seen", bool)
+    writer.with_operator("distinct", key=["shop", "product"], states=[distinct.frame(seen, value="true")])
+    windows = SparkCheckpoint(home / "checkpoints" / "windows").state(spark)
+    totals = MapStateDescriptor("totals", int, int)
+    begin = "unix_millis(key.window.start)"
+    by_window = windows.frame(totals, key={"shop": "key.shop"}, map_key=begin, value="value.sum")
+    path = writer.with_operator("windows", key="shop", states=[by_window]).write(home / "savepoints" / "distinct")
+    rows = [
+        read_state(path, uid, state).read_all().to_pylist()
+        for uid, state in (("distinct", "seen"), ("windows", "totals"))
+    ]
+    return {
+        "distinct": sorted((row["shop"], row["product"], row["value"]) for row in rows[0]),
+        "windows": sorted((row["shop"], row["map_key"], row["value"]) for row in rows[1]),
     }
 
 

@@ -78,6 +78,13 @@ def test_a_job_continues_exactly_from_imported_queries(tmp_path: Path) -> None:
     }
     # The entry of the first shop had expired in the last batch.
     assert found["brief"] == SHOPS[1:]
+    read = [order for file in range(READ) for order in _orders(file)]
+    # Of dropDuplicates, and of an aggregation of windows of 2 s.
+    assert found["distinct"] == sorted([s, p, True] for s, p in {(order["shop"], order["product"]) for order in read})
+    totals: Counter[tuple[str, int]] = Counter()
+    for order in read:
+        totals[order["shop"], order["at"] // 2000 * 2000] += order["amount"]
+    assert found["windows"] == sorted([shop, begin, total] for (shop, begin), total in totals.items())
     counts, seen = _expected()
     assert _rows(tmp_path / "counts") == counts
     assert _rows(tmp_path / "seen") == seen
