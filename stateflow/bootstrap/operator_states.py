@@ -24,7 +24,7 @@ from stateflow.bootstrap.encoding.frames import (
     column_names,
     is_spark,
 )
-from stateflow.bootstrap.encoding.keys import naming_row
+from stateflow.bootstrap.encoding.keys import naming_row, shown
 from stateflow.bootstrap.encoding.values import Values, encode_map_keys, field_names, state_named
 from stateflow.bootstrap.layout import Layout, Target
 from stateflow.checkpoint.restore.redistribution import even_split
@@ -44,6 +44,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 E = TypeVar("E", list[bytes], dict[bytes, bytes])
+_READ_ONLY = frozenset((KEY_GROUP, "subtask", "kind"))
+"""Columns of `stateflow.read_state` that follow from others."""
 Encoded = list[bytes] | dict[bytes, bytes]
 """The elements of a list, or the entries of a map, by their encoded keys."""
 
@@ -275,7 +277,7 @@ def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, 
 
 
 def _map_key_of(batch: pa.RecordBatch, row: int) -> dict[str, object]:
-    return {"map_key": repr(batch.column(MAP_KEY)[row].as_py())[:200]}
+    return {"map_key": shown(batch.column(MAP_KEY)[row])[:200]}
 
 
 def _key_columns(descriptor: MapStateDescriptor[K, V]) -> ColumnSerializer | None:
@@ -294,6 +296,7 @@ def _raw_rows(frame: Frame | None, has_groups: bool) -> Iterator[tuple[int, byte
     missing = [name for name in wanted if name not in column_names(frame)]
     if missing:
         raise ConfigError("a frame of raw state lacks columns", hint="rename them", missing=missing)
+    _check_columns(column_names(frame), tuple(wanted))
     for batch in batches_of(_arrow(frame)):
         columns = [cast(batch.column(name), kind, name) for name, kind in wanted.items()]
         if any(column.null_count for column in columns):
@@ -314,6 +317,7 @@ def _columns(frame: Frame, others: Sequence[str], codec: ValueSerializer[T]) -> 
             columns=names,
         )
     if VALUE in names:
+        _check_columns(names, (VALUE, *others))
         return StateColumns(value=VALUE)
     if taken := sorted(field_names(codec) & set(others)):
         raise ConfigError(
@@ -322,6 +326,18 @@ def _columns(frame: Frame, others: Sequence[str], codec: ValueSerializer[T]) -> 
             columns=taken,
         )
     return StateColumns(value="", fields=fields)
+
+
+def _check_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises ConfigError for a column that is neither wanted nor one of `stateflow.read_state` that is not needed."""
+    unknown = [name for name in names if name not in wanted and name not in _READ_ONLY]
+    if unknown:
+        raise ConfigError(
+            "a frame of operator state has columns without a meaning",
+            hint="drop them, or rename them",
+            columns=unknown,
+            wanted=list(wanted),
+        )
 
 
 def _arrow(frame: Frame) -> pa.Table | pa.RecordBatch | pa.RecordBatchReader:

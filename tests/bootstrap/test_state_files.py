@@ -189,6 +189,8 @@ def test_lines_of_json_have_the_values_that_were_exported(tmp_path: Path) -> Non
         (pa.int64(), str(1 << 63)),
         (pa.float64(), '"x"'),
         (pa.float64(), "true"),
+        (pa.float64(), "9007199254740993"),
+        (pa.float32(), "1e39"),
         (pa.string(), "1"),
         (pa.binary(), '"é"'),
         (pa.date32(), '"2026-13-01"'),
@@ -278,6 +280,9 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path, monkeypatch:
     (tmp_path / "a?b#c.json").touch()
     for location in (f"file://{tmp_path}/a?b#c.json", f"file:{tmp_path}/a?b#*", f"file://localhost{tmp_path}/?[?]b*"):
         assert names(location) == ["a?b#c.json"]
+    (tmp_path / "below" / "d.jsonl.gz").touch()
+    with raises(ConfigError, location=f"{tmp_path}/below/", files=["d.jsonl.gz"]):
+        find_files(f"{tmp_path}/below/")
     for missing in ("none.parquet", "below/*.json", "none/"):
         with raises(ConfigError, location=missing):
             find_files(missing)

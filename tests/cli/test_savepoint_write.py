@@ -379,6 +379,24 @@ def test_a_file_with_two_columns_of_one_name_is_refused(total: CliFixture) -> No
         _write(total, f"sum.total={total.folder / 'twice.parquet'}")
 
 
+def test_rows_of_empty_files_and_keys_of_two_files(total: CliFixture) -> None:
+    rows = total.folder / "rows"
+    rows.mkdir()
+    _file(rows, "1.parquet", key=pa.array([], pa.string()), value=pa.array([], pa.null()))
+    (rows / "2.jsonl").touch()
+    _file(rows, "3.parquet", key=pa.array(["a", "b"]).dictionary_encode(), value=pa.array([1, 2]).dictionary_encode())
+    made = _write(total, f"sum.total={rows}")
+    found = stateflow.read_state(made.path, "sum", "total").read_all().to_pylist()
+    assert {row["key"]: row["value"] for row in found} == {"a": 1, "b": 2} and made.states[0].rows == 2
+    (rows / "4.jsonl").write_text('{"key": "b", "value": 2}\n')
+    with raises(DataError, key="('b',)", state="total"):
+        _write(total, f"sum.total={rows}", output="twice")
+    (rows / "4.jsonl").unlink()
+    (rows / "5.parquet").touch()
+    with raises(DataError, file=(rows / "5.parquet").as_uri()):
+        _write(total, f"sum.total={rows}", output="empty")
+
+
 def test_files_that_cannot_be_read_or_differ_are_named(job: CliFixture, tmp_path: Path) -> None:
     good = _file(tmp_path, "1.parquet", key=["a"], value=pa.array([1], pa.int64()))
     (tmp_path / "2.parquet").write_bytes(Path(good).read_bytes()[:-9])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.errors import SchemaMismatch
 
 _Test = Callable[[pa.DataType], bool]
 types = pa.types
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def cast(column: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
@@ -33,6 +36,85 @@ def check_kind(given: pa.DataType, wanted: pa.DataType, name: str) -> None:
     """Raises SchemaMismatch unless both types have values of the same kind, such as integers of different sizes."""
     if not _is_same_kind(given, wanted):
         raise _mismatch(name, given, wanted)
+
+
+def check_fields(given: pa.DataType, wanted: pa.DataType, name: str) -> None:
+    """Raises SchemaMismatch for a column with a field that the values do not have: conversion would drop it.
+
+    Args:
+        given: type of the column.
+        wanted: type of a column of the values; parts of another kind are not compared.
+        name: name of the column, for the error.
+    """
+    path = _unknown_field(given, wanted)
+    if path:
+        raise SchemaMismatch(
+            "a column has a field that the values of the state do not have",
+            hint="rename or drop it",
+            column=name,
+            field=path,
+            wanted=str(wanted),
+        )
+
+
+def _unknown_field(given: pa.DataType, wanted: pa.DataType) -> str:
+    """Returns the path of a field that the wanted type does not have, such as ``items.price``; empty without one."""
+    if types.is_struct(given) and types.is_struct(wanted):
+        for field in given:
+            if wanted.get_field_index(field.name) < 0:
+                return str(field.name)
+            if inner := _unknown_field(field.type, wanted.field(field.name).type):
+                return f"{field.name}.{inner}"
+    if types.is_map(given) and types.is_map(wanted):
+        return _unknown_field(given.item_type, wanted.item_type)
+    return _unknown_field(given.value_type, wanted.value_type) if _is_list(given) and _is_list(wanted) else ""
+
+
+def has_repeated_keys(column: pa.Array) -> bool:
+    """Returns whether a map in a value has a key twice: a dict has one of both entries only."""
+    kind = column.type
+    if not _has_map(kind):
+        return False
+    if types.is_map(kind):
+        entries = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("item", kind.item_type)])))
+        rows, items = pc.list_parent_indices(entries), entries.flatten()
+        keys, values = items.flatten()
+        if not types.is_nested(kind.key_type):
+            distinct = pa.table({"row": rows, "key": keys}).group_by(["row", "key"]).aggregate([]).num_rows
+            if distinct < len(rows):
+                return True
+        return has_repeated_keys(values)
+    # Parts of a null value are null.
+    if types.is_struct(kind):
+        return any(map(has_repeated_keys, column.flatten()))
+    return _is_list(kind) and has_repeated_keys(column.flatten())
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    return types.is_map(kind) or any(_has_map(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def without_dictionaries(rows: Rows) -> Rows:
+    """Returns rows whose columns have no dictionaries, such as the categories of pandas, which may have a null."""
+    fields = [pa.field(field.name, plain_type(field.type)) for field in rows.schema]
+    if all(field.type.equals(plain.type) for field, plain in zip(rows.schema, fields, strict=True)):
+        return rows
+    columns = [column.cast(field.type) for column, field in zip(rows.columns, fields, strict=True)]
+    return type(rows).from_arrays(columns, schema=pa.schema(fields))
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Returns a type without dictionaries, in any depth."""
+    if types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), kind.item_field.with_type(plain_type(kind.item_type)))
+    if _is_list(kind):
+        plain = plain_type(kind.value_type)
+        return kind if plain.equals(kind.value_type) else pa.list_(kind.value_field.with_type(plain))
+    return kind
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
@@ -76,11 +158,10 @@ def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_timestamp(wanted):
         return bool(types.is_timestamp(given) and (given.tz is None) == (wanted.tz is None))
     if types.is_struct(wanted):
+        # The encoder reports missing fields; a cast would drop others.
         return bool(types.is_struct(given)) and all(
-            _is_same_kind(given.field(field.name).type, field.type)
-            for field in wanted
-            # The encoder reports missing fields.
-            if given.get_field_index(field.name) >= 0
+            wanted.get_field_index(field.name) >= 0 and _is_same_kind(field.type, wanted.field(field.name).type)
+            for field in given
         )
     if types.is_map(wanted):
         return bool(types.is_map(given)) and all(
@@ -89,6 +170,9 @@ def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
         )
     if _is_list(wanted):
         return _is_list(given) and _is_same_kind(given.value_type, wanted.value_type)
+    if types.is_floating(wanted) and types.is_floating(given):
+        # A cast would round, or make a large number infinite.
+        return bool(given.bit_width <= wanted.bit_width)
     is_number = types.is_floating(wanted) and types.is_integer(given)
     return bool(is_number) or any(is_kind(given) and is_kind(wanted) for is_kind in _SCALARS)
 

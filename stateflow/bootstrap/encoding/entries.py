@@ -9,8 +9,10 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stateflow.bootstrap.encoding.column_types import cast as checked_cast
 from stateflow.bootstrap.encoding.frames import DOMAIN, NAMESPACE, TIME, StateColumns
 from stateflow.bootstrap.encoding.keys import KeyColumns, naming_row
 from stateflow.bootstrap.encoding.values import Values, encode_map_keys, state_named
@@ -52,6 +54,7 @@ from stateflow.types.serializers import TIMESTAMP_FORMATS, VALUE_FORMAT
 
 EPOCH = 1
 """The epoch of a savepoint that is written from frames: as if the first batch of a job had written all of its state."""
+_PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
 ANY_GROUP = b"\0\0"
 """In place of the key group, which is computed for many entries at once."""
 LIMITS = EntryLimits()
@@ -184,8 +187,9 @@ class StateEncoder:
 
     def _positions(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         for name in self.columns.order_by:
-            if batch.column(name).null_count:
-                raise DataError("a position in a list is null", hint="fill the column", column=name)
+            # NaN is what pandas makes of null.
+            if pc.any(pc.is_null(batch.column(name), nan_is_null=True)).as_py():
+                raise DataError("a position in a list is null or NaN", hint="fill the column", column=name)
         if self.columns.index:
             numbers = batch.column(self.columns.index).to_numpy(zero_copy_only=False).astype(np.int64)
         else:
@@ -249,13 +253,13 @@ def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
 
     Raises:
         DataError: a time is null.
-        SchemaMismatch: the column has another type.
+        SchemaMismatch: the column has another type, or a time is out of range.
     """
     if column.null_count:
         raise DataError("a time is null", hint="fill the column, or filter these rows", column=name)
     kind = column.type
     if pa.types.is_integer(kind):
-        return cast(NDArray[np.int64], column.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return _numbers(checked_cast(column, pa.int64(), name))
     if not pa.types.is_timestamp(kind):
         raise SchemaMismatch(
             "a column of times has another type",
@@ -263,8 +267,13 @@ def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
             column=name,
             given=str(kind),
         )
-    micros = column.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return cast(NDArray[np.int64], micros // 1000)
+    if kind.unit == "s":
+        column = checked_cast(column, pa.timestamp("ms", kind.tz), name)
+    return _numbers(column.cast(pa.int64())) // _PER_MILLISECOND.get(kind.unit, 1)
+
+
+def _numbers(column: pa.Array) -> NDArray[np.int64]:
+    return cast(NDArray[np.int64], column.to_numpy(zero_copy_only=False))
 
 
 def _namespaces(batch: pa.RecordBatch, name: str) -> pa.LargeBinaryArray | bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import pyarrow as pa
 
+from stateflow.bootstrap.encoding.column_types import without_dictionaries
 from stateflow.errors import ConfigError
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 
@@ -106,12 +107,12 @@ def column_names(frame: Frame) -> list[str]:
 
 
 def batches_of(frame: ArrowFrame) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a frame in batches of bounded size."""
+    """Yields the rows of a frame in batches of bounded size, without dictionaries."""
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     batches = frame.to_batches(max_chunksize=_ROWS) if isinstance(frame, pa.Table) else frame
     for batch in batches:
-        yield from sliced(batch)
+        yield from map(without_dictionaries, sliced(batch))
 
 
 def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -86,7 +86,7 @@ class KeyColumns:
 
     def facts_of(self, batch: pa.RecordBatch, row: int) -> dict[str, object]:
         """Returns the key of a row for an error."""
-        return {"key": ", ".join(f"{name}={batch.column(name)[row].as_py()!r}"[:200] for name in self.names)}
+        return {"key": ", ".join(f"{name}={shown(batch.column(name)[row])}"[:200] for name in self.names)}
 
     def _column(self, batch: pa.RecordBatch, name: str, kind: str) -> pa.Array:
         column = batch.column(name)
@@ -106,23 +106,39 @@ def naming_row(
         StateflowError: as `encode` does.
     """
     try:
-        return encode(batch)
+        return _encoded(batch, encode)
     except StateflowError:
         first, last = 0, batch.num_rows
         # The first `first` rows are accepted; the first `last` rows are not.
         while last - first > 1:
             middle = (first + last) // 2
             try:
-                encode(batch.slice(0, middle))
+                _encoded(batch.slice(0, middle), encode)
                 first = middle
             except StateflowError:
                 last = middle
         try:
-            encode(batch.slice(last - 1, 1))
+            _encoded(batch.slice(last - 1, 1), encode)
         except StateflowError as e:
             e.add_facts(**facts_of(batch, last - 1))
             raise
         raise
+
+
+def shown(value: pa.Scalar) -> str:
+    """Returns a value for an error; bytes for a text that is not UTF-8."""
+    try:
+        return repr(value.as_py())
+    except UnicodeDecodeError:
+        return repr(value.as_buffer().to_pybytes())
+
+
+def _encoded(batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], T]) -> T:
+    try:
+        return encode(batch)
+    except UnicodeDecodeError as e:
+        # Arrow does not check the texts of a file.
+        raise DataError("a text is not UTF-8", hint="convert the column", text=repr(e.object[:100])) from e
 
 
 def _type_of(frame: Frame, name: str) -> str:

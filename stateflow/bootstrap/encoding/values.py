@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from stateflow.bootstrap.encoding.column_types import cast, check_kind
+from stateflow.bootstrap.encoding.column_types import cast, check_fields, check_kind, has_repeated_keys
 from stateflow.bootstrap.encoding.frames import StateColumns
 from stateflow.bootstrap.encoding.plain_values import Restore, restored_by, serialized_bytes
 from stateflow.config.state_settings import EntryLimits
@@ -84,6 +84,8 @@ class Values:
         column = self._column(batch)
         if column.null_count:
             raise DataError("a value of state is null", hint="filter these rows: a key without a row has no value")
+        if has_repeated_keys(column):
+            raise DataError("a map in a value has a key twice", hint="drop one of the entries")
         if self._by_columns is None:
             encoded = from_list(self._encode_each(column))
         else:
@@ -108,6 +110,8 @@ class Values:
         values = column.to_pylist(maps_as_pydicts="strict")
         if not isinstance(codec, ValueSerializer):
             return [codec.encode(value) for value in values]
+        wanted = value_type(type_schema(codec.value_type)).arrow
+        check_fields(column.type, wanted, self._columns.value or "the fields of the values")
         if (restore := self._restore) is not None:
             values = [restore(value) for value in values]
         return [codec.encode(_converted(value, codec)) for value in values]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 from msgspec.structs import replace
 
+from stateflow.bootstrap.encoding.column_types import without_dictionaries
 from stateflow.bootstrap.encoding.frames import ArrowFrame, Frame, batches_of, is_spark
 from stateflow.bootstrap.keyed_files.sorting import EntrySorter
 from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target
@@ -78,6 +79,7 @@ def _ordered(rows: StateRows) -> ArrowFrame:
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     table = frame if isinstance(frame, pa.Table) else frame.read_all()
+    table = without_dictionaries(table)
     # A stable sort: rows with equal values stay in their order.
     return table.sort_by([(name, "ascending") for name in rows.columns.order_by])
 

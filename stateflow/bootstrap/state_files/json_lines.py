@@ -13,6 +13,7 @@ from typing import Annotated, Any, BinaryIO, TypedDict, cast
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.errors import DataError
 
@@ -134,10 +135,18 @@ def _batch(rows: Sequence[_Row], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _converted(rows: Sequence[msgspec.Struct], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        pa.array([getattr(row, f"f{number}") for row in rows], field.type) for number, field in enumerate(schema)
-    ]
+    columns = [_column([getattr(row, f"f{number}") for row in rows], field.type) for number, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _column(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    column = pa.array(values, kind)
+    if types.is_float32(kind):
+        # Arrow makes a number that is too large infinite.
+        given = pa.array(values, pa.float64())
+        if not pc.is_inf(column).equals(pc.is_inf(given)):
+            raise ValueError("a number is out of the range of a float of 32 bits")
+    return column
 
 
 def _decoder(schema: pa.Schema, ignored: Collection[str]) -> msgspec.json.Decoder[msgspec.Struct]:
@@ -248,7 +257,10 @@ def _python_type(kind: pa.DataType) -> _Type:
 def _from_json(kind: type, given: object) -> object:
     """Decodes a value without a type of JSON: a hook of msgspec's decoder."""
     if kind is _Float and (given in _NOT_FINITE or type(given) in (int, float)):
-        return _Float(str(given))
+        found = _Float(str(given))
+        if type(given) is int and int(found) != given:
+            raise ValueError(f"the integer {given} is no floating-point number")
+        return found
     if kind is _Duration and isinstance(given, str):
         return _Duration(microseconds=_duration(given) // datetime.timedelta(microseconds=1))
     raise ValueError(f"a value of type {type(given).__name__} is no {'number' if kind is _Float else 'duration'}")

@@ -15,6 +15,20 @@ from stateflow.storage.resolve import split_address
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson")
 """Ends of the names of files that are read of a folder."""
+_OTHER_FORMATS = (
+    ".csv",
+    ".tsv",
+    ".avro",
+    ".orc",
+    ".arrow",
+    ".feather",
+    ".gz",
+    ".zst",
+    ".bz2",
+    ".xz",
+    ".snappy",
+    ".lz4",
+)
 _WILDCARDS = frozenset("*?[")
 
 
@@ -48,7 +62,8 @@ def find_files(location: str) -> list[StateFile]:
         location: path or URI of a file or folder, or a pattern with ``*``, ``?`` or ``[…]``, which match no ``/``.
 
     Raises:
-        ConfigError: there is no such file, or the environment does not allow the location.
+        ConfigError: there is no such file, a folder has files of another format, or the environment does not allow the
+            location.
     """
     parts = split_address(location)
     if parts is not None and parts.scheme == "file" and parts.netloc in ("", "localhost"):
@@ -76,8 +91,17 @@ def _root_of(location: str) -> str:
 
 def _of_folder(location: str) -> list[StateFile]:
     storage = open_location(location)
-    keys = [blob.key for blob in storage.list("")]
-    return [StateFile(storage, key) for key in keys if "/" not in key and key[0] not in "._" and key.endswith(SUFFIXES)]
+    keys = [key for blob in storage.list("") if "/" not in (key := blob.key) and key[0] not in "._"]
+    others = [key for key in keys if key.endswith(_OTHER_FORMATS)]
+    if others:
+        # Their rows would be missing without an error.
+        raise ConfigError(
+            "a folder of rows has files of another format",
+            hint="convert them to Parquet or JSON lines; or pass a quoted pattern such as 'rows/*.parquet'",
+            location=location,
+            files=others[:10],
+        )
+    return [StateFile(storage, key) for key in keys if key.endswith(SUFFIXES)]
 
 
 def _matching(location: str) -> list[StateFile]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stateflow.bootstrap.encoding.column_types import cast, check_kind, value_type
+from stateflow.bootstrap.encoding.column_types import cast, check_kind, plain_type
 from stateflow.bootstrap.encoding.frames import VALUE
 from stateflow.bootstrap.state_files.columns import FileColumns, StateColumnNames
 from stateflow.bootstrap.state_files.json_lines import first_names, read_lines
@@ -48,7 +48,7 @@ class FileRows:
         """
         for file in files:
             with file.local_copy() as path, _file_named(file):
-                if _is_parquet(path):
+                if _is_parquet(path, file):
                     given = pq.read_schema(path)
                     columns = wanted.columns_of_files(given.names, lacks_nulls=False)
                     schema = pa.schema([_typed(given.field(each.name), each) for each in columns.schema])
@@ -95,7 +95,7 @@ class FileRows:
         schema = pa.schema([pa.field(name, self.schema.field(name).type) for name in names])
         for each in self.files:
             with each.local_copy() as path, _file_named(each):
-                yield from self._parquet(path, schema) if _is_parquet(path) else self._json(path, schema)
+                yield from self._parquet(path, schema) if _is_parquet(path, each) else self._json(path, schema)
 
     def is_in_order(self, keys: Sequence[str], position: str) -> bool:
         """Returns whether the elements of each list follow each other in the order of their positions.
@@ -145,14 +145,19 @@ class FileRows:
             )
 
 
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_PARQUET)) == _PARQUET
+def _is_parquet(path: Path, file: StateFile) -> bool:
+    """Returns whether a file has the format of Parquet; raises DataError for one that has only its name."""
+    with path.open("rb") as opened:
+        found = opened.read(len(_PARQUET)) == _PARQUET
+    if not found and file.key.endswith(".parquet"):
+        # An empty one would be no rows of JSON.
+        raise DataError("a file is not Parquet although its name says so", hint="write it again, or rename it")
+    return found
 
 
 def _typed(given: pa.Field, wanted: pa.Field) -> pa.Field:
     """Returns a column of a file of Parquet with the type that its rows are read with."""
-    kind = wanted.type if pa.types.is_null(given.type) else value_type(given.type)
+    kind = wanted.type if pa.types.is_null(given.type) else plain_type(given.type)
     return pa.field(given.name, kind)
 
 
