@@ -98,3 +98,24 @@ def test_a_co_group_has_hours_without_a_report(guide: ModuleType, streams: tuple
     wanted = [guide.Hour(*key, count, max(of[key], default=None)) for key, count in counts.items()]
     assert any(row.wind_speed is None for row in wanted)
     assert _run(guide.hours, guide, streams) == sorted(wanted, key=repr)
+
+
+def test_a_regular_join_finds_the_plane_before_or_after_the_flight(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    flights = streams[0]
+    planes = [guide.Plane(flight.tailnum, 2012 + n % 2, n) for n, flight in enumerate(flights[::2])]
+    seats = {plane.tailnum: plane for plane in planes}
+    wanted = [
+        (guide.Seats(row.tailnum, row.origin, row.time, seats[row.tailnum].seats), seats[row.tailnum].built)
+        for row in flights
+        if row.tailnum in seats
+    ]
+    for declare in (guide.seats, guide.seats_of_the_last_week, guide.seats_of_new_planes):
+        inputs = KeyedInput(guide.Flight, "tailnum"), KeyedInput(guide.Plane, "tailnum")
+        with KeyedHarness(lambda *keyed, declare=declare: declare(*map(unkeyed, keyed)), *inputs) as h:
+            h.push_both(flights[:60], planes[:10])
+            h.push_both(flights[60:], planes[10:])
+            is_new = declare is guide.seats_of_new_planes
+            of_new = sorted((row for row, built in wanted if not is_new or built == 2013), key=repr)
+            assert of_new and sorted(h.output, key=repr) == of_new

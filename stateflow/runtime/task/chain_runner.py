@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
+from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.side_outputs import MAIN
 from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.runtime.task.operator_state import OperatorParts
+from stateflow.runtime.task.operators.join_operator import JoinOperator
 from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operators.operator_runtime import InitialState
 from stateflow.runtime.task.operators.vector_operator import VectorOperator
@@ -143,6 +145,18 @@ class VectorRunner(ChainRunner):
         return None
 
 
+class JoinRunner(VectorRunner):
+    """Runs a `JoinOperator`, which gets the rows of two inputs."""
+
+    def __init__(self, operator: JoinOperator, outputs: Outputs) -> None:
+        super().__init__(operator, outputs)
+        self._join = operator
+
+    def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
+        assert rows.inputs is not None
+        return self._outputs.emit_columns(self._join.process_inputs(rows.order, rows.columns, rows.inputs))
+
+
 def open_runner(
     task: TaskSpec, store: SubtaskStore, parts: OperatorParts, outputs: Outputs, *, is_time_advanced: bool
 ) -> ChainRunner:
@@ -153,6 +167,8 @@ def open_runner(
         is_time_advanced: whether the timers of this batch have fired already.
     """
     limits = task.batch.settings.state.limits
+    if isinstance(task.chain.function, ColumnJoin):
+        return JoinRunner(JoinOperator(task.chain, task.info, store.open(), limits), outputs)
     if isinstance(task.chain.function, VectorizedKeyedFunction):
         return VectorRunner(VectorOperator(task.chain, task.info, store.open(), limits), outputs)
     initial = InitialState(store.open(), parts, task.batch.id.checkpoint_id, store.timer_index, limits)

@@ -13,6 +13,7 @@ from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.columnar.key_encoding import encode_keys
 from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext
+from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
@@ -22,6 +23,7 @@ from stateflow.types.key_encoding import decode_key
 Array = NDArray[np.int64] | NDArray[np.bool_]
 AnySingleValueState = SingleValueState[Any]
 AnyMapState = MapState[Any, Any]
+AnyListState = ListState[object]
 
 
 class KeyedStateBatch:
@@ -118,7 +120,40 @@ class KeyedStateBatch:
                     stored.append(data)
         return np.array(of, np.int64), pa.array(keys, state.key_columns.type), state.columns.decode(stored)
 
-    def _prefixes(self, state: AnySingleValueState | AnyMapState) -> list[bytes]:
+    def lists(self, state: AnyListState, of: Array) -> tuple[Array, pa.Array]:
+        """Returns the elements of lists as columns (index of the key, element), by key in the order of addition.
+
+        Args:
+            of: indexes of the keys whose lists are read, in order.
+        """
+        _check_kind(state, ListState)
+        prefixes, ttl = self._prefixes(state), state.ttl
+        numbers: list[int] = []
+        stored: list[bytes] = []
+        for number in of.tolist():
+            for key, data in self._context.scan(prefixes[number]):
+                if ttl is None or ttl.on_scan(key, data):
+                    numbers.append(number)
+                    stored.append(data)
+        return np.array(numbers, np.int64), state.columns.decode(stored)
+
+    def append(self, state: AnyListState, of: Array, elements: pa.Array) -> None:
+        """Appends elements to lists.
+
+        Args:
+            of: for each element, the index of the key whose list it is added to.
+            elements: a column without nulls.
+
+        Raises:
+            SchemaMismatch: the column is not of the state's type.
+            EntryTooLarge: an encoded element is larger than ``state.max_value_bytes``.
+        """
+        _check_kind(state, ListState)
+        encoded = [data for data in self._encoded(state, _one_array(elements)) if data is not None]
+        prefixes = self._prefixes(state)
+        state.append_stored([prefixes[at] for at in of.tolist()], encoded)
+
+    def _prefixes(self, state: AnySingleValueState | AnyMapState | AnyListState) -> list[bytes]:
         found = self._stored.get(state.id)
         if found is None:
             found = [
@@ -127,7 +162,7 @@ class KeyedStateBatch:
             self._stored[state.id] = found
         return found
 
-    def _encoded(self, state: AnySingleValueState | AnyMapState, values: pa.Array) -> list[bytes | None]:
+    def _encoded(self, state: AnySingleValueState | AnyMapState | AnyListState, values: pa.Array) -> list[bytes | None]:
         encoded, limits = state.columns.encode(values), self._context.limits
         # An encoded number or time has at most 40 bytes; no limit is meant for them.
         if not pa.types.is_primitive(values.type) and (size := largest(encoded)) > limits.value_bytes:

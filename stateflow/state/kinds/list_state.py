@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from stateflow.errors import StateError
+from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.key_context import KeyContext, state_id
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
@@ -38,6 +40,11 @@ class ListState(Generic[T]):
         self._largest_value = context.limits.value_bytes
         self._epoch = struct.pack(">Q", context.time.epoch)
         self._added = 0
+
+    @cached_property
+    def columns(self) -> ColumnSerializer:
+        """The serializer for elements of many keys. Raises JobDefinitionError when the type has no columns."""
+        return columns_of(self.codec)
 
     def get(self) -> Iterator[T]:
         """Returns the elements in the order in which they were added, as of now: later changes are not seen."""
@@ -73,6 +80,15 @@ class ListState(Generic[T]):
                 self.ttl.remove(key, data)
             self._context.write_through_if_many()
 
+    def append_stored(self, prefixes: Iterable[bytes], elements: Iterable[bytes]) -> None:
+        """Appends encoded elements to the lists of many keys.
+
+        Args:
+            prefixes: for each element, the prefix of the stored keys of its list.
+        """
+        for prefix, data in zip(prefixes, elements, strict=True):
+            self._put(prefix + self._epoch, data)
+
     def take(self) -> list[T]:
         """Removes and returns the elements, for `absorb`."""
         elements = list(self.get())
@@ -100,12 +116,15 @@ class ListState(Generic[T]):
     def _append(self, elements: list[bytes]) -> None:
         prefix = self._context.stored_key(self.id) + self._epoch
         for data in elements:
-            key = prefix + struct.pack(">I", self._added)
-            self._added += 1
-            if self.ttl is None:
-                self._context.pending[key] = data
-            else:
-                self.ttl.write(key, data, None)
+            self._put(prefix, data)
+
+    def _put(self, prefix: bytes, data: bytes) -> None:
+        key = prefix + struct.pack(">I", self._added)
+        self._added += 1
+        if self.ttl is None:
+            self._context.pending[key] = data
+        else:
+            self.ttl.write(key, data, None)
 
     def _is_visible(self, key: bytes, data: bytes) -> bool:
         return self.ttl is None or self.ttl.on_scan(key, data)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from stateflow.api.streams.joins.inputs import joined_pair
 from stateflow.api.streams.joins.interval_joined import IntervalJoinedStreams
+from stateflow.api.streams.joins.regular_joined import RegularJoinedStreams
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
+from stateflow.types.ttl_config import StateTtlConfig
 
 
 class KeyedJoins(KeyedInput[Stream]):
@@ -20,3 +22,19 @@ class KeyedJoins(KeyedInput[Stream]):
             JobDefinitionError: `other` is no such stream, or a stream has no event time.
         """
         return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
+
+    def regular_join(
+        self, other: KeyedInput[Stream], *, ttl: StateTtlConfig | None = None
+    ) -> RegularJoinedStreams[Stream]:
+        """Joins each row with all rows of the same key, whenever they arrived: Flink SQL's inner join.
+
+        All rows of both streams are kept as state, unless `ttl` limits it.
+
+        Args:
+            other: the right stream, with a key of the same types.
+            ttl: how long a row is kept, from its arrival; by default for ever. In Flink: `table.exec.state.ttl`.
+
+        Raises:
+            JobDefinitionError: `other` is no such stream.
+        """
+        return RegularJoinedStreams(self._add_operator, joined_pair(self, other, "regular_join"), ttl)

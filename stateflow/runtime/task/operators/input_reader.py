@@ -121,6 +121,24 @@ class KeyedInputs:
         # After the row objects: a value that is no member of an Enum raises an error with its row.
         return KeyedRows(rows, self._key_types.all_declared(encoded), starts)
 
+    def split(
+        self, columns: Sequence[pa.Array], input_numbers: Numbers
+    ) -> tuple[dict[int, tuple[Numbers, Sequence[pa.Array]]], list[pa.Array]]:
+        """Returns positions and columns of the rows of each input that has rows, and the key columns of all rows.
+
+        Raises: as `read` for nulls.
+        """
+        found: dict[int, tuple[Numbers, Sequence[pa.Array]]] = {}
+        parts = []
+        for number, each in enumerate(self._inputs):
+            positions = np.flatnonzero(input_numbers == number)
+            taken = [column.take(pa.array(positions)) for column in columns[each.columns]]
+            check_nulls(self._spec, each, taken)
+            parts.append(_InputRows(each, positions, taken))
+            if len(positions):
+                found[number] = positions, taken
+        return found, self._keys(parts)
+
     def event_times(self, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> Numbers:
         """Returns the event time of each row, for inputs that all have one; arguments as for `read`."""
         first, *others = [event_times(columns[each.time]) for each in self._inputs if each.time is not None]

@@ -162,7 +162,7 @@ class VectorOperator:
         self._state.end_key_batch()
         if emitted is not None:
             self._check_rows(emitted)
-            for made in _conform(emitted, self._emits, self._spec.uid):
+            for made in conform(emitted, self._emits, self._spec.uid):
                 yield rows.phase, made
 
     def _check_rows(self, emitted: object) -> None:
@@ -210,7 +210,7 @@ class VectorOperator:
             ) from e
 
 
-def _conform(emitted: pa.RecordBatch | pa.Table, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
+def conform(emitted: pa.RecordBatch | pa.Table, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
     """Yields emitted rows with the declared columns in their order.
 
     Raises:

@@ -1,0 +1,84 @@
+"""Pairs of rows with the same key, as positions in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.api.functions.vectorized import Array
+
+_PAIRS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows of one side of a join.
+
+    Attributes:
+        of: for each row, the number of its key.
+        rows: the rows, as structs.
+    """
+
+    of: Array
+    rows: pa.StructArray
+
+    @property
+    def keys(self) -> Array:
+        """The numbers of the keys that have rows."""
+        return np.unique(self.of)
+
+    def followed_by(self, other: Side) -> Side:
+        """Returns these rows, then those of `other`."""
+        if not len(self.of):
+            return other
+        return Side(np.concatenate([self.of, other.of]), pa.concat_arrays([self.rows, other.rows]))
+
+
+class PairedColumns:
+    """The columns of one side of many pairs: ``rows["price"]`` is an Arrow array with a value for each pair."""
+
+    def __init__(self, rows: pa.StructArray, at: Array) -> None:
+        self._rows = rows
+        self._at = at
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self._at)
+
+    def __getitem__(self, name: str) -> pa.Array:
+        """Returns a column; raises KeyError for a name that the rows do not have."""
+        return self._rows.field(name).take(pa.array(self._at))
+
+    def filter(self, is_kept: pa.Array) -> PairedColumns:
+        """Returns the pairs for which `is_kept` is true, and not null."""
+        kept = np.asarray(pc.fill_null(is_kept, False))
+        return PairedColumns(self._rows, self._at[kept])
+
+
+def pairs_of(left: Array, right: Array, limit: int = _PAIRS) -> Iterator[tuple[Array, Array]]:
+    """Yields the positions of left and right rows with equal numbers, in order of the left rows.
+
+    Args:
+        limit: how many pairs are yielded at once, unless one left row has more.
+    """
+    if not len(left) or not len(right):
+        return
+    order = np.argsort(right, kind="stable")
+    in_order = right[order]
+    first = np.searchsorted(in_order, left, "left")
+    counts = np.searchsorted(in_order, left, "right") - first
+    until = np.cumsum(counts)
+    start = 0
+    while start < len(left):
+        before = until[start - 1] if start else 0
+        end = max(int(np.searchsorted(until, before + limit, "right")), start + 1)
+        some = counts[start:end]
+        total = int(some.sum())
+        if total:
+            within = np.arange(total) - np.repeat(np.cumsum(some) - some, some)
+            yield np.repeat(np.arange(start, end), some), order[np.repeat(first[start:end], some) + within]
+        start = end

@@ -1,0 +1,140 @@
+"""The operators of regular joins: each row is kept, and joined with all rows of its key from the other stream.
+
+Both operators store the same: an element of a list per row. One calls a function for each pair; the other one joins the
+columns of many keys at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from stateflow.api.functions.connected import KeyedCoProcessFunction
+from stateflow.api.functions.process import Context, RuntimeContext
+from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
+from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.pairs import PairedColumns, Side, pairs_of
+from stateflow.api.schema import RowSchema
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
+from stateflow.state.kinds.list_state import ListState
+from stateflow.types.descriptors import ListStateDescriptor
+from stateflow.types.ttl_config import StateTtlConfig
+
+Left = TypeVar("Left")
+Right = TypeVar("Right")
+
+LEFT_RECORDS, RIGHT_RECORDS = "left-records", "right-records"
+"""Names of the states with the rows of each side; part of the stored format. As in Flink."""
+Condition = Callable[[PairedColumns, PairedColumns], pa.Array]
+"""Takes the columns of the left and of the right rows of many pairs; returns for each pair whether it is joined."""
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows that a join keeps.
+
+    Attributes:
+        ttl: for how long after its arrival a row is kept; None for ever.
+    """
+
+    left: RowSchema
+    right: RowSchema
+    ttl: StateTtlConfig | None = None
+
+    @property
+    def descriptors(self) -> tuple[ListStateDescriptor[Untyped], ListStateDescriptor[Untyped]]:
+        """The states of both sides."""
+        return (
+            ListStateDescriptor(LEFT_RECORDS, self.left.row_class, ttl=self.ttl),
+            ListStateDescriptor(RIGHT_RECORDS, self.right.row_class, ttl=self.ttl),
+        )
+
+
+class RegularJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Right]):
+    """Calls a function with each pair of rows.
+
+    Args:
+        function: takes a left and a right row, and returns the row to emit.
+    """
+
+    _left: ListState[Left]
+    _right: ListState[Right]
+
+    def __init__(self, rows: KeptRows, function: Callable[[Untyped, Untyped], object]) -> None:
+        self.function = function
+        self._rows = rows
+
+    def open(self, ctx: RuntimeContext) -> None:
+        left, right = self._rows.descriptors
+        self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
+
+    def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
+        self._left.add(row)
+        join = self.function
+        return (join(row, other) for other in self._right.get())
+
+    def process_element2(self, row: Right, ctx: Context) -> Iterator[object]:
+        self._right.add(row)
+        join = self.function
+        return (join(other, row) for other in self._left.get())
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The columns and pairs that a join emits.
+
+    Attributes:
+        columns: for each column of the output, whether it is of the left side, and its name there.
+        where: the condition; None for all pairs of a key.
+    """
+
+    output: RowSchema
+    columns: Sequence[tuple[bool, str]]
+    where: Condition | None = None
+
+    def rows(self, left: PairedColumns, right: PairedColumns) -> pa.RecordBatch:
+        """Returns the rows of the pairs for which the condition is true."""
+        if self.where is not None:
+            is_joined = self.where(left, right)
+            left, right = left.filter(is_joined), right.filter(is_joined)
+        columns = [(left if is_left else right)[name] for is_left, name in self.columns]
+        return pa.RecordBatch.from_arrays(columns, names=list(self.output.names))
+
+
+class ColumnJoin(VectorizedKeyedFunction):
+    """Joins the columns of many keys at once."""
+
+    _left: ListState[Untyped]
+    _right: ListState[Untyped]
+
+    def __init__(self, rows: KeptRows, selected: Selected) -> None:
+        self._rows = rows
+        self._selected = selected
+
+    def open(self, ctx: RuntimeContext) -> None:
+        left, right = self._rows.descriptors
+        self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
+
+    def join(
+        self, left: tuple[Array, pa.StructArray], right: tuple[Array, pa.StructArray], keys: KeyedStateBatch
+    ) -> Iterator[pa.RecordBatch]:
+        """Adds rows of both sides to the state, and yields the new pairs.
+
+        Args:
+            left, right: for each row the number of its key, and the rows.
+            keys: the keys.
+        """
+        new_left, new_right = Side(*left), Side(*right)
+        old_left = Side(*keys.lists(self._left, new_right.keys))
+        old_right = Side(*keys.lists(self._right, new_left.keys))
+        keys.append(self._left, *left)
+        keys.append(self._right, *right)
+        yield from self._emit(new_left, old_right.followed_by(new_right))
+        yield from self._emit(old_left, new_right)
+
+    def _emit(self, left: Side, right: Side) -> Iterator[pa.RecordBatch]:
+        for left_at, right_at in pairs_of(left.of, right.of):
+            yield self._selected.rows(PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at))

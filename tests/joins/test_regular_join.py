@@ -1,0 +1,211 @@
+"""Regular joins: by rows and by columns, with the same pairs and the same stored state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
+from stateflow.api.joins.pairs import pairs_of
+from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.errors import JobDefinitionError, StateError, UserCodeError
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms
+from tests.joins.test_random_joins import History, histories
+
+COLUMNS = {"key": "left.key", "left": "left.at", "right": "right.at"}
+
+
+def _pair(left: Left, right: Right) -> Pair:
+    return Pair(left.key, left.at, right.at, left.number, right.text)
+
+
+def _by_rows(left: Keyed, right: Keyed) -> DataStream:
+    return left.regular_join(right).apply(_pair, output=Pair, uid="join")
+
+
+def _by_columns(left: Keyed, right: Keyed) -> DataStream:
+    return left.regular_join(right).select(Pair, COLUMNS, uid="join")
+
+
+both = pytest.mark.parametrize("declare", [_by_rows, _by_columns])
+
+
+def _check(history: History, declares: tuple[Declare, Declare], backend: StateBackend) -> None:
+    """Compares with nested loops; at each restore, the operator changes."""
+    arrow = history.arrow_rows
+    more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
+    first, second = declares
+    found: Counter[Pair] = Counter()
+    lefts: list[Left] = []
+    rights: list[Right] = []
+    h = harness(first, history.bound, backend=backend, **more)
+    for (left, right), parallelism in history.batches:
+        if parallelism:
+            first, second = second, first
+            with h:
+                h = KeyedHarness.restore(h.snapshot(), first, parallelism=parallelism)
+        found.update(h.push_both(left, right))
+        lefts += left
+        rights += right
+        wanted = Counter(_pair(x, y) for x in lefts for y in rights if x.key == y.id)
+        assert found == wanted
+    with h:
+        for key in "abc":
+            assert sorted(h.state("left-records", key), key=repr) == sorted(
+                (x for x in lefts if x.key == key), key=repr
+            )
+            assert len(h.state("right-records", key)) == sum(y.id == key for y in rights)
+
+
+@given(histories, st.permutations([_by_rows, _by_columns]))
+def test_regular_joins_have_the_pairs_of_nested_loops(history: History, declares: list[Declare]) -> None:
+    _check(history, (declares[0], declares[1]), MemoryStateBackend())
+
+
+@pytest.mark.slow
+@given(histories, st.permutations([_by_rows, _by_columns]))
+def test_regular_joins_are_the_same_in_rocksdb(history: History, declares: list[Declare]) -> None:
+    _check(history, (declares[0], declares[1]), RocksDBStateBackend())
+
+
+@given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 4), max_size=20), st.integers(1, 10))
+def test_pairs_are_those_of_nested_loops_in_limited_parts(left: list[int], right: list[int], limit: int) -> None:
+    found: list[tuple[int, int]] = []
+    for first, second in pairs_of(np.array(left, np.int64), np.array(right, np.int64), limit):
+        assert len(first) == len(second) and (len(first) <= limit or len(set(first.tolist())) == 1)
+        found += zip(first.tolist(), second.tolist(), strict=True)
+    assert found == [(n, m) for n, x in enumerate(left) for m, y in enumerate(right) if x == y]
+
+
+@both
+def test_rows_are_kept_for_their_time_to_live(declare: Callable[[Keyed, Keyed], DataStream]) -> None:
+    ttl = StateTtlConfig.new_builder(ms(10)).build()
+
+    def limited(left: Keyed, right: Keyed) -> DataStream:
+        join = left.regular_join(right, ttl=ttl)
+        if declare is _by_rows:
+            return join.apply(_pair, output=Pair, uid="join")
+        return join.select(Pair, COLUMNS, uid="join")
+
+    with harness(limited) as h:
+        h.push_both([Left("a", 1)], [])
+        h.advance_processing_time(9)
+        assert len(h.push_both([], [Right("a", 2)])) == 1
+        h.advance_processing_time(15)
+        assert [pair.left for pair in h.push_both([Left("a", 3)], [Right("a", 4)])] == [3, 3]
+
+
+def test_a_condition_decides_about_each_pair() -> None:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        where = lambda left, right: pc.less(left["at"], right["at"])  # noqa: E731 - as users write it
+        return left.regular_join(right).select(Pair, COLUMNS, where=where, uid="join")
+
+    with harness(declare) as h:
+        h.push_both([Left("a", 1), Left("a", 5), Left("a", None)], [Right("a", 3)])
+        h.push_both([Left("b", 1)], [Right("a", 4), Right("b", 1)])
+        assert sorted((pair.left, pair.right) for pair in h.output) == [(1, 3), (1, 4)]
+
+
+def test_an_error_of_the_condition_names_the_operator() -> None:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        return left.regular_join(right).select(Pair, COLUMNS, where=lambda left, right: left["none"], uid="join")
+
+    with harness(declare) as h, pytest.raises(UserCodeError) as caught:
+        h.push_both([Left("a", 1)], [Right("a", 3)])
+    assert caught.value.facts["operator"] == "join"
+
+
+class Nested(msgspec.Struct, frozen=True):
+    """A row with nested columns, keyed by two columns."""
+
+    key: int
+    part: float
+    tags: list[str]
+    inner: Pair | None = None
+
+
+class NestedPair(msgspec.Struct, frozen=True):
+    """Two of them."""
+
+    key: int
+    part: float
+    tags: list[str]
+    other: Pair | None
+
+
+def test_nested_columns_and_keys_of_several_columns_are_joined() -> None:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        columns = {"key": "left.key", "part": "right.part", "tags": "left.tags", "other": "right.inner"}
+        return left.regular_join(right).select(NestedPair, columns, uid="join")
+
+    inputs = KeyedInput(Nested, ("key", "part")), KeyedInput(Nested, ("key", "part"))
+    inner = Pair("x", 1, None)
+    with KeyedHarness(declare, *inputs) as h:
+        h.push_both([Nested(1, 0.5, ["a"]), Nested(1, float("nan"), [])], [])
+        h.push_both([], [Nested(1, 0.5, [], inner), Nested(1, float("nan"), []), Nested(2, 0.5, [])])
+        found = sorted(h.output, key=lambda row: row.tags)
+        assert [(row.key, row.tags, row.other) for row in found] == [(1, [], None), (1, ["a"], inner)]
+
+
+class Plain(msgspec.Struct):
+    """A row whose key may be null."""
+
+    key: str | None
+    at: int
+
+
+def test_a_null_key_is_refused() -> None:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        return left.regular_join(right).select(
+            Pair, {"key": "right.id", "left": "left.at", "right": "right.at", "number": "left.at"}, uid="join"
+        )
+
+    with KeyedHarness(declare, KeyedInput(Plain, "key"), KeyedInput(Right, "id")) as h:
+        with pytest.raises(StateError):
+            h.push_both([Plain(None, 1)], [])
+        assert h.state_entries() == []
+
+
+class Renamed(msgspec.Struct):
+    """A field that no stream has."""
+
+    unknown: str
+
+
+class Mistyped(msgspec.Struct):
+    """A field of another type, and one that may not be null."""
+
+    number: str
+
+
+class NotNull(msgspec.Struct):
+    """A field that may not be null."""
+
+    at: int
+
+
+@pytest.mark.parametrize(
+    ("output", "columns"),
+    [
+        (Renamed, {}),
+        (Renamed, {"unknown": "number"}),
+        (Renamed, {"unknown": "left.none"}),
+        (Mistyped, {}),
+        (NotNull, {"at": "left.at"}),
+        (Pair, {}),
+        (Pair, {**COLUMNS, "more": "left.at"}),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(output: type[object], columns: dict[str, str]) -> None:
+    with pytest.raises(JobDefinitionError):
+        harness(lambda left, right: left.regular_join(right).select(output, columns, uid="join"))
