@@ -119,3 +119,24 @@ def test_a_regular_join_finds_the_plane_before_or_after_the_flight(
             is_new = declare is guide.seats_of_new_planes
             of_new = sorted((row for row, built in wanted if not is_new or built == 2013), key=repr)
             assert of_new and sorted(h.output, key=repr) == of_new
+
+
+def test_a_temporal_join_finds_the_owner_at_the_time_of_the_flight(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    flights = streams[0]
+    owners = [guide.Owner(row.time + HOUR * (n % 3 - 1), row.tailnum, f"C{n % 5}") for n, row in enumerate(flights)]
+    of = {owner.tailnum: owner for owner in owners}
+    wanted = [
+        guide.Operated(row.tailnum, row.time, of[row.tailnum].carrier if of[row.tailnum].time <= row.time else None)
+        for row in flights
+    ]
+    inputs = [
+        KeyedInput(row_class, "tailnum", event_time="time", out_of_orderness=2 * HOUR)
+        for row_class in (guide.Flight, guide.Owner)
+    ]
+    with KeyedHarness(lambda *keyed: guide.operated(*map(unkeyed, keyed)), *inputs) as h:
+        h.push_both(flights[:50], owners[:50])
+        h.push_both(flights[50:], owners[50:])
+        h.drain()
+        assert sorted(h.output, key=repr) == sorted(wanted, key=repr)

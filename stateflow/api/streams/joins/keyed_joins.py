@@ -5,6 +5,7 @@ from __future__ import annotations
 from stateflow.api.streams.joins.inputs import joined_pair
 from stateflow.api.streams.joins.interval_joined import IntervalJoinedStreams
 from stateflow.api.streams.joins.regular_joined import RegularJoinedStreams
+from stateflow.api.streams.joins.temporal_joined import TemporalJoinedStreams
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.types.ttl_config import StateTtlConfig
 
@@ -38,3 +39,18 @@ class KeyedJoins(KeyedInput[Stream]):
             JobDefinitionError: `other` is no such stream.
         """
         return RegularJoinedStreams(self._add_operator, joined_pair(self, other, "regular_join"), ttl)
+
+    def temporal_join(self, versions: KeyedInput[Stream], *, how: str = "inner") -> TemporalJoinedStreams[Stream]:
+        """Joins each row with the version of its key that was valid at its event time.
+
+        Flink SQL's ``FOR SYSTEM_TIME AS OF``: a version is valid from its event time until that of the next version. A
+        row waits until the watermark reaches its time.
+
+        Args:
+            versions: the stream of versions, with a key of the same types. Both need event time.
+            how: ``inner``: rows without a version are dropped; ``left``: they are joined with None.
+
+        Raises:
+            JobDefinitionError: `versions` is no such stream, `how` is another kind, or a stream has no event time.
+        """
+        return TemporalJoinedStreams(self._add_operator, joined_pair(self, versions, "temporal_join"), how)

@@ -1,0 +1,151 @@
+"""Temporal joins: cases of Flink's tests, and random histories against plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stateflow import MemoryStateBackend, RocksDBStateBackend
+from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.errors import JobDefinitionError, StateError, UserCodeError
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness
+
+
+def _with_version(row: Left, version: Right | None) -> Pair:
+    if version is None:
+        return Pair(row.key, row.at, None, row.number)
+    return Pair(row.key, row.at, version.at, row.number, version.text)
+
+
+def _join(how: str) -> Declare:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        return left.temporal_join(right, how=how).apply(_with_version, output=Pair, uid="join")
+
+    return declare
+
+
+def test_a_row_waits_for_the_watermark_and_gets_the_version_of_its_time() -> None:
+    with harness(_join("inner")) as h:
+        h.push_both([Left("k", 3)], [Right("k", 1, "a"), Right("k", 4, "c")])
+        assert h.advance_watermark(2) == []
+        h.push_both([], [Right("k", 3, "b")])
+        assert h.advance_watermark(3) == [Pair("k", 3, 3, 0, "b")]
+        h.push_both([Left("k", 4, 1), Left("k", 9, 2)], [Right("other", 5, "x")])
+        assert h.advance_watermark(9) == [Pair("k", 4, 4, 1, "c"), Pair("k", 9, 4, 2, "c")]
+
+
+def test_old_versions_are_removed_and_the_valid_one_is_kept() -> None:
+    with harness(_join("inner")) as h:
+        h.push_both([], [Right("k", at, str(at)) for at in (1, 2, 5, 8)])
+        assert list(h.state("versions", "k")) == [1, 2, 5, 8]
+        h.advance_watermark(6)
+        assert list(h.state("versions", "k")) == [5, 8]
+        h.push_both([Left("k", 7)], [])
+        with KeyedHarness.restore(h.snapshot(), parallelism=3) as restored:
+            assert restored.advance_watermark(7) == [Pair("k", 7, 5, 0, "5")]
+            restored.advance_watermark(100)
+            assert list(restored.state("versions", "k")) == [8] and restored.timers() == []
+
+
+def test_a_later_row_of_the_same_time_replaces_the_version() -> None:
+    with harness(_join("inner")) as h:
+        h.push_both([Left("k", 1)], [Right("k", 1, "a")])
+        h.push_both([], [Right("k", 1, "b")])
+        assert h.drain() == [Pair("k", 1, 1, 0, "b")]
+
+
+def test_a_left_join_has_rows_without_a_version() -> None:
+    with harness(_join("left")) as h:
+        h.push_both([Left("k", 1), Left("k", 5, 1)], [Right("k", 3, "a")])
+        assert h.drain() == [Pair("k", 1, None, 0), Pair("k", 5, 3, 1, "a")]
+    with harness(_join("inner")) as h:
+        h.push_both([Left("k", 1)], [Right("k", 3, "a")])
+        assert h.drain() == []
+        assert h.state("left-rows", "k") == {}
+
+
+def test_a_late_row_gets_a_version_that_is_still_kept() -> None:
+    with harness(_join("left")) as h:
+        h.push_both([], [Right("k", 1, "a"), Right("k", 5, "b")])
+        h.advance_watermark(6)
+        h.push_both([Left("k", 5), Left("k", 2, 1)], [])
+        assert sorted(h.advance_watermark(7), key=repr) == [Pair("k", 2, None, 1), Pair("k", 5, 5, 0, "b")]
+
+
+# -- random histories -------------------------------------------------------------------------------------------------
+
+events = st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("ab"), st.integers(0, 30))
+scripts = st.lists(events, max_size=40).map(lambda rows: sorted(rows, key=lambda row: row[2]))
+cuts = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 3])), max_size=5).map(sorted)
+
+
+def _check(
+    script: list[tuple[str, str, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None, backend: StateBackend
+) -> None:
+    """Rows come in the order of time, cut into batches: none is late."""
+    lefts = {n: Left(key, at, n) for n, (side, key, at) in enumerate(script) if side == "left"}
+    rights = {n: Right(key, at, str(n)) for n, (side, key, at) in enumerate(script) if side == "right"}
+    more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
+    h = harness(_join(how), 0, backend=backend, **more)
+    found: Counter[Pair] = Counter()
+    start = 0
+    for end, parallelism in [*cuts, (len(script), 0)]:
+        numbers = range(start, max(start, min(end, len(script))))
+        start = max(start, end)
+        found.update(
+            h.push_both([lefts[n] for n in numbers if n in lefts], [rights[n] for n in numbers if n in rights])
+        )
+        if parallelism:
+            with h:
+                h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+    with h:
+        found.update(h.drain())
+        assert all(entry.state == "versions" for entry in h.state_entries()) and h.timers() == []
+    wanted: Counter[Pair] = Counter()
+    for row in lefts.values():
+        versions = {each.at: each for each in rights.values() if each.id == row.key and (each.at or 0) <= (row.at or 0)}
+        version = versions[max(versions, key=lambda at: at or 0)] if versions else None
+        if version is not None or how == "left":
+            wanted[_with_version(row, version)] += 1
+    assert found == wanted
+
+
+settings = given(scripts, cuts, st.sampled_from(["inner", "left"]), st.sampled_from([None, 1, 3]))
+
+
+@settings
+@example([("right", "a", 0), ("left", "a", 1), ("right", "a", 1), ("left", "a", 30)], [(1, 0), (2, 3)], "left", None)
+def test_rows_get_the_versions_of_plain_python(
+    script: list[tuple[str, str, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None
+) -> None:
+    _check(script, cuts, how, arrow, MemoryStateBackend())
+
+
+@pytest.mark.slow
+@settings
+def test_versions_are_the_same_in_rocksdb(
+    script: list[tuple[str, str, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None
+) -> None:
+    _check(script, cuts, how, arrow, RocksDBStateBackend())
+
+
+def test_errors_name_the_operator_and_wrong_declarations_are_refused() -> None:
+    def failing(left: Keyed, right: Keyed) -> DataStream:
+        return left.temporal_join(right).apply(lambda row, version: 1 // 0, output=Pair, uid="join")
+
+    with harness(failing) as h, pytest.raises(UserCodeError) as caught:
+        h.push_both([Left("k", 1)], [Right("k", 1)])
+        h.drain()
+    assert caught.value.facts["operator"] == "join"
+    with harness(_join("inner")) as h, pytest.raises(StateError):
+        h.push_both([], [Right("k", None)])
+    with pytest.raises(JobDefinitionError):
+        harness(_join("right"))
+    with pytest.raises(JobDefinitionError):
+        KeyedHarness(_join("inner"), KeyedInput(Left, "key"), KeyedInput(Right, "id", event_time="at"))
