@@ -43,6 +43,21 @@ class JoinsJob(JobFixture):
     def window(self) -> Counter[Match]:
         return self._pairs(lambda order, payment: order // 50 == payment // 50)
 
+    def regular(self) -> Counter[Match]:
+        return self._pairs(lambda order, payment: 0 <= payment - order <= 100)
+
+    def temporal(self) -> Counter[Match]:
+        found: Counter[Match] = Counter()
+        for customer, at, number in self.orders:
+            before = [(paid, amount) for payer, paid, amount in self.payments if payer == customer and paid <= at]
+            found[customer, number, max(before)[1] if before else -1] += 1
+        return found
+
+    def check(self, *names: str) -> None:
+        """Compares tables with plain Python."""
+        for name in names:
+            assert self.matches(name) == getattr(self, name)(), name
+
     def _pairs(self, matches: object) -> Counter[Match]:
         assert callable(matches)
         return Counter(

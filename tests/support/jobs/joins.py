@@ -1,4 +1,4 @@
-"""Orders and payments that are joined by interval and by window.
+"""Orders and payments that are joined in four ways.
 
 ``job.folder`` has ``orders.jsonl`` and ``payments.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the
 files of ``in/orders`` and ``in/payments``.
@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow import (
     FileSource,
@@ -19,6 +21,7 @@ from stateflow import (
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
+from stateflow.api.joins.pairs import PairedColumns
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
@@ -55,9 +58,20 @@ class Emit(ProcessJoinFunction[Order, Payment, Match]):
         yield match(left, right)
 
 
+def last_payment(order: Order, payment: Payment | None) -> Match:
+    """Returns an order with the last payment before it, or -1."""
+    return Match(order.customer, order.number, -1 if payment is None else payment.amount)
+
+
 def match(order: Order, payment: Payment) -> Match:
     """Returns the pair."""
     return Match(order.customer, order.number, payment.amount)
+
+
+def _is_prompt(order: PairedColumns, payment: PairedColumns) -> pa.Array:
+    """Whether a payment is at most 100 ms after the order."""
+    after = pc.subtract(payment["at"], order["at"])
+    return pc.and_(pc.greater_equal(after, 0), pc.less_equal(after, 100))
 
 
 def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> DataStream:
@@ -80,4 +94,10 @@ def build(env: StreamExecutionEnvironment) -> None:
     bounded.process(Emit(), output=Match, uid="interval").sink_to(FolderSink(tables / "interval"), uid="interval-table")
     joined = orders.join(payments).where("customer").equal_to("payer")
     windows = joined.window(TumblingEventTimeWindows.of(timedelta(milliseconds=50)))
+    names = {"order": "left.number", "payment": "right.amount"}
+    keyed, paid = orders.key_by("customer"), payments.key_by("payer")
+    regular = keyed.regular_join(paid).select(Match, names, where=_is_prompt, uid="regular")
+    regular.sink_to(FolderSink(tables / "regular"), uid="regular-table")
+    temporal = keyed.temporal_join(paid, how="left").apply(last_payment, output=Match, uid="temporal")
+    temporal.sink_to(FolderSink(tables / "temporal"), uid="temporal-table")
     windows.apply(match, output=Match, uid="window").sink_to(FolderSink(tables / "window"), uid="window-table")
