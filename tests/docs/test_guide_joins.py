@@ -140,3 +140,20 @@ def test_a_temporal_join_finds_the_owner_at_the_time_of_the_flight(
         h.push_both(flights[50:], owners[50:])
         h.drain()
         assert sorted(h.output, key=repr) == sorted(wanted, key=repr)
+
+
+def test_an_outer_join_corrects_flights_whose_plane_comes_later(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    flights = streams[0]
+    planes = [guide.Plane(row.tailnum, 2012, n) for n, row in enumerate(flights) if n % 4]
+    inputs = KeyedInput(guide.Flight, "tailnum"), KeyedInput(guide.Plane, "tailnum")
+    table: dict[str, int | None] = {}
+    with KeyedHarness(lambda *keyed: guide.boardings(*map(unkeyed, keyed)), *inputs) as h:
+        for rows in (h.push_both(flights, planes[:30]), h.push_both([], planes[30:])):
+            for row in rows:
+                if row.kind == "-D":
+                    assert table.pop(row.tailnum) is None
+                else:
+                    table[row.tailnum] = row.seats
+    assert table == {row.tailnum: n if n % 4 else None for n, row in enumerate(flights)}

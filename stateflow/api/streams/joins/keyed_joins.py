@@ -25,20 +25,22 @@ class KeyedJoins(KeyedInput[Stream]):
         return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
 
     def regular_join(
-        self, other: KeyedInput[Stream], *, ttl: StateTtlConfig | None = None
+        self, other: KeyedInput[Stream], *, how: str = "inner", ttl: StateTtlConfig | None = None
     ) -> RegularJoinedStreams[Stream]:
-        """Joins each row with all rows of the same key, whenever they arrived: Flink SQL's inner join.
+        """Joins each row with all rows of the same key, whenever they arrived, as Flink SQL's joins.
 
         All rows of both streams are kept as state, unless `ttl` limits it.
 
         Args:
             other: the right stream, with a key of the same types.
+            how: ``inner``, ``left``, ``right`` or ``full``. An outer join also emits rows without a partner, and
+                deletes such a result when a partner arrives.
             ttl: how long a row is kept, from its arrival; by default for ever. In Flink: `table.exec.state.ttl`.
 
         Raises:
-            JobDefinitionError: `other` is no such stream.
+            JobDefinitionError: `other` is no such stream, or `how` is another kind.
         """
-        return RegularJoinedStreams(self._add_operator, joined_pair(self, other, "regular_join"), ttl)
+        return RegularJoinedStreams(self._add_operator, joined_pair(self, other, "regular_join"), how, ttl)
 
     def temporal_join(self, versions: KeyedInput[Stream], *, how: str = "inner") -> TemporalJoinedStreams[Stream]:
         """Joins each row with the version of its key that was valid at its event time.

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic
 
+from stateflow.api.changelog import row_kind_of
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph.nodes import Edge, ProcessNode
+from stateflow.api.joins.outer_join import JoinKind, OuterJoin
 from stateflow.api.joins.regular_join import ColumnJoin, Condition, KeptRows, RegularJoin, Selected
 from stateflow.api.joins.window_join import Join
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.streams.keyed_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 from stateflow.types.ttl_config import StateTtlConfig
+
+_KINDS = {
+    "inner": JoinKind(False, False),
+    "left": JoinKind(True, False),
+    "right": JoinKind(False, True),
+    "full": JoinKind(True, True),
+}
 
 
 class RegularJoinedStreams(Generic[Stream]):
@@ -21,11 +31,24 @@ class RegularJoinedStreams(Generic[Stream]):
     Args:
         add_operator: adds the operator to the graph and returns its output.
         inputs: the left and the right stream.
+        how: ``inner``, ``left``, ``right`` or ``full``.
+        ttl: how long a row is kept; None for ever.
     """
 
     def __init__(
-        self, add_operator: Callable[[ProcessNode], Stream], inputs: tuple[Edge, Edge], ttl: StateTtlConfig | None
+        self,
+        add_operator: Callable[[ProcessNode], Stream],
+        inputs: tuple[Edge, Edge],
+        how: str,
+        ttl: StateTtlConfig | None,
     ) -> None:
+        if how not in _KINDS:
+            raise JobDefinitionError(
+                "a regular join is of another kind",
+                hint=f"pass how=, one of {', '.join(_KINDS)}",
+                given=repr(how)[:200],
+            )
+        self._kind = _KINDS[how]
         self._add_operator = add_operator
         self._inputs = inputs
         left, right = inputs
@@ -39,7 +62,9 @@ class RegularJoinedStreams(Generic[Stream]):
         where: Condition | None = None,
         uid: str = "",
     ) -> Stream:
-        """Emits columns of both rows of each pair. The operator works on Arrow columns, without a call for each row.
+        """Emits columns of both rows of each pair of an inner join.
+
+        The operator works on Arrow columns, without a call for each row.
 
         Args:
             output: class of the emitted rows. A field has the value of the column of its name, of either stream.
@@ -49,8 +74,12 @@ class RegularJoinedStreams(Generic[Stream]):
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: a field has no column, or one of another type.
+            JobDefinitionError: a field has no column, or one of another type; or it is an outer join.
         """
+        if self._kind != _KINDS["inner"]:
+            raise JobDefinitionError(
+                "select is for inner joins", hint="pass a function to apply, which gets None for a missing row", uid=uid
+            )
         if where is not None:
             check_callable("select", where, uid)
         schema = RowSchema.of(output)
@@ -72,16 +101,35 @@ class RegularJoinedStreams(Generic[Stream]):
     ) -> Stream:
         """Calls a function with the left and the right row of each pair; it returns the row to emit.
 
+        In an outer join, the function is also called with None for a missing row. That result is deleted when the first
+        partner of the row arrives, so the stream is a changelog.
+
         Args:
-            output: class of the rows that the function returns.
+            output: class of the rows that the function returns; for an outer join with a field of type `RowKind`, which
+                the operator sets.
             uid: identifies the operator's state across all versions of the job.
             on_error: see `KeyedStream.process`.
+
+        Raises:
+            JobDefinitionError: the output class of an outer join has no field of type `RowKind`.
         """
         check_callable("apply", function, uid)
-        operator: RegularJoin[object, object] = RegularJoin(self._rows, function)
-        policy = checked_policy(on_error)
-        node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), "regular join", policy)
-        return self._add_operator(node)
+        schema, policy = RowSchema.of(output), checked_policy(on_error)
+        operator = self._operator(function, schema, uid)
+        return self._add_operator(ProcessNode(uid, self._inputs, operator, schema, "regular join", policy))
+
+    def _operator(self, function: Join[object], schema: RowSchema, uid: str) -> KeyedFunction[object]:
+        if self._kind == _KINDS["inner"]:
+            return RegularJoin[object, object](self._rows, function)
+        row_kind = row_kind_of(schema)
+        if not row_kind:
+            raise JobDefinitionError(
+                "the output class of an outer join needs a row kind",
+                hint="declare a field: kind: RowKind; results without a partner are deleted when one arrives",
+                row_class=schema.row_class.__name__,
+                uid=uid,
+            )
+        return OuterJoin(self._rows, self._kind, function, row_kind)
 
     def _origin(self, column: Column, given: str, uid: str) -> tuple[bool, str]:
         """Returns the side of a column of the output, and its name there."""
