@@ -20,6 +20,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     if partition_by := getattr(module, "PARTITION_BY", ()):
         result.sink_to(FileSink(table, partition_by=partition_by), uid="result")
     elif table:
-        result.sink_to(DeltaSink(table), uid="result")
+        keys = getattr(module, "KEYS", ())
+        result.sink_to(DeltaSink(table, mode="upsert" if keys else "append", keys=keys), uid="result")
     else:
         result.print(limit=0, uid="result")

@@ -61,7 +61,8 @@ class QueryRun:
     def __init__(
         self, folder: Path, query: str, clock: ManualClock | None = None, *, parallelism: int, rows: int
     ) -> None:
-        self._query = import_module(f"benchmarks.nexmark.queries.{query}").query
+        module = import_module(f"benchmarks.nexmark.queries.{query}")
+        self._query, self._keys = module.query, getattr(module, "KEYS", ())
         self._jobs = LocalJobs(folder, clock, parallelism=parallelism, source__max_rows_per_batch=rows)
         self._name, self._table = query, folder / "table"
 
@@ -73,10 +74,11 @@ class QueryRun:
 
     def _declare(self, count: int, env: StreamExecutionEnvironment) -> None:
         tables = CollectedTables(env, EVENTS.slice(0, count), is_bounded=count == len(EVENTS))
-        self._query(tables).sink_to(DeltaSink(self._table), uid="result")
+        sink = DeltaSink(self._table, mode="upsert" if self._keys else "append", keys=self._keys)
+        self._query(tables).sink_to(sink, uid="result")
 
 
-@pytest.mark.parametrize("query", ["q3", "q5", "q9", "q11"])
+@pytest.mark.parametrize("query", ["q3", "q4", "q5", "q9", "q11", "q18", "q19"])
 @pytest.mark.parametrize(("parallelism", "rows"), [(1, 900), (3, 3_000)])
 def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str, parallelism: int, rows: int) -> None:
     job = QueryRun(tmp_path, query, parallelism=parallelism, rows=rows)
