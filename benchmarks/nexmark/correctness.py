@@ -83,10 +83,9 @@ def _run_until_killed(order: Order, failpoint: str, marker: Path) -> None:
 def table_rows(query: str, table: Path) -> Rows:
     """Returns the rows of a result, with the columns of the query in Flink SQL."""
     module = import_module(f"benchmarks.nexmark.queries.{query}")
-    hidden: tuple[str, ...] = getattr(module, "HIDDEN", ())
     partition_by = getattr(module, "PARTITION_BY", ())
     found = _partitioned(table, partition_by) if partition_by else _delta(table)
-    columns = [found[name].to_pylist() for name in found.column_names if name not in hidden]
+    columns = [found[name].to_pylist() for name in found.column_names]
     return Counter(zip(*columns, strict=True))
 
 

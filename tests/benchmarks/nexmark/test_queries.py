@@ -78,12 +78,12 @@ class QueryRun:
         self._query(tables).sink_to(sink, uid="result")
 
 
-@pytest.mark.parametrize("query", ["q3", "q4", "q5", "q9", "q11", "q18", "q19"])
+@pytest.mark.parametrize("query", ["q4", "q5", "q9", "q11", "q18", "q19", "q23"])
 @pytest.mark.parametrize(("parallelism", "rows"), [(1, 900), (3, 3_000)])
 def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str, parallelism: int, rows: int) -> None:
     job = QueryRun(tmp_path, query, parallelism=parallelism, rows=rows)
     expected = RESULTS[query](Events(EVENTS))
-    assert expected
+    assert expected or query == "q23"
     # The second run continues from the checkpoint of the first one.
     assert job.run([1_000, len(EVENTS)]) == expected
 
