@@ -15,11 +15,11 @@ from stateflow.compare.change_file import ChangeFile, ComparedState
 from stateflow.compare.merge import Difference, unpack_list
 from stateflow.compare.states import StatePair
 from stateflow.compare.summary import change_of
-from stateflow.query.columns.key_reader import KEY_GROUP
 from stateflow.query.columns.keyed_table import KeyedTable, timer_columns
 from stateflow.query.columns.operator_table import OperatorTable
 from stateflow.query.columns.state_table import key_fields
 from stateflow.query.columns.value_reader import ValueReader
+from stateflow.state.columnar.key_reader import KEY_GROUP
 from stateflow.state.handles import StateSchema
 from stateflow.types.key_encoding import decode_key
 

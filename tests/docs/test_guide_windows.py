@@ -86,7 +86,9 @@ def _by_window(rows: list[Row]) -> list[Row]:
 def test_days_and_weeks_have_the_statistics_of_plain_python(guide: ModuleType, flights: list[Row]) -> None:
     found = _by_window(_run(guide.daily, guide, "carrier", flights))
     assert found == _statistics(flights, lambda time: iter([_midnight(time)]), DAY)
+    assert _by_window(_run(guide.daily_by_columns, guide, "carrier", flights)) == found
     weeks = _by_window(_run(guide.last_week_every_day, guide, "carrier", flights))
+    assert _by_window(_run(guide.last_week_every_day_by_columns, guide, "carrier", flights)) == weeks
     assert weeks == _statistics(flights, lambda time: (_midnight(time) - n * DAY for n in range(7)), 7 * DAY)
 
 

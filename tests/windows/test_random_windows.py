@@ -27,6 +27,7 @@ from stateflow.testing import KeyedHarness, KeyedInput
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 KEYS = "abc"
+METHODS = ["process", "aggregate", "evict", "columns"]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -35,6 +36,7 @@ class Row(msgspec.Struct, frozen=True):
     key: str
     at: int
     number: int
+    bit: int
 
 
 class Fired(msgspec.Struct, frozen=True):
@@ -46,6 +48,26 @@ class Fired(msgspec.Struct, frozen=True):
     numbers: list[int]
 
 
+class Summed(msgspec.Struct, frozen=True):
+    """The rows of a window by columns: the sum of `Row.bit` shows which rows they are."""
+
+    key: str
+    start: int
+    end: int
+    bits: int
+    count: int
+    first: int
+    last: int
+    rough: int
+
+    @property
+    def fired(self) -> Fired:
+        numbers = [number for number in range(64) if self.bits >> number & 1]
+        assert (self.count, self.rough) == (len(numbers), len(numbers))
+        assert {self.first, self.last} <= set(numbers)
+        return Fired(self.key, self.start, self.end, numbers)
+
+
 class Collected(msgspec.Struct, frozen=True):
     """The numbers of several rows."""
 
@@ -53,6 +75,15 @@ class Collected(msgspec.Struct, frozen=True):
     numbers: list[int]
 
 
+COLUMNS = {
+    "start": ("window_start",),
+    "end": ("window_end",),
+    "bits": ("sum", "bit"),
+    "count": ("count", "key"),
+    "first": ("first", "number"),
+    "last": ("last", "number"),
+    "rough": ("approx_distinct", "number"),
+}
 LATE = OutputTag("late", Row)
 
 
@@ -209,13 +240,19 @@ def _windowed(history: History, method: str) -> Callable[[KeyedStream[DataStream
         else:
             windows = rows.window(SlidingEventTimeWindows.of(size, slide, offset))
         windows = windows.allowed_lateness(timedelta(milliseconds=history.lateness)).side_output_late_data(LATE)
-        if method == "aggregate":
+        if method == "columns" and kind.slide:
+            return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
+        if method in ("aggregate", "columns"):
             return windows.aggregate(CollectNumbers(), EmitNumbers(), accumulator=list[int], output=Fired, uid="w")
         if method == "evict":
             windows = windows.evictor(CountEvictor.of(1000))
         return windows.process(EmitRows(), output=Fired, uid="w")
 
     return declare
+
+
+def _fired(row: Fired | Summed) -> Fired:
+    return row.fired if isinstance(row, Summed) else row
 
 
 def _check(history: History, method: str, backend: StateBackend) -> None:
@@ -229,14 +266,14 @@ def _check(history: History, method: str, backend: StateBackend) -> None:
             late += h.side_output(LATE)
             with h:
                 h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
-        rows = [Row(key, at, at_number) for at_number, (key, at) in enumerate(batch, number)]
+        rows = [Row(key, at, at_number, 1 << at_number) for at_number, (key, at) in enumerate(batch, number)]
         number += len(rows)
         for each in h.push(*rows):
-            fired[each.key].append(each)
+            fired[each.key].append(_fired(each))
         model.batch(rows)
     with h:
         for each in h.drain():
-            fired[each.key].append(each)
+            fired[each.key].append(_fired(each))
         late += h.side_output(LATE)
         for key in KEYS:
             model.advance(key, HIGH)
@@ -246,7 +283,7 @@ def _check(history: History, method: str, backend: StateBackend) -> None:
     assert sorted(row.number for row in late) == sorted(model.late)
 
 
-@given(histories, st.sampled_from(["process", "aggregate", "evict"]))
+@given(histories, st.sampled_from(METHODS))
 @example(
     History(Kind(10, 0), 0, 30, (((("a", 5), ("a", 25)), 0), ((("a", 40),), 0), ((("a", 15),), 3)), None), "process"
 )
@@ -255,6 +292,6 @@ def test_windows_fire_with_the_rows_and_in_the_order_of_flink(history: History, 
 
 
 @pytest.mark.slow
-@given(histories, st.sampled_from(["process", "aggregate", "evict"]))
+@given(histories, st.sampled_from(METHODS))
 def test_windows_are_the_same_in_rocksdb(history: History, method: str) -> None:
     _check(history, method, RocksDBStateBackend())

@@ -115,6 +115,21 @@ class Aggregate(ABC):
         """Returns the accumulators after partial results, which are given by column name without the prefix."""
         raise NotImplementedError(f"{type(self).__name__} has no partial results")
 
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        """Returns the accumulators of groups of accumulators, such as those of slices of a window.
+
+        Args:
+            accumulators: columns with one value per accumulator, grouped as the rows of a batch are grouped by key;
+                null where nothing was added.
+            groups: the groups.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot merge accumulators")
+
+    def nothing(self, count: int) -> Accumulators:
+        """Returns accumulators to which nothing was added."""
+        kinds = {name: shape_of(kind | None).arrow for name, kind in self.fields.items()}
+        return {name: pa.nulls(count, kind) for name, kind in kinds.items()}
+
     def _sum_partials(self, prefix: str, divide_floats: bool) -> tuple[Partial, ...]:
         if self.column.spark_type == "double":
             whole = Partial(f"{prefix}sum", self.column.name, "sum", shape_of(float))

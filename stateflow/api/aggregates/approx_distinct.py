@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from stateflow.api.aggregates import hyperloglog
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values
+from stateflow.api.functions.vectorized import VectorState
 
 
 class ApproxDistinct(Aggregate):
@@ -22,3 +23,7 @@ class ApproxDistinct(Aggregate):
 
     def result(self, accumulators: Accumulators) -> pa.Array:
         return pa.array(hyperloglog.decode(accumulators["registers"].to_pylist()).estimates())
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        found = hyperloglog.decode(accumulators["registers"].to_pylist()).grouped(groups.key_of_row, len(groups))
+        return {"registers": pa.array(found.encode(), pa.binary())}

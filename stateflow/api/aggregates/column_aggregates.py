@@ -23,6 +23,8 @@ from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ValueState
 from stateflow.types.descriptors import ValueStateDescriptor
 
+Made = Mapping[str, tuple[str, bool]]
+"""Spark types of columns by name, and whether they may be null."""
 _STATE_NAME = "aggregates"
 """Part of the stored format."""
 
@@ -44,12 +46,12 @@ class ColumnAggregates(VectorizedKeyedFunction):
     def __init__(
         self, wanted: Mapping[str, Sequence[str]], keys: Sequence[str], given: RowSchema, output: RowSchema
     ) -> None:
-        self._aggregates = {name: _aggregate(name, spec, given) for name, spec in wanted.items()}
+        self._aggregates = {name: declared_aggregate(name, spec, given) for name, spec in wanted.items()}
         self._keys = tuple(keys)
         self._output = output
         self._given = given
         self._partials: dict[str, tuple[Partial, ...]] = {}
-        self._check(given)
+        check_output(made_columns(self._aggregates, keys, given), keys, output)
 
     def split(self, divide_floats: bool = False) -> PartialAggregation | None:
         """Turns this function into the second of two phases. Returns the first phase, which runs before the shuffle.
@@ -98,31 +100,64 @@ class ColumnAggregates(VectorizedKeyedFunction):
         partials = {p.name.removeprefix(f"{name}__"): Values(batch.column(p.name), state) for p in self._partials[name]}
         return aggregate.merge(before, partials)
 
-    def _check(self, given: RowSchema) -> None:
-        made = {key: (given.column(key).spark_type, given.column(key).nullable) for key in self._keys}
-        made |= {n: (a.result_type, a.may_be_null) for n, a in self._aggregates.items()}
-        declared = {c.name: c for c in self._output.columns}
-        if set(made) != set(declared) or set(self._keys) & set(self._aggregates):
+
+def check_output(made: Made, keys: Sequence[str], output: RowSchema) -> None:
+    """Checks the columns of an output class.
+
+    Args:
+        made: Spark type of each column, and whether it may be null.
+        keys: the key columns.
+        output: columns of the output class.
+
+    Raises:
+        JobDefinitionError: the class has other columns.
+    """
+    declared = {c.name: c for c in output.columns}
+    if set(made) != set(declared):
+        raise JobDefinitionError(
+            "the output class does not have exactly the columns of the key and the aggregates",
+            hint="declare each column once",
+            declared=list(declared),
+            made=list(made),
+        )
+    for name, (kind, may_be_null) in made.items():
+        column = declared[name]
+        nullable = may_be_null and name not in keys
+        if column.spark_type != kind or (nullable and not column.nullable):
             raise JobDefinitionError(
-                "the output class does not have exactly the columns of the key and the aggregates",
-                hint="declare each column once",
-                declared=list(declared),
-                made=list(made),
+                "a column of the output class does not fit its aggregate",
+                hint="declare the aggregate's type; with | None where the result is null for too few values",
+                column=name,
+                declared=f"{column.spark_type}, null: {column.nullable}",
+                made=f"{kind}, null: {nullable}",
             )
-        for name, (kind, may_be_null) in made.items():
-            column = declared[name]
-            nullable = may_be_null and name not in self._keys
-            if column.spark_type != kind or (nullable and not column.nullable):
-                raise JobDefinitionError(
-                    "a column of the output class does not fit its aggregate",
-                    hint="declare the aggregate's type; with | None where the result is null for too few values",
-                    column=name,
-                    declared=f"{column.spark_type}, null: {column.nullable}",
-                    made=f"{kind}, null: {nullable}",
-                )
 
 
-def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
+def made_columns(aggregates: Mapping[str, Aggregate], keys: Sequence[str], given: RowSchema) -> Made:
+    """Returns the columns that aggregates of a key make.
+
+    Raises:
+        JobDefinitionError: an aggregate has the name of a key column.
+    """
+    if set(keys) & set(aggregates):
+        raise JobDefinitionError(
+            "an aggregate has the name of a key column", hint="rename it", names=sorted(set(keys) & set(aggregates))
+        )
+    made = {key: (given.column(key).spark_type, given.column(key).nullable) for key in keys}
+    return made | {n: (a.result_type, a.may_be_null) for n, a in aggregates.items()}
+
+
+def declared_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
+    """Returns the aggregate that a job declares.
+
+    Args:
+        name: the output column.
+        spec: kind of aggregate, and column.
+        given: columns of the rows.
+
+    Raises:
+        JobDefinitionError: there is no such aggregate, or it does not accept the column.
+    """
     if isinstance(spec, str) or len(spec) != 2 or spec[0] not in AGGREGATES or "__" in name:
         raise JobDefinitionError(
             "there is no such aggregate",

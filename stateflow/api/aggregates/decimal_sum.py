@@ -8,6 +8,7 @@ from typing import Annotated
 import pyarrow as pa
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values
+from stateflow.api.functions.vectorized import VectorState
 from stateflow.errors import StateError
 from stateflow.types.columns.precision import MOST_DIGITS, precision
 
@@ -43,6 +44,9 @@ class DecimalSum(Aggregate):
 
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators["sum"]
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return self.add(self.nothing(len(groups)), Values(accumulators["sum"], groups))
 
     @property
     def _digits(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type, to_numpy
 from stateflow.api.aggregates.partial import Partial
-from stateflow.api.functions.vectorized import Array
+from stateflow.api.functions.vectorized import Array, VectorState
 
 
 class _Extreme(Aggregate):
@@ -49,6 +49,9 @@ class _Extreme(Aggregate):
 
     def merge(self, before: Accumulators, partials: Mapping[str, Values]) -> Accumulators:
         return self.add(before, partials[self._field])
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return self.add(self.nothing(len(groups)), Values(accumulators[self._field], groups))
 
     @property
     def _field(self) -> str:

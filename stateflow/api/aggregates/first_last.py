@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type
+from stateflow.api.functions.vectorized import VectorState
 
 
 class First(Aggregate):
@@ -22,6 +23,9 @@ class First(Aggregate):
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators["first"]
 
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return self.add(self.nothing(len(groups)), Values(accumulators["first"], groups))
+
 
 class Last(Aggregate):
     """The last value that is not null, in the same order as `First`."""
@@ -35,6 +39,9 @@ class Last(Aggregate):
 
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators["last"]
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return self.add(self.nothing(len(groups)), Values(accumulators["last"], groups))
 
 
 def _value_at(values: Values, function: np.ufunc, none: int) -> pa.Array:

@@ -49,6 +49,16 @@ class Sketches:
             self.keys, np.concatenate([self.places, other.places]), np.concatenate([self.ranks, other.ranks])
         )
 
+    def grouped(self, group_of_key: Array, groups: int) -> Sketches:
+        """Returns the union of the sketches of each group.
+
+        Args:
+            group_of_key: the number of the group of each key.
+            groups: number of groups.
+        """
+        of_key, registers = self.places // REGISTERS, self.places % REGISTERS
+        return _highest(groups, group_of_key[of_key] * REGISTERS + registers, self.ranks)
+
     def estimates(self) -> Array:
         """Returns the estimated number of distinct values per key."""
         of_key = self.places // REGISTERS

@@ -43,6 +43,9 @@ class Count(Aggregate):
     def merge(self, before: Accumulators, partials: Mapping[str, Values]) -> Accumulators:
         return {"count": pa.array(to_numpy(before["count"]) + partials["count"].summed)}
 
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return {"count": pa.array(Values(accumulators["count"], groups).summed)}
+
 
 class Sum(Aggregate):
     """The sum; null for a key without values."""
@@ -80,6 +83,9 @@ class Sum(Aggregate):
         empty = before["sum"].is_null().to_numpy(zero_copy_only=False) & (high.counts == 0)
         # An intermediate result may wrap around; the final sum fits, so it is exact.
         return {"sum": pa.array(old + joined(above, below), mask=empty)}
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return self.add(self.nothing(len(groups)), Values(accumulators["sum"], groups))
 
     def _check_overflow(self, before: Array, values: Values) -> None:
         """Raises StateError for a sum beyond 64 bits. numpy wraps around, so float sums find candidates."""
@@ -133,6 +139,12 @@ class Mean(Aggregate):
             "sum": pa.array(to_numpy(before["sum"], 0.0) + added),
         }
 
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        return {
+            "count": pa.array(Values(accumulators["count"], groups).summed),
+            "sum": pa.array(Values(accumulators["sum"], groups).reduce(np.add, 0.0)),
+        }
+
 
 class Variance(Aggregate):
     """The sample variance, as Spark's `variance`; null for fewer than two values.
@@ -165,6 +177,18 @@ class Variance(Aggregate):
     def result(self, accumulators: Accumulators) -> pa.Array:
         count = to_numpy(accumulators["count"])
         return pa.array(to_numpy(accumulators["m2"], 0.0) / np.maximum(count - 1, 1), mask=count < 2)
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        counts, means = to_numpy(accumulators["count"]), to_numpy(accumulators["mean"], 0.0)
+        count = np.add.reduceat(counts, groups.starts)
+        mean = np.add.reduceat(np.where(counts == 0, 0.0, counts * means), groups.starts) / np.maximum(count, 1)
+        # Exact for one accumulator: rounding would change its mean, and add to its squares.
+        only = np.maximum.reduceat(counts, groups.starts) == count
+        single = np.add.reduceat(np.where(counts == count[groups.key_of_row], means, 0.0), groups.starts)
+        mean = np.where(only & (count > 0), single, mean)
+        between = np.where(counts == 0, 0.0, counts * (means - mean[groups.key_of_row]) ** 2)
+        m2 = np.add.reduceat(to_numpy(accumulators["m2"], 0.0) + between, groups.starts)
+        return {"count": pa.array(count), "mean": pa.array(mean), "m2": pa.array(m2)}
 
 
 def _moments(values: Values, count: Array) -> tuple[Array, Array]:

@@ -21,13 +21,14 @@ class VectorState:
         keys: the key columns, one row per key, in the order of the batch. The row number is the number of the key.
         starts: for each key, the index of its first row in the batch. The rows of a key are contiguous, so this is an
             argument for numpy's ``ufunc.reduceat``.
+        states: for the runtime only: the states of the keys.
     """
 
     def __init__(self, keys: pa.RecordBatch, starts: Array, rows: int, states: KeyedStateBatch) -> None:
         self.keys = keys
         self.starts = starts
         self._rows = rows
-        self._states = states
+        self.states = states
 
     def __len__(self) -> int:
         """Number of keys."""
@@ -52,7 +53,7 @@ class VectorState:
             StateError: the kind of state is not supported.
             JobDefinitionError: the declared type is not supported in columns.
         """
-        return self._states.read(state)
+        return self.states.read(state)
 
     def write(self, state: AnySingleValueState, values: pa.Array | Array, where: Array | None = None) -> None:
         """Sets each key's value; null clears it.
@@ -65,7 +66,7 @@ class VectorState:
         Raises:
             SchemaMismatch: `values` has another length or type, or a null in a field that is not nullable.
         """
-        self._states.write(state, values, where)
+        self.states.write(state, values, where)
 
     def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array | Array) -> pa.Array:
         """Returns entries of maps as a column; null for a missing entry.
@@ -75,18 +76,18 @@ class VectorState:
             of: for each entry, the number of the key whose map contains it.
             keys: for each entry, its key in the map.
         """
-        return self._states.read_entries(state, of, keys)
+        return self.states.read_entries(state, of, keys)
 
     def write_entries(self, state: AnyMapState, of: Array, keys: pa.Array | Array, values: pa.Array | Array) -> None:
         """Sets entries of maps; null removes an entry. The last of several values for one entry is stored."""
-        self._states.write_entries(state, of, keys, values)
+        self.states.write_entries(state, of, keys, values)
 
     def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
         """Returns every entry of every key's map, as (number of the key, key in the map, value), in order of both keys.
 
         Loads all entries into memory; use `read_entries` to read some of them.
         """
-        return self._states.all_entries(state)
+        return self.states.all_entries(state)
 
 
 class VectorizedKeyedFunction(KeyedFunction[object]):

@@ -10,11 +10,13 @@ from functools import reduce
 from typing import Any, Never, Self, TypeVar
 
 from stateflow.api.changelog import check_appends
+from stateflow.api.column_windows.declared import AnySettings
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
+from stateflow.api.streams.window_columns import WindowColumns
 from stateflow.api.watermarks import event_time_reader
 from stateflow.api.windows.assigners import WindowAssigner
 from stateflow.api.windows.contents import (
@@ -37,17 +39,13 @@ Row = TypeVar("Row")
 In = TypeVar("In")
 Acc = TypeVar("Acc")
 Out = TypeVar("Out")
-_Settings = WindowSettings[Any]
 
 
-class WindowedStream(KeyedInput[Stream]):
-    """A keyed stream with windows; `reduce`, `aggregate`, `process` or `apply` adds the operator.
+class WindowedStream(WindowColumns[Stream]):
+    """A keyed stream with windows; `reduce`, `aggregate`, `process`, `apply` or `aggregate_columns` adds the operator.
 
     The methods that set something return a new object.
     """
-
-    _settings: _Settings
-    _evictor: Evictor[Any] | None = None
 
     @classmethod
     def of(cls, keyed: KeyedInput[Stream], assigner: WindowAssigner[Never]) -> WindowedStream[Stream]:
@@ -227,7 +225,7 @@ class WindowedStream(KeyedInput[Stream]):
         operator = self._operator_of(contents, ApplyWindow(function))
         return self._operator(operator, RowSchema.of(output), uid, self._name("apply"), on_error)
 
-    def _with(self, settings: _Settings) -> Self:
+    def _with(self, settings: AnySettings) -> Self:
         changed = copy.copy(self)
         changed._settings = settings
         return changed

@@ -14,12 +14,12 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import StateflowError
-from stateflow.query.columns.key_reader import KEY_GROUP, NAMESPACE, KeyLayout, map_key_field
 from stateflow.query.columns.state_table import BATCH_BYTES, BATCH_ROWS, EncodedKey, StateTable, key_fields
 from stateflow.query.columns.value_reader import WRITTEN_AT, ValueReader, written_at
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_stream import EntryBlock, KeyRange, first_key
 from stateflow.state.backends.factory import StoreLocation, read_ranges
+from stateflow.state.columnar.key_reader import KEY_GROUP, NAMESPACE, KeyLayout, map_key_field
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id

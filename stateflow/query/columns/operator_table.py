@@ -13,10 +13,10 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import Clock
 from stateflow.errors import CorruptFile
-from stateflow.query.columns.key_reader import KEY_GROUP, map_key_field
 from stateflow.query.columns.state_table import BATCH_BYTES, BATCH_ROWS, RAW_KEYED, StateTable
 from stateflow.query.columns.value_reader import ValueReader
 from stateflow.state.columnar.key_parts import parts_column
+from stateflow.state.columnar.key_reader import KEY_GROUP, map_key_field
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.operator_state import BROADCAST, UNION
 from stateflow.storage import Storage

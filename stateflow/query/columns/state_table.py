@@ -12,9 +12,9 @@ import pyarrow as pa
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError
-from stateflow.query.columns.key_reader import key_column_type
 from stateflow.similar_names import did_you_mean
 from stateflow.state.columnar.key_encoding import encode_keys
+from stateflow.state.columnar.key_reader import key_column_type
 from stateflow.storage import Storage
 from stateflow.types.key_groups import KeyGroupRange, key_group
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
+from stateflow.api.functions.window_vectors import WindowVectorFunction
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.side_outputs import MAIN
 from stateflow.checkpoint.barrier.task_report import Failure
@@ -17,6 +18,7 @@ from stateflow.runtime.task.operators.join_operator import JoinOperator
 from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operators.operator_runtime import InitialState
 from stateflow.runtime.task.operators.vector_operator import VectorOperator
+from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.runtime.task.outputs import Outputs
 from stateflow.runtime.task.subtask_store import SubtaskStore
 from stateflow.runtime.task.task_input import PhaseRows
@@ -124,13 +126,13 @@ class VectorRunner(ChainRunner):
         self._outputs = outputs
 
     def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
-        return self._outputs.emit_columns(self._operator.process(rows.order, rows.columns))
+        return self._emit(self._operator.process(rows.order, rows.columns, rows.origins))
 
     def advance_time(self) -> Iterator[pa.RecordBatch]:
-        return self._outputs.emit_columns(self._operator.flush())
+        return self._emit(self._operator.fire())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        return self._outputs.emit_columns(self._operator.finish())
+        return self._emit(self._operator.finish())
 
     def ttl_cleanup(self) -> TtlCleanup:
         return self._operator.ttl_cleanup()
@@ -144,6 +146,13 @@ class VectorRunner(ChainRunner):
     def operator_content(self) -> OperatorContent | None:
         return None
 
+    def _emit(self, emitted: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        operator = self._operator
+        for each in emitted:
+            yield from self._outputs.emit_columns([each], operator.emits)
+        for tag, schema, rows in operator.take_side_outputs():
+            yield from self._outputs.emit_columns(rows, schema, tag)
+
 
 class JoinRunner(VectorRunner):
     """Runs a `JoinOperator`, which gets the rows of two inputs."""
@@ -154,7 +163,7 @@ class JoinRunner(VectorRunner):
 
     def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
         assert rows.inputs is not None
-        return self._outputs.emit_columns(self._join.process_inputs(rows.order, rows.columns, rows.inputs))
+        return self._emit(self._join.process_inputs(rows.order, rows.columns, rows.inputs))
 
 
 def open_runner(
@@ -169,6 +178,11 @@ def open_runner(
     limits = task.batch.settings.state.limits
     if isinstance(task.chain.function, ColumnJoin):
         return JoinRunner(JoinOperator(task.chain, task.info, store.open(), limits), outputs)
+    if isinstance(task.chain.function, WindowVectorFunction):
+        columns = WindowVectorOperator(task.chain, task.info, store.open(), limits, store.timer_index)
+        if is_time_advanced:
+            columns.advance()
+        return VectorRunner(columns, outputs)
     if isinstance(task.chain.function, VectorizedKeyedFunction):
         return VectorRunner(VectorOperator(task.chain, task.info, store.open(), limits), outputs)
     initial = InitialState(store.open(), parts, task.batch.id.checkpoint_id, store.timer_index, limits)

@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from stateflow.api.schema import RowSchema
+from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
 from stateflow.errors import SchemaMismatch, StateflowError
 from stateflow.runtime.task.row_conversion import first_misfit, to_batch, to_rows
@@ -67,16 +69,24 @@ class Outputs:
                 known = None if output.tag or output.steps else key_of
                 yield from self._send(output, self._to_columns(output, rows, known), phase)
 
-    def emit_columns(self, emitted: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        """Sends the phases and rows that a vectorized operator emits, which has no side outputs."""
-        assert self._chain.emits is not None
+    def emit_columns(
+        self, emitted: Iterable[tuple[int, pa.RecordBatch]], schema: RowSchema, tag: str = MAIN
+    ) -> Iterator[pa.RecordBatch]:
+        """Sends the phases and rows that a vectorized operator emits to one of its outputs.
+
+        Args:
+            schema: the columns of the rows.
+            tag: name of the output tag.
+        """
         for phase, batch in emitted:
             self.rows_out += len(batch)
             for index, output in enumerate(self._chain.outputs):
+                if output.tag != tag:
+                    continue
                 if not output.steps:
                     yield from self._send(output, batch, phase)
                     continue
-                rows = to_rows(batch.columns, self._chain.emits)
+                rows = to_rows(batch.columns, schema)
                 made = self._row_functions_of(index, output).apply(rows)
                 if made:
                     yield from self._send(output, self._to_columns(output, made), phase)

@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stateflow.errors import CorruptFile
 from stateflow.state.columnar.binary_columns import from_list, from_rows, is_valid, joined, parts_of
 from stateflow.types.key_encoding import encode_key
 
 Numbers = NDArray[np.uint64]
+Integers = NDArray[np.int64]
 
-_INT, _FLOAT = 0x15, 0x21
+_INT, _FLOAT, _WINDOW = 0x15, 0x21, 0x38
+WINDOW_BYTES = 17
+"""Size of an encoded window."""
 _SIGN = np.uint64(1 << 63)
 _NAN = 0x7FF8_0000_0000_0000
 _TEXT_TAGS = {pa.binary(): b"\1", pa.string(): b"\2"}
@@ -53,6 +57,37 @@ def _encoded_column(column: pa.Array) -> pa.LargeBinaryArray:
     return from_list(_encode_parts(column))
 
 
+def encode_windows(starts: Integers, ends: Integers) -> list[bytes]:
+    """Returns encoded windows, of `WINDOW_BYTES` each."""
+    data = np.empty((len(starts), WINDOW_BYTES), np.uint8)
+    data[:, 0] = _WINDOW
+    data[:, 1:9] = _sortable(starts)
+    data[:, 9:] = _sortable(ends)
+    return _as_list(data)
+
+
+def encode_times(times: Integers) -> list[bytes]:
+    """Returns 64-bit integers as 8 bytes each, in the same order."""
+    return _as_list(_sortable(times))
+
+
+def decode_times(data: bytes) -> Integers:
+    """Returns the integers of joined bytes that `encode_times` returned."""
+    return (np.frombuffer(data, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
+
+
+def decode_windows(data: bytes) -> tuple[Integers, Integers]:
+    """Returns starts and ends of joined windows that `encode_windows` returned.
+
+    Raises:
+        CorruptFile: the data is something else.
+    """
+    rows = np.frombuffer(data, np.uint8).reshape(-1, WINDOW_BYTES)
+    if (rows[:, 0] != _WINDOW).any():
+        raise CorruptFile("a stored namespace is not a window", hint="restore an older checkpoint")
+    return decode_times(rows[:, 1:9].tobytes()), decode_times(rows[:, 9:].tobytes())
+
+
 def comparable(column: pa.Array) -> pa.Array:
     """Returns a column whose values are equal exactly where the encoded keys are equal; all NaNs are one key."""
     return pa.array(_float_bits(column)) if pa.types.is_floating(column.type) else column
@@ -85,3 +120,13 @@ def _tagged(tag: int, numbers: Numbers) -> NDArray[np.uint8]:
     data[:, 0] = tag
     data[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)
     return data
+
+
+def _sortable(numbers: Integers) -> NDArray[np.uint8]:
+    """Returns the bytes of numbers, which sort like the numbers."""
+    return (numbers.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+
+
+def _as_list(rows: NDArray[np.uint8]) -> list[bytes]:
+    found: list[bytes] = np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").ravel().tolist() if len(rows) else []
+    return found

@@ -25,6 +25,7 @@ from stateflow.state.kinds.timer_index import TimerIndex
 from stateflow.state.kinds.timers import Timers
 from stateflow.state.kinds.ttl.cleanup import TtlCleanup
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
+from stateflow.state.kinds.window_timers import WindowTimers
 from stateflow.state.kinds.write_buffer import WriteBuffer
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
@@ -84,6 +85,10 @@ class KeyedState:
     def timers(self, owned: KeyGroupRange, index: TimerIndex) -> Timers:
         """Returns the timers for the same current key and namespace."""
         return Timers(self._context, owned, index)
+
+    def window_timers(self, owned: KeyGroupRange, index: TimerIndex) -> WindowTimers:
+        """Returns the timers of windows of many keys."""
+        return WindowTimers(self._context, owned, index)
 
     def ttl_cleanup(self, owned: KeyGroupRange) -> TtlCleanup:
         """Returns the cleanup of expired entries, to be run between key batches.

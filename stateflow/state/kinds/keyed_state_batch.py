@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stateflow.errors import SchemaMismatch, StateError
-from stateflow.state.columnar.key_encoding import encode_keys
+from stateflow.state.columnar.key_encoding import Integers, encode_keys, encode_windows
 from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext
 from stateflow.state.kinds.list_state import ListState
@@ -27,24 +27,65 @@ AnyListState = ListState[object]
 
 
 class KeyedStateBatch:
-    """The states of n distinct keys in the void namespace.
+    """The states of n distinct keys in the void namespace, or of n windows of keys.
 
     Args:
         context: pending changes and store of the subtask.
         groups: the key group of each key, 2 bytes.
         keys: the keys as encoded by `encode_key`.
+        windows: the windows as encoded by `encode_windows`; None for the void namespace.
     """
 
-    def __init__(self, context: KeyContext, groups: Sequence[bytes], keys: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        context: KeyContext,
+        groups: Sequence[bytes],
+        keys: Sequence[bytes],
+        windows: Sequence[bytes] | None = None,
+    ) -> None:
         self._context = context
         self._groups = groups
         self._keys = keys
+        self._windows = windows
         self._stored: dict[bytes, list[bytes]] = {}
         self._read: dict[bytes, bytes | None] = {}
         """Values that were read of states with a TTL, by stored key: a write needs the previous timestamp."""
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def windows(self, of: Integers, starts: Integers, ends: Integers) -> KeyedStateBatch:
+        """Returns the states of windows of these keys.
+
+        Args:
+            of: for each window, the index of its key. Windows of one key differ.
+            starts, ends: milliseconds since 1970.
+        """
+        groups, keys, at = self._groups, self._keys, of.tolist()
+        return KeyedStateBatch(
+            self._context, [groups[n] for n in at], [keys[n] for n in at], encode_windows(starts, ends)
+        )
+
+    def stored_keys(self, state_id: bytes, parts: Iterable[bytes] | None = None) -> list[bytes]:
+        """Returns the stored keys of entries of each key or window.
+
+        Args:
+            state_id: the id of the state.
+            parts: what precedes each key; nothing if None.
+        """
+        if parts is not None:
+            heads = [group + state_id + part for group, part in zip(self._groups, parts, strict=True)]
+        else:
+            heads = [group + state_id for group in self._groups]
+        if self._windows is None:
+            return [head + key + VOID_NAMESPACE for head, key in zip(heads, self._keys, strict=True)]
+        rows = zip(heads, self._keys, self._windows, strict=True)
+        return [head + key + window for head, key, window in rows]
+
+    @property
+    def groups(self) -> Sequence[bytes]:
+        """The key group of each key."""
+        return self._groups
 
     def read(self, state: AnySingleValueState) -> pa.Array:
         """Returns a column of n values; null, or the state's default, for a key without a value.
@@ -156,10 +197,7 @@ class KeyedStateBatch:
     def _prefixes(self, state: AnySingleValueState | AnyMapState | AnyListState) -> list[bytes]:
         found = self._stored.get(state.id)
         if found is None:
-            found = [
-                group + state.id + key + VOID_NAMESPACE for group, key in zip(self._groups, self._keys, strict=True)
-            ]
-            self._stored[state.id] = found
+            found = self._stored[state.id] = self.stored_keys(state.id)
         return found
 
     def _encoded(self, state: AnySingleValueState | AnyMapState | AnyListState, values: pa.Array) -> list[bytes | None]:

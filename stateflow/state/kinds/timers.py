@@ -57,7 +57,7 @@ class Timer:
 
 
 @dataclass
-class _Firing:
+class Firing:
     """The firing of timers up to a time, either those of all keys or those of the current key.
 
     Attributes:
@@ -99,7 +99,7 @@ class Timers:
         self._context = context
         self._owned = owned
         self._index = index
-        self._firing: _Firing | None = None
+        self._firing: Firing | None = None
         self._prefetched: dict[tuple[bytes, bytes], list[bytes]] = {}
         """Timers found by `prefetch`, by key group and key."""
 
@@ -130,7 +130,7 @@ class Timers:
         """
         groups = self._index.times[domain].take_due(until, self._owned)
         while groups:
-            self._firing = current = _Firing(domain, until)
+            self._firing = current = Firing(domain, until)
             found = heapq.merge(*(self._scan(current, *group) for group in groups.items()))
             while len(current.changed) < SLICE:
                 entries = list(islice(found, SLICE))
@@ -175,7 +175,7 @@ class Timers:
         """
         assert self._context.current_key is not None
         found = self._prefetched.pop(self._context.current_key, [])
-        self._firing = _Firing(TimeDomain.EVENT_TIME, until, found)
+        self._firing = Firing(TimeDomain.EVENT_TIME, until, found)
 
     def is_due_of_key(self, until: int) -> bool:
         """Returns whether the key of `begin_key` may have an event-time timer up to `until`."""
@@ -198,7 +198,7 @@ class Timers:
         if current is None:
             return
         for entry in list(current.changed):
-            current.record(entry, self._context.read(_stored_key(current.domain, entry)) is not None)
+            current.record(entry, self._context.read(stored_timer(current.domain, entry)) is not None)
 
     def end_key(self) -> None:
         """Ends the rows of the key, or those in the Arrow batch."""
@@ -240,7 +240,7 @@ class Timers:
             if time > latest:
                 return
 
-    def _slice(self, current: _Firing, entries: list[bytes]) -> Iterator[Timer]:
+    def _slice(self, current: Firing, entries: list[bytes]) -> Iterator[Timer]:
         queue = current.queue
         for entry in entries:
             while queue and queue[0] < entry:
@@ -253,12 +253,12 @@ class Timers:
                     return
                 yield from self._fire(current, heapq.heappop(queue))
 
-    def _fire(self, current: _Firing, entry: bytes) -> Iterator[Timer]:
+    def _fire(self, current: Firing, entry: bytes) -> Iterator[Timer]:
         if current.take(entry):
-            self._context.pending[_stored_key(current.domain, entry)] = None
+            self._context.pending[stored_timer(current.domain, entry)] = None
             yield _timer(entry)
 
-    def _scan(self, current: _Firing, group: bytes, start: int) -> Iterator[bytes]:
+    def _scan(self, current: Firing, group: bytes, start: int) -> Iterator[bytes]:
         """Yields the due timers of a key group, and adds the first one that is not due to the index."""
         prefix = group + TIMER_IDS[current.domain]
         # Not from the prefix on: RocksDB would step over every deleted timer that is not yet compacted.
@@ -309,7 +309,8 @@ def _time_ordered(stored: bytes) -> bytes:
     return stored[KEY_OFFSET:key_start] + stored[:_GROUP_BYTES] + stored[key_start:]
 
 
-def _stored_key(domain: TimeDomain, entry: bytes) -> bytes:
+def stored_timer(domain: TimeDomain, entry: bytes) -> bytes:
+    """Returns the stored key of a timer that begins with its time."""
     return _group(entry) + TIMER_IDS[domain] + entry[:_TIME_BYTES] + entry[_TIME_BYTES + _GROUP_BYTES :]
 
 

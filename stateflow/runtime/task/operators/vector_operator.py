@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.functions.process import RuntimeContext, TaskInfo
 from stateflow.api.functions.returned import InvalidReturnValue
-from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
@@ -36,28 +36,41 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Sorted rows of one phase."""
+class SortedRows:
+    """Sorted rows of one phase.
+
+    Attributes:
+        origins: the number of each row's source; None if it is not known.
+    """
 
     order: Numbers
     columns: tuple[pa.Array, ...]
+    origins: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.order)
 
     @property
     def phase(self) -> int:
+        """The phase of the rows."""
         return int(self.order[0]) >> PHASE_SHIFT
 
-    def slice(self, start: int, end: int) -> _Rows:
-        return _Rows(self.order[start:end], tuple(c.slice(start, end - start) for c in self.columns))
+    def slice(self, start: int, end: int) -> SortedRows:
+        """Returns some of the rows."""
+        origins = None if self.origins is None else self.origins[start:end]
+        return SortedRows(self.order[start:end], tuple(c.slice(start, end - start) for c in self.columns), origins)
 
 
-def _concatenate(parts: Sequence[_Rows]) -> _Rows:
+def _concatenate(parts: Sequence[SortedRows]) -> SortedRows:
     if len(parts) == 1:
         return parts[0]
     columns = zip(*(part.columns for part in parts), strict=True)
-    return _Rows(np.concatenate([p.order for p in parts]), tuple(pa.concat_arrays(c) for c in columns))
+    origins = [part.origins for part in parts if part.origins is not None]
+    return SortedRows(
+        np.concatenate([p.order for p in parts]),
+        tuple(pa.concat_arrays(c) for c in columns),
+        np.concatenate(origins) if origins else None,
+    )
 
 
 class VectorOperator:
@@ -71,6 +84,9 @@ class VectorOperator:
         info: the subtask.
         backend: the backend with the base restored.
         limits: the largest keys and entries; by default those of the settings.
+
+    Attributes:
+        emits: the columns of the main output.
     """
 
     def __init__(
@@ -80,7 +96,7 @@ class VectorOperator:
         assert spec.keying is not None and spec.emits is not None
         self._spec = spec
         self._function = spec.function
-        self._emits: RowSchema = spec.emits
+        self.emits: RowSchema = spec.emits
         self._schema = spec.inputs[0].schema
         self._names = spec.keying.columns
         self._input = KeyedInputs(spec)[0]
@@ -88,7 +104,7 @@ class VectorOperator:
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._limits = limits
         self._state = KeyedState(backend, spec.known_states, batch_time(info), limits=self._limits)
-        self._held: list[_Rows] = []
+        self._held: list[SortedRows] = []
         self._latest: int | None = None
         """The latest event time of the rows that the function processes, in milliseconds since 1970."""
         self._state.clock.row_time = lambda: self._latest
@@ -103,9 +119,17 @@ class VectorOperator:
         """The states that the function declared."""
         return self._state.registry.schemas
 
-    def process(self, order: Numbers, columns: Sequence[pa.Array]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Processes sorted rows of one phase; yields what the function emits for the keys that are complete."""
-        rows = _Rows(order, tuple(columns))
+    def process(
+        self, order: Numbers, columns: Sequence[pa.Array], origins: Numbers | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Processes sorted rows of one phase; yields what the function emits for the keys that are complete.
+
+        Args:
+            order: the `ORDER` of each row.
+            columns: the columns of the rows.
+            origins: the number of each row's source; None if it is not known.
+        """
+        rows = SortedRows(order, tuple(columns), origins)
         check_nulls(self._spec, self._input, rows.columns)
         if self._held and self._held[0].phase != rows.phase:
             yield from self.flush()
@@ -123,6 +147,14 @@ class VectorOperator:
             whole, self._held = _concatenate(self._held), []
             yield from self._feed(whole)
 
+    def fire(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Advances time, between the rows of the two phases."""
+        yield from self.flush()
+
+    def take_side_outputs(self) -> Iterator[tuple[str, RowSchema, list[tuple[int, pa.RecordBatch]]]]:
+        """Yields the rows emitted to side outputs since the last call: tag, columns, and rows with their phase."""
+        yield from ()
+
     def finish(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Ends the batch: processes the last key and closes the function."""
         yield from self.flush()
@@ -136,7 +168,7 @@ class VectorOperator:
         """Closes the function after a failure."""
         self._call("close", self._function.close)
 
-    def _continues_held_key(self, rows: _Rows) -> bool:
+    def _continues_held_key(self, rows: SortedRows) -> bool:
         """Returns whether the first row may belong to the key that is held back."""
         if not self._held:
             return True
@@ -144,26 +176,35 @@ class VectorOperator:
         border = _concatenate([before.slice(len(before) - 1, len(before)), rows.slice(0, 1)])
         return len(group_starts(border.order, self._key_columns(border))) == 1
 
-    def _key_columns(self, rows: _Rows) -> list[pa.Array]:
+    def _key_columns(self, rows: SortedRows) -> list[pa.Array]:
         return [comparable(rows.columns[at]) for at in self._keys]
 
-    def _feed(self, rows: _Rows) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _feed(self, rows: SortedRows) -> Iterator[tuple[int, pa.RecordBatch]]:
         starts = np.array(group_starts(rows.order, self._key_columns(rows)))
         at = pa.array(starts)
         keys = pa.RecordBatch.from_arrays([rows.columns[k].take(at) for k in self._keys], names=self._names)
         groups = (rows.order[starts] >> GROUP_SHIFT & GROUP_MASK).astype(">u2").view("V2").tolist()
-        many = self._state.batch_of(groups, self._encode(keys))
-        state = VectorState(keys, starts, len(rows), many)
+        state = self._new_state(rows, keys, starts, (groups, self._encode(keys)))
         batch = pa.RecordBatch.from_arrays(list(rows.columns), schema=self._schema.arrow)
         if self._expires_by_rows and self._input.time is not None:
             latest = int(event_times(rows.columns[self._input.time]).max())
             self._latest = None if latest == NO_WATERMARK else latest
         emitted = self._call("process_batch", lambda: self._function.process_batch(batch, state))
+        yield from self._end_call(emitted, rows.phase)
+
+    def _new_state(
+        self, rows: SortedRows, keys: pa.RecordBatch, starts: Array, encoded: tuple[list[bytes], list[bytes]]
+    ) -> VectorState:
+        """Returns the argument for a call of the function; `encoded` are the key groups and encoded keys."""
+        return VectorState(keys, starts, len(rows), self._state.batch_of(*encoded))
+
+    def _end_call(self, emitted: object, phase: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Writes the changes of a call, and yields what it emitted."""
         self._state.end_key_batch()
         if emitted is not None:
             self._check_rows(emitted)
-            for made in conform(emitted, self._emits, self._spec.uid):
-                yield rows.phase, made
+            for made in conform(emitted, self.emits, self._spec.uid):
+                yield phase, made
 
     def _check_rows(self, emitted: object) -> None:
         if not isinstance(emitted, pa.RecordBatch | pa.Table):

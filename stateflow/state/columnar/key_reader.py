@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from stateflow.errors import CorruptFile
 from stateflow.state.columnar.key_parts import KEY_PART, parts_column
 from stateflow.state.columnar.texts import slices
-from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.types.arrow_types import KEY_TYPES
 from stateflow.types.key_encoding import decode_key_parts
 
@@ -27,6 +26,8 @@ Flags = NDArray[np.bool_]
 
 KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)
 NAMESPACE = pa.field("namespace", KEY_PART)
+_KEY_OFFSET = 6
+"""Offset of the key in an entry of a state: after key group and state id."""
 _PADDING = bytes(16)
 _SIGN = np.uint64(1 << 63)
 _DAY_ZERO = 719_163
@@ -200,7 +201,7 @@ class KeyLayout:
     """
 
     types: tuple[pa.DataType, ...]
-    start: int = KEY_OFFSET
+    start: int = _KEY_OFFSET
     map_key: pa.DataType | None = None
     tail: int = 0
 

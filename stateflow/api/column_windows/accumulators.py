@@ -1,0 +1,86 @@
+"""The accumulators of all aggregates of an operator, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values
+from stateflow.api.functions.vectorized import Array, VectorState
+
+
+class AccumulatorColumns:
+    """The accumulators of several aggregates.
+
+    They are columns ``<name>__<field>`` with one row per accumulator, and are stored as one struct.
+    """
+
+    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
+        self._aggregates = aggregates
+
+    def stored_class(self) -> type[object]:
+        """Returns the class of the stored value."""
+        fields = [
+            (f"{name}__{field}", kind | None, None)
+            for name, aggregate in self._aggregates.items()
+            for field, kind in aggregate.fields.items()
+        ]
+        return msgspec.defstruct("Aggregates", fields)
+
+    def of_rows(self, batch: pa.RecordBatch, groups: VectorState) -> Accumulators:
+        """Returns the accumulators of groups of adjacent rows."""
+        found: dict[str, pa.Array] = {}
+        with np.errstate(all="ignore"):
+            for name, aggregate in self._aggregates.items():
+                nothing = aggregate.nothing(len(groups))
+                found |= _named(name, aggregate.add(nothing, Values(batch.column(aggregate.column.name), groups)))
+        return found
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        """Returns the accumulators of groups of adjacent accumulators."""
+        found: dict[str, pa.Array] = {}
+        # Without numpy's warnings: differences of infinities are NaN, which is intended.
+        with np.errstate(all="ignore"):
+            for name, aggregate in self._aggregates.items():
+                found |= _named(name, aggregate.merged(_own(name, aggregate, accumulators), groups))
+        return found
+
+    def results(self, accumulators: Accumulators) -> dict[str, pa.Array]:
+        """Returns the results by output column."""
+        with np.errstate(all="ignore"):
+            return {name: each.result(_own(name, each, accumulators)) for name, each in self._aggregates.items()}
+
+    def of_stored(self, stored: pa.StructArray) -> Accumulators:
+        """Returns the columns of stored values."""
+        return {field.name: pc.struct_field(stored, field.name) for field in stored.type}
+
+
+def to_stored(accumulators: Accumulators) -> pa.StructArray:
+    """Returns the values to store."""
+    return pa.StructArray.from_arrays(list(accumulators.values()), names=list(accumulators))
+
+
+def taken(accumulators: Accumulators, at: Array) -> Accumulators:
+    """Returns the accumulators at some positions."""
+    indices = pa.array(at)
+    return {name: column.take(indices) for name, column in accumulators.items()}
+
+
+def joined(parts: Sequence[Accumulators]) -> Accumulators:
+    """Returns the accumulators of several parts, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return {name: pa.concat_arrays([part[name].cast(column.type) for part in parts]) for name, column in first.items()}
+
+
+def _own(name: str, aggregate: Aggregate, accumulators: Accumulators) -> Accumulators:
+    return {field: accumulators[f"{name}__{field}"] for field in aggregate.fields}
+
+
+def _named(name: str, accumulators: Accumulators) -> dict[str, pa.Array]:
+    return {f"{name}__{field}": column for field, column in accumulators.items()}

@@ -1,0 +1,99 @@
+"""Creates the vectorized operator that a job declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateflow.api.aggregates.aggregate import Aggregate
+from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, made_columns
+from stateflow.api.column_windows.accumulators import AccumulatorColumns
+from stateflow.api.column_windows.bounds import BOUNDS, BoundColumns, is_bound
+from stateflow.api.column_windows.slices import Slicing
+from stateflow.api.column_windows.time_windows import TimeWindowAggregates
+from stateflow.api.column_windows.window_aggregates import Aggregation, ColumnWindowSettings, WindowAggregates
+from stateflow.api.schema import RowSchema
+from stateflow.api.windows.assigners import (
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
+from stateflow.api.windows.window_operator import WindowSettings
+from stateflow.errors import JobDefinitionError
+
+AnySettings = WindowSettings[Any]
+_SLICED = (
+    TumblingEventTimeWindows,
+    SlidingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    SlidingProcessingTimeWindows,
+)
+_WAY_OUT = "call aggregate with an AggregateFunction, or process"
+
+
+def declared_aggregation(
+    wanted: Mapping[str, Sequence[str]], keys: Sequence[str], given: RowSchema, output: RowSchema
+) -> Aggregation:
+    """Returns what an operator computes.
+
+    Args:
+        wanted: ``(aggregate, column)`` or ``(bound,)`` by output column.
+        keys: the key columns.
+        given: columns of the rows.
+        output: columns of the result.
+
+    Raises:
+        JobDefinitionError: an aggregate does not exist or does not accept its column, or the output class has other
+            columns.
+    """
+    bounds = BoundColumns.of(wanted, output)
+    aggregates = {n: _aggregate(n, spec, given) for n, spec in wanted.items() if not is_bound(spec)}
+    if not aggregates:
+        raise JobDefinitionError(
+            "windows need an aggregate", hint='such as count=("count", a column)', given=sorted(wanted)
+        )
+    if clash := set(keys) & bounds.bounds.keys():
+        raise JobDefinitionError("an aggregate has the name of a key column", hint="rename it", names=sorted(clash))
+    made = {**made_columns(aggregates, keys, given), **bounds.made()}
+    check_output(made, keys, output)
+    return Aggregation(tuple(keys), AccumulatorColumns(aggregates), bounds, output.names)
+
+
+def declared_windows(settings: AnySettings, time_column: str, aggregation: Aggregation) -> WindowAggregates:
+    """Returns the operator.
+
+    Args:
+        time_column: the column with the event time; empty if the stream has none.
+
+    Raises:
+        JobDefinitionError: windows of this kind, or with this trigger, cannot be aggregated by columns.
+    """
+    assigner = settings.assigner
+    if type(settings.trigger) is not type(assigner.default_trigger()):
+        raise _refused("a trigger", type(settings.trigger).__name__)
+    time = time_column if assigner.is_event_time else ""
+    # Not subclasses, which may assign other windows.
+    if isinstance(assigner, _SLICED) and type(assigner) in _SLICED:
+        longest = assigner.size
+        own = ColumnWindowSettings(time, longest, settings.allowed_lateness, settings.late_rows)
+        return TimeWindowAggregates(own, aggregation, Slicing(assigner.size, assigner.slide, assigner.offset))
+    raise _refused("a window assigner", type(assigner).__name__)
+
+
+def refuse_evictor(evictor: object) -> None:
+    """Raises JobDefinitionError for an evictor, which needs all rows of a window."""
+    if evictor is not None:
+        raise _refused("an evictor", type(evictor).__name__)
+
+
+def _refused(what: str, given: str) -> JobDefinitionError:
+    return JobDefinitionError(f"{what} of this kind cannot be used by columns", hint=_WAY_OUT, given=given)
+
+
+def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
+    if not isinstance(spec, str) and len(spec) == 1:
+        raise JobDefinitionError(
+            "there is no such bound of a window", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
+        )
+    return declared_aggregate(name, spec, given)

@@ -1,0 +1,171 @@
+"""Tumbling and sliding windows, aggregated by columns.
+
+Rows are aggregated by slices first, which windows share. A window whose end a key passes within the batch is evaluated
+at once, and is never stored. The results are those of `WindowOperator`, which processes one row at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.api.aggregates.aggregate import Accumulators
+from stateflow.api.column_windows.accumulators import joined, taken
+from stateflow.api.column_windows.cumulative import Segments, cumulated
+from stateflow.api.column_windows.slices import Slicing, is_sorted, starts_of_groups
+from stateflow.api.column_windows.window_aggregates import Aggregation, ColumnWindowSettings, WindowAggregates, Windows
+from stateflow.api.functions.vectorized import Array
+from stateflow.api.functions.window_vectors import WindowVectorState
+from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.window_timers import DueTimers
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Accumulators of rows, and the windows that they are added to.
+
+    Attributes:
+        of, starts: key and start of the window of each addition.
+        part: the number of the accumulator that is added.
+        rows: for each addition, the number of the first row of the accumulator.
+        accumulators: accumulators of groups of rows.
+    """
+
+    of: Array
+    starts: Array
+    part: Array
+    rows: Array
+    accumulators: Accumulators
+
+
+class TimeWindowAggregates(WindowAggregates):
+    """Tumbling or sliding windows."""
+
+    def __init__(self, settings: ColumnWindowSettings, aggregation: Aggregation, slicing: Slicing) -> None:
+        super().__init__(settings, aggregation)
+        self._slicing = slicing
+
+    def _process(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> pa.RecordBatch | None:
+        parts = self._parts(batch, state, times)
+        windows, of_part = self._windows(parts, state.due)
+        if not len(windows):
+            return None
+        states = windows.states(state)
+        stored, exists = self._read(states)
+        present = np.flatnonzero(exists)
+        window = np.concatenate([present, of_part])
+        order = np.argsort(window, kind="stable")
+        is_late = windows.ends[window] - 1 <= self._watermark(state)
+        is_late[: len(present)] = False
+        added = taken(parts.accumulators, parts.part)
+        contents = joined([added, taken(stored, present)]) if len(present) else added
+        shifted = np.concatenate([len(of_part) + np.arange(len(present)), np.arange(len(of_part))])
+        segments = cumulated(
+            taken(contents, shifted[order]),
+            window[order],
+            is_late[order],
+            lambda some, starts, number: self._columns.merged(
+                some, self._groups(state, starts, windows.of[number], len(next(iter(some.values()))))
+            ),
+        )
+        rows = np.concatenate([np.full(len(present), -1), parts.rows])[order][segments.last]
+        self._store(state, windows, segments, exists)
+        return self._evaluate(state, windows, segments, np.where(is_late[order][segments.last], rows, -1))
+
+    def on_timers(self, domain: TimeDomain, due: DueTimers, state: WindowVectorState) -> pa.RecordBatch | None:
+        windows = Windows(due.of, due.starts, due.ends)
+        fires = np.flatnonzero(due.times == due.ends - 1)
+        emitted = None
+        if len(fires):
+            fired = windows.at(fires)
+            contents, exists = self._read(fired.states(state))
+            at = np.flatnonzero(exists)
+            emitted = self._aggregation.emitted(state, fired.at(at), taken(contents, at))
+        removed = np.flatnonzero(due.times == self._removal(due.ends))
+        if len(removed):
+            windows.at(removed).states(state).write(self._contents, pa.nulls(len(removed), self._contents.columns.type))
+        return emitted
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _parts(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> _Parts:
+        """Aggregates rows by slice, and returns the windows of each slice that are not removed yet."""
+        slicing, watermark = self._slicing, self._watermark(state)
+        of_row, slices = state.key_of_row, slicing.slices(times)
+        if not is_sorted(of_row, slices):
+            order = np.lexsort((slices, of_row))
+            batch, times = batch.take(pa.array(order)), times[order]
+            of_row, slices = of_row[order], slices[order]
+        alone = np.zeros(len(times), np.int64)
+        if self._settings.lateness:
+            # A late row that is added to a window fires it, so it is not aggregated with other rows before.
+            is_late = slicing.earliest_end(slices) - 1 <= watermark
+            alone = np.where(is_late, np.arange(1, len(times) + 1), 0)
+        starts = starts_of_groups(of_row, slices, alone)
+        of, slices = of_row[starts], slices[starts]
+        part, first = slicing.windows(slices)
+        kept = self._removal(first + slicing.size) > watermark
+        part, first = part[kept], first[kept]
+        has_window = np.zeros(len(starts), bool)
+        has_window[part] = True
+        if not has_window.all():
+            is_left = ~np.repeat(has_window, np.diff(starts, append=len(times)))
+            self._output_late(batch, state, is_left & (times + self._settings.lateness <= watermark))
+        accumulators = self._columns.of_rows(batch, self._groups(state, starts, of, len(batch)))
+        return _Parts(of[part], first, part, starts[part], accumulators)
+
+    def _windows(self, parts: _Parts, due: DueTimers) -> tuple[Windows, Array]:
+        """Returns the windows that rows are added to or that are due, and for each addition the number of its window.
+
+        They are ordered by key and start. Additions are not, but keep their order within a window.
+        """
+        of, starts = np.concatenate([parts.of, due.of]), np.concatenate([parts.starts, due.starts])
+        order = np.arange(len(of)) if is_sorted(of, starts) and not len(due.of) else np.lexsort((starts, of))
+        of, starts = of[order], starts[order]
+        firsts = starts_of_groups(of, starts)
+        number = np.empty(len(of), np.int64)
+        number[order] = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(of)))
+        windows = Windows(of[firsts], starts[firsts], starts[firsts] + self._slicing.size)
+        return windows, number[: len(parts.of)]
+
+    # -- windows ------------------------------------------------------------------------------------------------------
+
+    def _store(self, state: WindowVectorState, windows: Windows, segments: Segments, exists: Array) -> None:
+        """Stores contents that are still needed after the batch, and removes others."""
+        number = segments.window[segments.finals]
+        windows, exists = windows.at(number), exists[number]
+        reached = self._reached(state, windows.of)
+        keeps = self._removal(windows.ends) > reached
+        changes = keeps | exists
+        if changes.any():
+            at = np.flatnonzero(changes)
+            contents = taken(segments.accumulators, segments.finals[at])
+            self._write(windows.at(at).states(state), contents, np.ones(len(at), bool), keeps[at])
+        new = np.flatnonzero(~exists & keeps)
+        if len(new):
+            self._register(state, windows.at(new), reached[new])
+
+    def _evaluate(
+        self, state: WindowVectorState, windows: Windows, segments: Segments, late_rows: Array
+    ) -> pa.RecordBatch | None:
+        """Returns the results of windows that fire: after a late row, and when the key passes their end.
+
+        Args:
+            late_rows: for each segment the number of the late row that it ends with; -1 for others.
+        """
+        fired = windows.at(segments.window)
+        ends = fired.ends - 1
+        is_due = np.zeros(len(fired), bool)
+        is_due[segments.finals] = True
+        is_due &= (ends > self._watermark(state)) & (ends <= self._reached(state, fired.of))
+        chosen = np.flatnonzero(is_due | (late_rows >= 0))
+        if not len(chosen):
+            return None
+        late = late_rows[chosen]
+        if (late >= 0).any():
+            # As row by row: late rows of a key come first, and each fires the latest of its windows first.
+            starts = np.where(late >= 0, -fired.starts[chosen], fired.starts[chosen])
+            chosen = chosen[np.lexsort((starts, late, late < 0, fired.of[chosen]))]
+        return self._aggregation.emitted(state, fired.at(chosen), taken(segments.accumulators, chosen))

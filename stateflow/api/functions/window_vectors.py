@@ -1,0 +1,87 @@
+"""Vectorized functions with timers of windows. For the runtime's own operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Never, NoReturn
+
+import pyarrow as pa
+
+from stateflow.api.functions.process import OnTimerContext
+from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, VectorState
+from stateflow.api.side_outputs import OutputTag
+from stateflow.errors import InternalError
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
+from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.window_timers import DueTimers, WindowTimers
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """The times of a call, in milliseconds since 1970.
+
+    Attributes:
+        processing: processing time.
+        watermark: the watermark before the first row of each key; the lowest integer before the first watermark.
+        reached: for each key, the watermark before its last row.
+        before_rows: the watermark before each row.
+    """
+
+    processing: int
+    watermark: int
+    reached: Array
+    before_rows: Array
+
+
+class WindowVectorState(VectorState):
+    """The keys of a call, their state, windows, and timers.
+
+    Attributes:
+        times: the times of the call.
+        due: the event-time timers of the keys up to the time that each key reaches; they are deleted already.
+        side: batches of rows of side outputs, by tag.
+    """
+
+    def __init__(
+        self, keys: pa.RecordBatch, starts: Array, states: KeyedStateBatch, times: BatchTimes, timers: WindowTimers
+    ) -> None:
+        super().__init__(keys, starts, len(times.before_rows), states)
+        self.times = times
+        self.due = DueTimers.none()
+        self.side: dict[str, list[pa.RecordBatch]] = {}
+        self._timers = timers
+
+    def __len__(self) -> int:
+        return int(self.keys.num_rows)
+
+    def windows(self, of: Array, starts: Array, ends: Array) -> KeyedStateBatch:
+        """Returns the states of distinct windows; `of` has the number of the key of each window."""
+        return self.states.windows(of, starts, ends)
+
+    def register(self, domain: TimeDomain, windows: KeyedStateBatch, times: Array) -> None:
+        """Registers a timer for each window."""
+        self._timers.register_all(domain, windows, times)
+
+    def delete(self, domain: TimeDomain, windows: KeyedStateBatch, times: Array) -> None:
+        """Deletes a timer of each window, if it exists."""
+        self._timers.delete_all(domain, windows, times)
+
+    def output(self, tag: OutputTag[Never], rows: pa.RecordBatch) -> None:
+        """Emits rows to a side output."""
+        self.side.setdefault(tag.name, []).append(rows)
+
+
+class WindowVectorFunction(VectorizedKeyedFunction):
+    """A vectorized function whose state and timers belong to windows of keys."""
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | None:
+        """Called as for `VectorizedKeyedFunction`, with a `WindowVectorState`."""
+        raise NotImplementedError(f"{type(self).__name__} has no process_batch")
+
+    def on_timers(self, domain: TimeDomain, due: DueTimers, state: WindowVectorState) -> pa.RecordBatch | None:
+        """Called with timers that are due, in order of time; `state` has their keys, and no rows."""
+        raise NotImplementedError(f"{type(self).__name__} has no on_timers")
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> NoReturn:
+        """Never called: `on_timers` is."""
+        raise InternalError("a timer of a vectorized function fired by itself")

@@ -1,0 +1,50 @@
+"""Aggregation of windows by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateflow.api.column_windows.declared import AnySettings, declared_aggregation, declared_windows, refuse_evictor
+from stateflow.api.dead_letters import FAIL
+from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.schema import RowSchema
+from stateflow.api.streams.keyed_input import KeyedInput, Stream
+from stateflow.api.windows.evictors import Evictor
+from stateflow.errors import JobDefinitionError
+
+
+class WindowColumns(KeyedInput[Stream]):
+    """The part of `WindowedStream` that aggregates by columns."""
+
+    _settings: AnySettings
+    _evictor: Evictor[Any] | None = None
+
+    def aggregate_columns(
+        self, aggregates: Mapping[str, Sequence[str]], *, output: type[object], uid: str = ""
+    ) -> Stream:
+        """Aggregates columns of each window, vectorized. The results are those of `aggregate`, many times faster.
+
+        Windows are tumbling, sliding, or sessions with a fixed gap, of event time or processing time, with the default
+        trigger.
+
+        Args:
+            aggregates: ``(kind, column)`` by output column, with the kinds of `KeyedStream.aggregate_columns`; or
+                ``("window_start",)``, ``("window_end",)`` or ``("window_time",)``, the last instant of the window.
+                These are milliseconds since 1970 if the column is declared as int, or a datetime in UTC.
+            output: row class with the key columns and the aggregates.
+
+        Raises:
+            JobDefinitionError: an aggregate does not exist, or does not fit its column or the output class; or windows
+                with this assigner, trigger or evictor need each row.
+        """
+        schema = RowSchema.of(output)
+        try:
+            refuse_evictor(self._evictor)
+            aggregation = declared_aggregation(aggregates, self._keying.columns, self._node.schema, schema)
+            function = declared_windows(self._settings, event_time_of(self._node), aggregation)
+        except JobDefinitionError as e:
+            e.add_facts(operator=uid)
+            raise
+        name = f"aggregate {', '.join(aggregates)} {type(self._settings.assigner).__name__}"
+        return self._operator(function, schema, uid, name, FAIL)

@@ -1,0 +1,94 @@
+"""One subtask of a vectorized operator with windows: passes rows of whole keys, and due timers, to its function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.api.functions.process import TaskInfo
+from stateflow.api.functions.vectorized import Array, VectorState
+from stateflow.api.functions.window_vectors import BatchTimes, WindowVectorFunction, WindowVectorState
+from stateflow.api.schema import RowSchema
+from stateflow.clock import epoch_milliseconds
+from stateflow.config.state_settings import EntryLimits
+from stateflow.runtime.task.operators.key_watermarks import watermarks_before_rows
+from stateflow.runtime.task.operators.vector_operator import SortedRows, VectorOperator
+from stateflow.runtime.task.row_conversion import event_times
+from stateflow.runtime.task_spec import TIMER_PHASE, ChainSpec
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.columnar.key_reader import KeyLayout
+from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
+from stateflow.state.kinds.timers import NO_WATERMARK
+from stateflow.state.kinds.window_timers import DueKeys
+
+_GROUP_BYTES = 2
+
+
+class WindowVectorOperator(VectorOperator):
+    """Calls a `WindowVectorFunction`; arguments as for `VectorOperator`, and the index of the timers in the backend."""
+
+    def __init__(
+        self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits, index: TimerIndex
+    ) -> None:
+        assert isinstance(spec.function, WindowVectorFunction) and spec.keying is not None
+        super().__init__(spec, info, backend, limits)
+        self._windows: WindowVectorFunction = spec.function
+        self._timers = self._state.window_timers(self._groups, index)
+        self._now = epoch_milliseconds(info.processing_time)
+        self._watermark = spec.watermark_before
+        self._calls: list[tuple[int, WindowVectorState]] = []
+        kinds = [spec.inputs[0].schema.column(name).arrow_type for name in spec.keying.columns]
+        self._layout = KeyLayout(tuple(kinds), _GROUP_BYTES)
+
+    def advance(self) -> None:
+        """Advances event time to that of the batch, after the rows of phase 0."""
+        self._watermark = self._spec.watermark
+
+    def fire(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        yield from self.flush()
+        self.advance()
+        for domain, until in ((TimeDomain.EVENT_TIME, self._watermark), (TimeDomain.PROCESSING_TIME, self._now)):
+            if until is not None:
+                for due in self._timers.fire(domain, until):
+                    call = partial(self._windows.on_timers, domain, due.timers, self._state_of_timers(due))
+                    yield from self._end_call(self._call("on_timers", call), TIMER_PHASE)
+
+    def take_side_outputs(self) -> Iterator[tuple[str, RowSchema, list[tuple[int, pa.RecordBatch]]]]:
+        calls, self._calls = self._calls, []
+        for phase, state in calls:
+            for tag, batches in state.side.items():
+                yield tag, self._spec.inputs[0].schema, [(phase, rows) for rows in batches]
+
+    def _new_state(
+        self, rows: SortedRows, keys: pa.RecordBatch, starts: Array, encoded: tuple[list[bytes], list[bytes]]
+    ) -> VectorState:
+        times = self._times(rows, starts)
+        # Reads the store, so before there are pending changes.
+        due = self._timers.fire_of_keys(*encoded, times.reached)
+        state = WindowVectorState(keys, starts, self._state.batch_of(*encoded), times, self._timers)
+        state.due = due
+        self._calls.append((rows.phase, state))
+        return state
+
+    def _times(self, rows: SortedRows, starts: Array) -> BatchTimes:
+        watermark = NO_WATERMARK if self._watermark is None else self._watermark
+        before_rows = np.full(len(rows), watermark)
+        if self._spec.source_times and rows.origins is not None and self._input.time is not None:
+            times = event_times(rows.columns[self._input.time])
+            first_rows = np.repeat(starts, np.diff(starts, append=len(rows)))
+            sources = self._spec.source_times
+            before_rows = watermarks_before_rows(sources, watermark, times, rows.origins, first_rows)
+        last_rows = np.append(starts[1:], len(rows)) - 1
+        return BatchTimes(self._now, watermark, before_rows[last_rows], before_rows)
+
+    def _state_of_timers(self, due: DueKeys) -> WindowVectorState:
+        stored = [group + key + b"\0" for group, key in zip(due.groups, due.keys, strict=True)]
+        columns = self._layout.read(stored).keys
+        keys = pa.RecordBatch.from_arrays(columns, names=list(self._names))
+        watermark = NO_WATERMARK if self._watermark is None else self._watermark
+        none = np.zeros(0, np.int64)
+        times = BatchTimes(self._now, watermark, np.full(len(stored), watermark), none)
+        return WindowVectorState(keys, none, self._state.batch_of(due.groups, due.keys), times, self._timers)

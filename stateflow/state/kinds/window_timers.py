@@ -1,0 +1,142 @@
+"""Timers of windows as columns: many are registered, deleted and fired at once."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+
+from stateflow.state.columnar.key_encoding import WINDOW_BYTES, Integers, decode_times, decode_windows, encode_times
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
+from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers, stored_timer
+
+_KEY_START = 10
+"""Offset of the key in a timer that begins with its time: after time and key group."""
+_AT_ONCE = 200_000
+"""Number of due timers to hold in memory at a time."""
+
+
+@dataclass(frozen=True)
+class DueTimers:
+    """Timers that are due, in order of time for each key.
+
+    Attributes:
+        of: the number of the key of each timer.
+        starts, ends: its window.
+        times: its time. All are milliseconds since 1970.
+    """
+
+    of: Integers
+    starts: Integers
+    ends: Integers
+    times: Integers
+
+    @classmethod
+    def none(cls) -> DueTimers:
+        """Returns no timers."""
+        empty = np.zeros(0, np.int64)
+        return cls(empty, empty, empty, empty)
+
+
+@dataclass(frozen=True)
+class DueKeys:
+    """The keys of timers that are due.
+
+    Attributes:
+        groups: the key group of each key, 2 bytes.
+        keys: the encoded keys.
+    """
+
+    groups: list[bytes]
+    keys: list[bytes]
+    timers: DueTimers
+
+
+class WindowTimers(Timers):
+    """The timers of one operator's subtask, all of which are timers of windows."""
+
+    def register_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Integers) -> None:
+        """Registers a timer for each window.
+
+        Args:
+            times: milliseconds since 1970, one per window.
+        """
+        stored = windows.stored_keys(TIMER_IDS[domain], encode_times(times))
+        self._context.pending |= dict.fromkeys(stored, b"")
+        index = self._index.times[domain]
+        groups = np.frombuffer(b"".join(windows.groups), ">u2").astype(np.int64)
+        if len(groups):
+            order = np.argsort(groups, kind="stable")
+            starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+            earliest = np.minimum.reduceat(times[order], starts)
+            for at, time in zip(order[starts].tolist(), earliest.tolist(), strict=True):
+                index.add(windows.groups[at], time)
+
+    def delete_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Integers) -> None:
+        """Deletes the timers of windows that exist; arguments as for `register_all`."""
+        stored = windows.stored_keys(TIMER_IDS[domain], encode_times(times))
+        self._context.pending |= dict.fromkeys(stored)
+
+    def fire(self, domain: TimeDomain, until: int) -> Iterator[DueKeys]:
+        """Yields the timers of all keys up to `until` in order of time, those registered meanwhile included.
+
+        They are deleted when they are yielded. Write the pending changes between two parts.
+        """
+        while groups := self._index.times[domain].take_due(until, self._owned):
+            current = Firing(domain, until)
+            found = self._in_order([self._scan(current, *group) for group in groups.items()])
+            while entries := list(islice(found, _AT_ONCE)):
+                self._delete(domain, entries)
+                yield _by_key(entries)
+
+    def fire_of_keys(self, groups: Sequence[bytes], keys: Sequence[bytes], until: Integers) -> DueTimers:
+        """Deletes and returns the event-time timers of some keys that are due.
+
+        Args:
+            groups: the key group of each key, 2 bytes.
+            keys: the encoded keys.
+            until: the time up to which the timers of each key are due.
+        """
+        times = self._index.times[TimeDomain.EVENT_TIME]
+        latest = int(until.max(initial=NO_WATERMARK))
+        if times.earliest is None or times.earliest > latest:
+            return DueTimers.none()
+        addresses = list(zip(groups, keys, strict=True))
+        self.prefetch(dict(zip(addresses, until.tolist(), strict=True)))
+        taken = self._prefetched
+        entries: list[bytes] = []
+        of: list[int] = []
+        for number, address in enumerate(addresses):
+            if own := taken.get(address):
+                entries += own
+                of += [number] * len(own)
+        self._prefetched = {}
+        self._delete(TimeDomain.EVENT_TIME, entries)
+        return _columns(np.array(of, np.int64), entries)
+
+    def _in_order(self, parts: list[Iterator[bytes]]) -> Iterator[bytes]:
+        """Returns sorted parts as one; sorts them at once if they are small, which is several times faster."""
+        at_once = _AT_ONCE // max(len(parts), 1) + 1
+        heads = [list(islice(part, at_once)) for part in parts]
+        if all(len(head) < at_once for head in heads):
+            return iter(sorted(chain.from_iterable(heads)))
+        return heapq.merge(*(chain(head, part) for head, part in zip(heads, parts, strict=True)))
+
+    def _delete(self, domain: TimeDomain, entries: list[bytes]) -> None:
+        self._context.pending |= dict.fromkeys([stored_timer(domain, entry) for entry in entries])
+
+
+def _by_key(entries: list[bytes]) -> DueKeys:
+    addresses = [entry[8:-WINDOW_BYTES] for entry in entries]
+    numbers = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
+    of = np.fromiter(map(numbers.__getitem__, addresses), np.int64, len(entries))
+    return DueKeys([each[:2] for each in numbers], [each[2:] for each in numbers], _columns(of, entries))
+
+
+def _columns(of: Integers, entries: list[bytes]) -> DueTimers:
+    starts, ends = decode_windows(b"".join([entry[-WINDOW_BYTES:] for entry in entries]))
+    return DueTimers(of, starts, ends, decode_times(b"".join([entry[:8] for entry in entries])))

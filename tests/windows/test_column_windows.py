@@ -1,0 +1,271 @@
+"""Windows that are aggregated by columns: every aggregate, bounds, processing time, late rows, stored content."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from stateflow import (
+    CountEvictor,
+    CountTrigger,
+    EventTimeSessionWindows,
+    GlobalWindows,
+    OutputTag,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    WatermarkStrategy,
+    precision,
+)
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.environment import StreamExecutionEnvironment
+from stateflow.errors import JobDefinitionError, StateError
+from stateflow.testing import KeyedHarness, KeyedInput
+from stateflow.types.time_window import TimeWindow
+from tests.windows.timed_rows import Timed, ms
+
+Money = Annotated[Decimal, precision(10, 2)]
+Zoned = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class Bid(msgspec.Struct, frozen=True):
+    auction: int
+    bidder: str
+    price: int | None
+    score: float
+    fee: Money
+    at: int | None
+
+
+class Figures(msgspec.Struct, frozen=True):
+    auction: int
+    bidder: str
+    bids: int
+    total: int | None
+    low: int | None
+    high: str | None
+    mean: float
+    spread: float | None
+    fees: Annotated[Decimal, precision(20, 2)] | None
+    first: int | None
+    last: int | None
+    bidders: int
+    start: datetime
+    end: int
+    time: Zoned
+
+
+FIGURES: dict[str, Sequence[str]] = {
+    "bids": ("count", "at"),
+    "total": ("sum", "price"),
+    "low": ("min", "price"),
+    "high": ("max", "bidder"),
+    "mean": ("mean", "score"),
+    "spread": ("variance", "score"),
+    "fees": ("sum", "fee"),
+    "first": ("first", "price"),
+    "last": ("last", "price"),
+    "bidders": ("approx_distinct", "price"),
+    "start": ("window_start",),
+    "end": ("window_end",),
+    "time": ("window_time",),
+}
+
+
+def _bids(count: int) -> list[Bid]:
+    return [
+        Bid(n % 3, "xy"[n % 2], None if n % 5 == 0 else n * 7 % 11, n / 3, Decimal(n * 37) / 100, n * 3)
+        for n in range(count)
+    ]
+
+
+def _expected(bids: Sequence[Bid], size: int, slide: int) -> set[tuple[object, ...]]:
+    windows: dict[tuple[int, str, int], list[Bid]] = defaultdict(list)
+    for bid in bids:
+        assert bid.at is not None
+        for start in range(bid.at - size + 1, bid.at + 1):
+            if start % slide == 0:
+                windows[bid.auction, bid.bidder, start].append(bid)
+    found: set[tuple[object, ...]] = set()
+    for (auction, bidder, start), rows in windows.items():
+        prices = [row.price for row in rows if row.price is not None]
+        scores = [row.score for row in rows]
+        summed = (sum(prices), min(prices), prices[0], prices[-1]) if prices else (None,) * 4
+        mean, spread = statistics.mean(scores), statistics.variance(scores) if len(scores) > 1 else None
+        fees = sum(row.fee for row in rows)
+        of = (auction, bidder, start, start + size, len(rows))
+        found.add((*of, summed, len(set(prices)), fees, _rounded(mean), _rounded(spread)))
+    return found
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 9)
+
+
+def _made(row: Figures) -> tuple[object, ...]:
+    start = int(row.start.replace(tzinfo=UTC).timestamp() * 1000)
+    assert row.high == row.bidder and row.time.timestamp() * 1000 == row.end - 1
+    summed = (row.total, row.low, row.first, row.last)
+    of = (row.auction, row.bidder, start, row.end, row.bids)
+    return (*of, summed, row.bidders, row.fees, _rounded(row.mean), _rounded(row.spread))
+
+
+@pytest.mark.parametrize("rows_of_batch", [1, 7, 100])
+@pytest.mark.parametrize(("size", "slide"), [(30, 30), (40, 15), (10, 25)])
+def test_every_aggregate_of_a_window_is_that_of_its_rows(size: int, slide: int, rows_of_batch: int) -> None:
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(slide)))
+        return windows.aggregate_columns(FIGURES, output=Figures, uid="w")
+
+    given = KeyedInput(Bid, ("auction", "bidder"), event_time="at", out_of_orderness=ms(6))
+    bids = _bids(100)
+    with KeyedHarness(stream, given, parallelism=2) as h:
+        for at in range(0, len(bids), rows_of_batch):
+            h.push(*bids[at : at + rows_of_batch][::-1])
+        h.drain()
+        assert len(h.output) == len(_expected(bids, size, slide))
+        assert {_made(row) for row in h.output} == _expected(bids, size, slide)
+        assert h.state_entries() == [] and h.timers() == []
+
+
+class Counted(msgspec.Struct, frozen=True, order=True):
+    key: str
+    start: int
+    end: int
+    total: int
+
+
+COUNTED: dict[str, Sequence[str]] = {"start": ("window_start",), "end": ("window_end",), "total": ("sum", "value")}
+LATE = OutputTag("late", Timed)
+
+
+def _harness(assigner: Any, **more: Any) -> KeyedHarness:
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(assigner)
+        if assigner.is_event_time:
+            windows = windows.allowed_lateness(ms(more.pop("lateness", 0))).side_output_late_data(LATE)
+        return windows.aggregate_columns(COUNTED, output=Counted, uid="w")
+
+    return KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))
+
+
+def test_windows_of_processing_time_end_by_the_time_of_the_batch() -> None:
+    with _harness(TumblingProcessingTimeWindows.of(ms(10))) as h:
+        h.advance_processing_time(12)
+        assert h.push(Timed("a", 1), Timed("b", 2)) == []
+        h.advance_processing_time(18)
+        assert h.push(Timed("a", 4)) == [] and len(h.timers()) == 2
+        h.advance_processing_time(19)
+        assert sorted(h.output) == [Counted("a", 10, 20, 5), Counted("b", 10, 20, 2)]
+        assert h.state_entries() == [] and h.timers() == []
+
+
+def test_each_late_row_that_is_allowed_fires_its_window_again() -> None:
+    with _harness(TumblingEventTimeWindows.of(ms(10)), lateness=5) as h:
+        h.push(Timed("a", 1, 3))
+        h.advance_watermark(12)
+        assert h.output == [Counted("a", 0, 10, 1)]
+        assert h.push(Timed("a", 2, 4), Timed("b", 8, 7), Timed("a", 4, 5)) in (
+            [Counted("a", 0, 10, 3), Counted("a", 0, 10, 7), Counted("b", 0, 10, 8)],
+            [Counted("b", 0, 10, 8), Counted("a", 0, 10, 3), Counted("a", 0, 10, 7)],
+        )
+        h.advance_watermark(14)
+        assert h.state_entries() == [] and h.push(Timed("a", 16, 9)) == []
+        assert h.side_output(LATE) == [Timed("a", 16, 9)]
+
+
+def test_a_window_is_stored_with_its_accumulators_and_a_timer() -> None:
+    with _harness(TumblingEventTimeWindows.of(ms(10))) as h:
+        h.push(Timed("a", 3, 12), Timed("b", 1, 3))
+        entry = next(each for each in h.state_entries() if each.key == ("a",))
+        assert (entry.state, entry.namespace) == ("window-contents", TimeWindow(10, 20))
+        stored = h.state("window-contents", "a", namespace=TimeWindow(10, 20))
+        assert stored.total__sum == 3
+        assert {(each.time, each.namespace) for each in h.timers()} == {
+            (19, TimeWindow(10, 20)),
+            (9, TimeWindow(0, 10)),
+        }
+
+
+def test_windows_after_windows_use_the_time_of_the_window() -> None:
+    class PerKey(msgspec.Struct, frozen=True):
+        key: str
+        at: int
+        total: int
+
+    class Biggest(msgspec.Struct, frozen=True):
+        at: int
+        total: int
+        keys: int
+
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        tens = TumblingEventTimeWindows.of(ms(10))
+        made = {"at": ("window_time",), "total": ("sum", "value")}
+        sums = rows.window(tens).aggregate_columns(made, output=PerKey, uid="sums")
+        largest = {"total": ("max", "total"), "keys": ("count", "key")}
+        by_time = sums.key_by("at").window(tens)
+        return by_time.aggregate_columns(largest, output=Biggest, uid="largest")
+
+    with KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at"), parallelism=2) as h:
+        for at in range(0, 40, 4):
+            h.push(Timed("a", at, at), Timed("b", 2, at + 1), Timed("c", 50, at))
+        h.drain()
+        assert sorted((row.at, row.total, row.keys) for row in h.output) == [
+            (9, 150, 3),
+            (19, 100, 3),
+            (29, 150, 3),
+            (39, 100, 3),
+        ]
+
+
+@pytest.mark.parametrize("at", [None, 1 << 62])
+def test_a_row_without_a_usable_event_time_is_an_error(at: int | None) -> None:
+    with _harness(TumblingEventTimeWindows.of(ms(10))) as h, pytest.raises(StateError) as e:
+        h.push(Timed("a", 1, 1), Timed("a", 1, at))
+    assert e.value.facts["operator"] == "w" and e.value.hint
+
+
+def _keyed() -> KeyedStream[DataStream]:
+    rows = StreamExecutionEnvironment().from_collection([Timed("a", 1)], row_class=Timed, uid="rows")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+    return rows.assign_timestamps_and_watermarks(strategy).key_by("key")
+
+
+TENS = TumblingEventTimeWindows.of(ms(10))
+
+
+class Tens(TumblingEventTimeWindows):
+    def assign_windows(self, row: object, timestamp: int) -> list[TimeWindow]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("declare", "columns"),
+    [
+        (lambda rows: rows.window(TENS).trigger(CountTrigger.of(3)), COUNTED),
+        (lambda rows: rows.window(TENS).evictor(CountEvictor.of(3)), COUNTED),
+        (lambda rows: rows.window(GlobalWindows.create()), COUNTED),
+        (lambda rows: rows.window(Tens.of(ms(10))), COUNTED),
+        (lambda rows: rows.window(EventTimeSessionWindows.with_dynamic_gap(lambda row: ms(1))), COUNTED),
+        (lambda rows: rows.window(TENS), COUNTED | {"start": ("start",)}),
+        (lambda rows: rows.window(TENS), COUNTED | {"start": ("window_start", "value")}),
+        (lambda rows: rows.window(TENS), COUNTED | {"more": ("window_end",)}),
+        (lambda rows: rows.window(TENS), COUNTED | {"key": ("window_end",)}),
+        (lambda rows: rows.window(TENS), {"start": ("window_start",), "end": ("window_end",)}),
+        (lambda rows: rows.window(TENS), COUNTED | {"total": ("mean", "value")}),
+    ],
+)
+def test_what_cannot_be_aggregated_by_columns_is_refused_with_a_hint(
+    declare: Callable[[Any], Any], columns: Mapping[str, Sequence[str]]
+) -> None:
+    with pytest.raises(JobDefinitionError) as e:
+        declare(_keyed()).aggregate_columns(columns, output=Counted, uid="w")
+    assert e.value.facts["operator"] == "w" and e.value.hint
