@@ -106,6 +106,11 @@ def test_trips_end_after_a_day_without_a_flight(guide: ModuleType, flights: list
         for n, trip in enumerate(trips, 1)
     ]
     assert any(row["number"] > 1 for row in wanted)
+    times = [
+        {"tailnum": key, "start": trip[0]["time"], "flights": len(trip)} for key, trips in of.items() for trip in trips
+    ]
+    found = _run(guide.trips_by_columns, guide, "tailnum", flights)
+    assert sorted(found, key=repr) == sorted(times, key=repr)
     found = _run(guide.trips, guide, "tailnum", flights)
     assert sorted(found, key=repr) == sorted(wanted, key=repr)
 

@@ -18,6 +18,7 @@ from stateflow import (
     EventTimeSessionWindows,
     GlobalWindows,
     OutputTag,
+    ProcessingTimeSessionWindows,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
@@ -166,6 +167,36 @@ def test_windows_of_processing_time_end_by_the_time_of_the_batch() -> None:
         h.advance_processing_time(19)
         assert sorted(h.output) == [Counted("a", 10, 20, 5), Counted("b", 10, 20, 2)]
         assert h.state_entries() == [] and h.timers() == []
+
+
+def test_sessions_of_processing_time_merge_over_batches() -> None:
+    with _harness(ProcessingTimeSessionWindows.with_gap(ms(10))) as h:
+        h.advance_processing_time(12)
+        assert h.push(Timed("a", 1), Timed("b", 2)) == []
+        h.advance_processing_time(18)
+        assert h.push(Timed("a", 4), Timed("a", 8)) == []
+        h.advance_processing_time(21)
+        assert h.output == [Counted("b", 12, 22, 2)]
+        h.advance_processing_time(27)
+        assert h.output[1:] == [Counted("a", 12, 28, 13)]
+        assert h.state_entries() == [] and h.timers() == []
+
+
+def test_a_session_stores_its_content_in_the_namespace_of_its_first_window() -> None:
+    with _harness(EventTimeSessionWindows.with_gap(ms(10))) as h:
+        h.push(Timed("a", 1, 3), Timed("a", 8, 30))
+        h.push(Timed("a", 2, 8))
+        session = {"start": 3, "end": 18, "state_start": 3, "state_end": 13}
+        other = {"start": 30, "end": 40, "state_start": 30, "state_end": 40}
+        assert [msgspec.to_builtins(each) for each in h.state("merging-window-set", "a")] == [session, other]
+        assert h.state("window-contents", "a", namespace=TimeWindow(3, 13)).total__sum == 3
+        assert [(each.time, each.namespace) for each in h.timers()] == [
+            (17, TimeWindow(3, 18)),
+            (39, TimeWindow(30, 40)),
+        ]
+        h.push(Timed("a", 4, 20), Timed("a", 16, 11))
+        h.drain()
+        assert h.output == [Counted("a", 3, 40, 31)]
 
 
 def test_each_late_row_that_is_allowed_fires_its_window_again() -> None:

@@ -240,9 +240,9 @@ def _windowed(history: History, method: str) -> Callable[[KeyedStream[DataStream
         else:
             windows = rows.window(SlidingEventTimeWindows.of(size, slide, offset))
         windows = windows.allowed_lateness(timedelta(milliseconds=history.lateness)).side_output_late_data(LATE)
-        if method == "columns" and kind.slide:
+        if method == "columns":
             return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
-        if method in ("aggregate", "columns"):
+        if method == "aggregate":
             return windows.aggregate(CollectNumbers(), EmitNumbers(), accumulator=list[int], output=Fired, uid="w")
         if method == "evict":
             windows = windows.evictor(CountEvictor.of(1000))

@@ -31,6 +31,13 @@ class AccumulatorColumns:
         ]
         return msgspec.defstruct("Aggregates", fields)
 
+    def nothing(self, count: int) -> Accumulators:
+        """Returns accumulators to which nothing was added."""
+        found: dict[str, pa.Array] = {}
+        for name, aggregate in self._aggregates.items():
+            found |= _named(name, aggregate.nothing(count))
+        return found
+
     def of_rows(self, batch: pa.RecordBatch, groups: VectorState) -> Accumulators:
         """Returns the accumulators of groups of adjacent rows."""
         found: dict[str, pa.Array] = {}

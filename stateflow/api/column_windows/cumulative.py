@@ -9,6 +9,7 @@ import numpy as np
 
 from stateflow.api.aggregates.aggregate import Accumulators
 from stateflow.api.column_windows.accumulators import joined, taken
+from stateflow.api.column_windows.slices import ends_of_groups
 from stateflow.api.functions.vectorized import Array
 
 Merge = Callable[[Accumulators, Array, Array], Accumulators]
@@ -32,7 +33,7 @@ class Segments:
     @property
     def finals(self) -> Array:
         """For each window, the number of its last segment."""
-        return np.flatnonzero(np.append(self.window[1:] != self.window[:-1], True))
+        return ends_of_groups(self.window)
 
 
 def cumulated(parts: Accumulators, window: Array, cuts: Array, merge: Merge) -> Segments:
@@ -43,9 +44,10 @@ def cumulated(parts: Accumulators, window: Array, cuts: Array, merge: Merge) -> 
         window: the number of the window of each part.
         cuts: for each part, whether its window fires after it.
     """
-    is_last = np.append(window[1:] != window[:-1], True) | cuts
+    is_last = cuts.copy()
+    is_last[ends_of_groups(window)] = True
     last = np.flatnonzero(is_last)
-    starts = np.append(0, last[:-1] + 1)
+    starts = np.append(0, last[:-1] + 1)[: len(last)]
     of = window[last]
     found = parts if len(starts) == len(window) else merge(parts, starts, of)
     place = np.arange(len(of)) - np.searchsorted(of, of)

@@ -9,11 +9,14 @@ from stateflow.api.aggregates.aggregate import Aggregate
 from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, made_columns
 from stateflow.api.column_windows.accumulators import AccumulatorColumns
 from stateflow.api.column_windows.bounds import BOUNDS, BoundColumns, is_bound
+from stateflow.api.column_windows.session_windows import SessionAggregates
 from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.column_windows.time_windows import TimeWindowAggregates
 from stateflow.api.column_windows.window_aggregates import Aggregation, ColumnWindowSettings, WindowAggregates
 from stateflow.api.schema import RowSchema
 from stateflow.api.windows.assigners import (
+    EventTimeSessionWindows,
+    ProcessingTimeSessionWindows,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
@@ -29,6 +32,7 @@ _SLICED = (
     TumblingProcessingTimeWindows,
     SlidingProcessingTimeWindows,
 )
+_SESSIONS = (EventTimeSessionWindows, ProcessingTimeSessionWindows)
 _WAY_OUT = "call aggregate with an AggregateFunction, or process"
 
 
@@ -78,6 +82,9 @@ def declared_windows(settings: AnySettings, time_column: str, aggregation: Aggre
         longest = assigner.size
         own = ColumnWindowSettings(time, longest, settings.allowed_lateness, settings.late_rows)
         return TimeWindowAggregates(own, aggregation, Slicing(assigner.size, assigner.slide, assigner.offset))
+    if isinstance(assigner, _SESSIONS) and type(assigner) in _SESSIONS and isinstance(assigner.gap, int):
+        own = ColumnWindowSettings(time, assigner.gap, settings.allowed_lateness, settings.late_rows)
+        return SessionAggregates(own, aggregation, assigner.gap)
     raise _refused("a window assigner", type(assigner).__name__)
 
 

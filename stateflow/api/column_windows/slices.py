@@ -65,7 +65,12 @@ def starts_of_groups(*columns: Array) -> Array:
     changes = np.zeros(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         changes |= column[1:] != column[:-1]
-    return np.flatnonzero(np.append(len(columns[0]) > 0, changes))
+    return np.flatnonzero(np.append(len(columns[0]) > 0, changes)[: len(columns[0])])
+
+
+def ends_of_groups(column: Array) -> Array:
+    """Returns the last position of each group of equal values."""
+    return np.flatnonzero(np.append(column[1:] != column[:-1], len(column) > 0)[: len(column)])
 
 
 def is_sorted(major: Array, minor: Array) -> bool:
