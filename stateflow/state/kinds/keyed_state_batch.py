@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,8 @@ class KeyedStateBatch:
             starts, ends: milliseconds since 1970.
         """
         groups, keys, at = self._groups, self._keys, of.tolist()
-        return KeyedStateBatch(
-            self._context, [groups[n] for n in at], [keys[n] for n in at], encode_windows(starts, ends)
-        )
+        names = encode_windows(starts, ends)
+        return KeyedStateBatch(self._context, [groups[n] for n in at], [keys[n] for n in at], names)
 
     def stored_keys(self, state_id: bytes, parts: Iterable[bytes] | None = None) -> list[bytes]:
         """Returns the stored keys of entries of each key or window.
@@ -73,14 +73,11 @@ class KeyedStateBatch:
             state_id: the id of the state.
             parts: what precedes each key; nothing if None.
         """
-        if parts is not None:
-            heads = [group + state_id + part for group, part in zip(self._groups, parts, strict=True)]
-        else:
-            heads = [group + state_id for group in self._groups]
-        if self._windows is None:
-            return [head + key + VOID_NAMESPACE for head, key in zip(heads, self._keys, strict=True)]
-        rows = zip(heads, self._keys, self._windows, strict=True)
-        return [head + key + window for head, key, window in rows]
+        windows: Iterable[bytes] = repeat(VOID_NAMESPACE) if self._windows is None else self._windows
+        if parts is None:
+            return [g + state_id + key + name for g, key, name in zip(self._groups, self._keys, windows, strict=False)]
+        rows = zip(self._groups, parts, self._keys, windows, strict=False)
+        return [group + state_id + part + key + name for group, part, key, name in rows]
 
     @property
     def groups(self) -> Sequence[bytes]:

@@ -9,13 +9,15 @@ from itertools import chain, islice
 
 import numpy as np
 
+from stateflow.state.backends.base import after_prefix
 from stateflow.state.columnar.key_encoding import WINDOW_BYTES, Integers, decode_times, decode_windows, encode_times
+from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers, stored_timer
 
-_KEY_START = 10
-"""Offset of the key in a timer that begins with its time: after time and key group."""
+_STORED_KEY = KEY_OFFSET + 8
+"""Offset of the key in a stored timer: after key group, id and time."""
 _AT_ONCE = 200_000
 """Number of due timers to hold in memory at a time."""
 
@@ -105,18 +107,51 @@ class WindowTimers(Timers):
         latest = int(until.max(initial=NO_WATERMARK))
         if times.earliest is None or times.earliest > latest:
             return DueTimers.none()
-        addresses = list(zip(groups, keys, strict=True))
-        self.prefetch(dict(zip(addresses, until.tolist(), strict=True)))
-        taken = self._prefetched
-        entries: list[bytes] = []
+        if times.groups is None:
+            self._load_earliest_times(times)
+        of_group: dict[bytes, dict[bytes, int]] = {}
+        for number, (group, key) in enumerate(zip(groups, keys, strict=True)):
+            of_group.setdefault(group, {})[key] = number
+        found: list[bytes] = []
         of: list[int] = []
-        for number, address in enumerate(addresses):
-            if own := taken.get(address):
-                entries += own
-                of += [number] * len(own)
-        self._prefetched = {}
-        self._delete(TimeDomain.EVENT_TIME, entries)
-        return _columns(np.array(of, np.int64), entries)
+        for group, numbers in of_group.items():
+            first = times.get(group)
+            if first is not None and first <= latest:
+                times.remove(group)
+                self._take_due(group, numbers, (first, until), (found, of))
+        self._context.pending |= dict.fromkeys(found)
+        starts, ends = decode_windows(b"".join([stored[-WINDOW_BYTES:] for stored in found]))
+        fire_times = decode_times(b"".join([stored[KEY_OFFSET:_STORED_KEY] for stored in found]))
+        return DueTimers(np.array(of, np.int64), starts, ends, fire_times)
+
+    def _take_due(
+        self, group: bytes, numbers: dict[bytes, int], times: tuple[int, Integers], taken: tuple[list[bytes], list[int]]
+    ) -> None:
+        """Adds the due timers of some keys of a key group to `taken`, and the others that it reads to the index.
+
+        Args:
+            numbers: numbers of the keys.
+            times: the earliest time to read, and the time up to which the timers of each key are due.
+            taken: stored timers, and the numbers of their keys.
+        """
+        (start, until), index = times, self._index.times[TimeDomain.EVENT_TIME]
+        limits = encode_times(until)
+        latest = max(map(limits.__getitem__, numbers.values()))
+        prefix = group + TIMER_IDS[TimeDomain.EVENT_TIME]
+        first = prefix + encode_times(np.array([start]))[0]
+        rest: bytes | None = None
+        for stored, _ in self._context.backend.scan_range(first, after_prefix(prefix)):
+            time = stored[KEY_OFFSET:_STORED_KEY]
+            number = numbers.get(stored[_STORED_KEY:-WINDOW_BYTES])
+            if number is not None and time <= limits[number]:
+                taken[0].append(stored)
+                taken[1].append(number)
+                continue
+            rest = rest or time
+            if time > latest:
+                break
+        if rest is not None:
+            index.add(group, int(decode_times(rest)[0]))
 
     def _in_order(self, parts: list[Iterator[bytes]]) -> Iterator[bytes]:
         """Returns sorted parts as one; sorts them at once if they are small, which is several times faster."""
