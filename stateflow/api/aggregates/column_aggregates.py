@@ -51,7 +51,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._output = output
         self._given = given
         self._partials: dict[str, tuple[Partial, ...]] = {}
-        check_output(made_columns(self._aggregates, keys, given), keys, output)
+        check_output(made_columns(self._aggregates, keys, given, output), keys, output)
 
     def split(self, divide_floats: bool = False) -> PartialAggregation | None:
         """Turns this function into the second of two phases. Returns the first phase, which runs before the shuffle.
@@ -114,12 +114,7 @@ def check_output(made: Made, keys: Sequence[str], output: RowSchema) -> None:
     """
     declared = {c.name: c for c in output.columns}
     if set(made) != set(declared):
-        raise JobDefinitionError(
-            "the output class does not have exactly the columns of the key and the aggregates",
-            hint="declare each column once",
-            declared=list(declared),
-            made=list(made),
-        )
+        raise _other_columns(output, made)
     for name, (kind, may_be_null) in made.items():
         column = declared[name]
         nullable = may_be_null and name not in keys
@@ -133,18 +128,25 @@ def check_output(made: Made, keys: Sequence[str], output: RowSchema) -> None:
             )
 
 
-def made_columns(aggregates: Mapping[str, Aggregate], keys: Sequence[str], given: RowSchema) -> Made:
+def made_columns(aggregates: Mapping[str, Aggregate], keys: Sequence[str], given: RowSchema, output: RowSchema) -> Made:
     """Returns the columns that aggregates of a key make.
 
     Raises:
         JobDefinitionError: an aggregate has the name of a key column.
     """
-    if set(keys) & set(aggregates):
-        raise JobDefinitionError(
-            "an aggregate has the name of a key column", hint="rename it", names=sorted(set(keys) & set(aggregates))
-        )
     made = {key: (given.column(key).spark_type, given.column(key).nullable) for key in keys}
+    if set(keys) & set(aggregates):
+        raise _other_columns(output, made)
     return made | {n: (a.result_type, a.may_be_null) for n, a in aggregates.items()}
+
+
+def _other_columns(output: RowSchema, made: Made) -> JobDefinitionError:
+    return JobDefinitionError(
+        "the output class does not have exactly the columns of the key and the aggregates",
+        hint="declare each column once",
+        declared=list(output.names),
+        made=list(made),
+    )
 
 
 def declared_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:

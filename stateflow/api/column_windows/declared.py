@@ -59,7 +59,7 @@ def declared_aggregation(
         )
     if clash := set(keys) & bounds.bounds.keys():
         raise JobDefinitionError("an aggregate has the name of a key column", hint="rename it", names=sorted(clash))
-    made = {**made_columns(aggregates, keys, given), **bounds.made()}
+    made = {**made_columns(aggregates, keys, given, output), **bounds.made()}
     check_output(made, keys, output)
     return Aggregation(tuple(keys), AccumulatorColumns(aggregates), bounds, output.names)
 
