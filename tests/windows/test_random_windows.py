@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.windows.assigners import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
 from stateflow.api.windows.evictors import CountEvictor
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
+from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.testing import KeyedHarness, KeyedInput
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
@@ -256,6 +258,12 @@ def _fired(row: Fired | Summed) -> Fired:
 
 
 def _check(history: History, method: str, backend: StateBackend) -> None:
+    # So that a key of an operator by columns may be in several Arrow batches.
+    with patch.object(WindowVectorOperator, "rows_at_once", history.arrow_rows or 1 << 17):
+        _check_windows(history, method, backend)
+
+
+def _check_windows(history: History, method: str, backend: StateBackend) -> None:
     model, fired, late, number = Model(history.kind, history.bound, history.lateness), defaultdict(list), [], 0
     arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}

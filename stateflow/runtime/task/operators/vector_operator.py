@@ -77,7 +77,8 @@ class VectorOperator:
     """Calls a function with batches of whole keys; methods yield the phase and the rows that it emits.
 
     The last key of an Arrow batch may have more rows in the next one. It is held back until another key comes or the
-    phase ends, so all rows of a key are in memory at once.
+    phase ends, so all rows of a key are in memory at once. Arrow batches are held back until there are `rows_at_once`
+    rows, or the phase ends.
 
     Args:
         spec: the operator chain; `emits` is set.
@@ -88,6 +89,8 @@ class VectorOperator:
     Attributes:
         emits: the columns of the main output.
     """
+
+    rows_at_once = 0
 
     def __init__(
         self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits = EntryLimits()
@@ -133,6 +136,9 @@ class VectorOperator:
         check_nulls(self._spec, self._input, rows.columns)
         if self._held and self._held[0].phase != rows.phase:
             yield from self.flush()
+        if sum(map(len, self._held)) + len(rows) < self.rows_at_once:
+            self._held.append(rows)
+            return
         last = group_starts(rows.order, self._key_columns(rows))[-1]
         if last == 0 and self._continues_held_key(rows):
             self._held.append(rows)

@@ -30,6 +30,9 @@ _GROUP_BYTES = 2
 class WindowVectorOperator(VectorOperator):
     """Calls a `WindowVectorFunction`; arguments as for `VectorOperator`, and the index of the timers in the backend."""
 
+    rows_at_once = 1 << 17
+    """A call costs some milliseconds, whatever the number of rows."""
+
     def __init__(
         self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits, index: TimerIndex
     ) -> None:
