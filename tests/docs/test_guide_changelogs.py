@@ -77,6 +77,22 @@ def test_the_best_rows_of_each_key_are_kept(guide: ModuleType, tmp_path: Path) -
         assert set(materialized(changes, "item", "time", kind="kind")) == best
 
 
+def test_distinct_values_are_counted_with_filters(guide: ModuleType) -> None:
+    bids = _bids(guide)
+
+    def declare(keyed: Any) -> Any:
+        return guide.bidders(keyed.process(Forward(), output=guide.Bid, uid="forward"))
+
+    with KeyedHarness(declare, KeyedInput(guide.Bid, "item")) as h:
+        h.push(*bids[:50])
+        found = h.push(*bids[50:])
+    for row in found:
+        own = [bid for bid in bids if bid.item == row.item]
+        high = [bid for bid in own if bid.price >= 20]
+        assert (row.bids, row.high_bids) == (len(own), len(high))
+        assert (row.bidders, row.high_bidders) == (len({b.bidder for b in own}), len({b.bidder for b in high}))
+
+
 def _table(folder: Path) -> str:
     """A folder for the files that the sink of a table writes; a harness neither creates nor commits tables."""
     for name in ("table", "table_history"):

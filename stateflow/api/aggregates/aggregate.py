@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.aggregates.partial import Half, Partial
+from stateflow.api.aggregates.partial import Half, Partial, is_true, masked
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 from stateflow.types.columns.precision import precision
@@ -74,9 +74,14 @@ class Aggregate(ABC):
     over: tuple[type, ...] = ()
     """Python types of the columns that it accepts; empty for all scalars."""
 
-    def __init__(self, column: Column) -> None:
+    is_distinct = False
+    """Whether it aggregates each value of a key once."""
+
+    def __init__(self, column: Column, where: str = "") -> None:
+        """Aggregates a column of the rows in which the bool column `where` is true; of all rows if it is empty."""
         assert isinstance(column.shape, Leaf)
         self.column = column
+        self.where = where
         self.kind = column.shape.kind
 
     @property
@@ -92,7 +97,12 @@ class Aggregate(ABC):
     @property
     def may_be_null(self) -> bool:
         """Whether the result of a key with rows may be null."""
-        return self.column.nullable
+        return self.column.nullable or bool(self.where)
+
+    def values(self, batch: pa.RecordBatch, state: VectorState) -> Values:
+        """Returns the values of a batch that it aggregates, with null for those that it ignores."""
+        column = batch.column(self.column.name)
+        return Values(masked(column, is_true(batch.column(self.where))) if self.where else column, state)
 
     @abstractmethod
     def add(self, before: Accumulators, values: Values) -> Accumulators:

@@ -6,6 +6,7 @@ The accumulators of all aggregates of an operator are one value per key, a struc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values
-from stateflow.api.aggregates.partial import Partial, PartialAggregation
+from stateflow.api.aggregates.distinct import distinct_columns
+from stateflow.api.aggregates.partial import Partial, PartialAggregation, masked
 from stateflow.api.aggregates.registry import AGGREGATES, aggregate_for
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
@@ -33,7 +35,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
     """Emits one row for each key that has rows in a batch.
 
     Args:
-        wanted: ``(aggregate, column)`` by output column.
+        wanted: ``(aggregate, column)`` or ``(aggregate, column, filter)`` by output column.
         keys: the key columns.
         given: columns of the rows.
         output: columns of the result.
@@ -50,6 +52,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._keys = tuple(keys)
         self._output = output
         self._given = given
+        self._distinct = distinct_columns(list(self._aggregates.values()))
         self._partials: dict[str, tuple[Partial, ...]] = {}
         check_output(made_columns(self._aggregates, keys, given, output), keys, output)
 
@@ -61,7 +64,10 @@ class ColumnAggregates(VectorizedKeyedFunction):
         Args:
             divide_floats: whether sums of floats may depend on partitioning.
         """
-        partials = {n: a.partials(f"{n}__", divide_floats) for n, a in self._aggregates.items()}
+        partials = {
+            name: tuple(replace(part, where=each.where) for part in each.partials(f"{name}__", divide_floats))
+            for name, each in self._aggregates.items()
+        }
         keys = tuple(map(self._given.column, self._keys))
         names = {p.name for own in partials.values() for p in own}
         # A float key has several binary forms (NaN, -0.0), which Spark's shuffle and Arrow may group differently.
@@ -76,6 +82,8 @@ class ColumnAggregates(VectorizedKeyedFunction):
             for name, aggregate in self._aggregates.items()
             for field, kind in aggregate.fields.items()
         ]
+        for column in self._distinct.values():
+            column.open(ctx)
         accumulators = msgspec.defstruct("Aggregates", fields)
         self._state: ValueState[Any] = ctx.get_state(ValueStateDescriptor(_STATE_NAME, accumulators))
 
@@ -83,11 +91,16 @@ class ColumnAggregates(VectorizedKeyedFunction):
         before = state.read(self._state)
         stored: dict[str, pa.Array] = {}
         results = {key: state.keys.column(key) for key in self._keys}
+        new = {name: column.new_rows(batch, state) for name, column in self._distinct.items()}
         # Without numpy's warnings: differences of infinities are NaN, which is intended.
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
                 own = {field: pc.struct_field(before, f"{name}__{field}") for field in aggregate.fields}
-                after = self._after(name, own, batch, state)
+                if aggregate.is_distinct:
+                    rows = pa.array(new[aggregate.column.name][aggregate.where])
+                    after = aggregate.add(own, Values(masked(batch.column(aggregate.column.name), rows), state))
+                else:
+                    after = self._after(name, own, batch, state)
                 stored |= {f"{name}__{field}": column for field, column in after.items()}
                 results[name] = aggregate.result(after)
         state.write(self._state, pa.StructArray.from_arrays(list(stored.values()), names=list(stored)))
@@ -96,7 +109,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
     def _after(self, name: str, before: Accumulators, batch: pa.RecordBatch, state: VectorState) -> Accumulators:
         aggregate = self._aggregates[name]
         if not self._partials:
-            return aggregate.add(before, Values(batch.column(aggregate.column.name), state))
+            return aggregate.add(before, aggregate.values(batch, state))
         partials = {p.name.removeprefix(f"{name}__"): Values(batch.column(p.name), state) for p in self._partials[name]}
         return aggregate.merge(before, partials)
 
@@ -154,26 +167,37 @@ def declared_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggr
 
     Args:
         name: the output column.
-        spec: kind of aggregate, and column.
+        spec: kind of aggregate, column, and optionally a bool column of the rows that are aggregated.
         given: columns of the rows.
 
     Raises:
         JobDefinitionError: there is no such aggregate, or it does not accept the column.
     """
-    if isinstance(spec, str) or len(spec) != 2 or spec[0] not in AGGREGATES or "__" in name:
+    if isinstance(spec, str) or len(spec) not in (2, 3) or spec[0] not in AGGREGATES or "__" in name:
         raise JobDefinitionError(
             "there is no such aggregate",
-            hint=f"pass name=(kind, column), without two underscores in a row; kinds are {', '.join(AGGREGATES)}",
+            hint=f"pass name=(kind, column) or name=(kind, column, filter), without two underscores in a row; kinds "
+            f"are {', '.join(AGGREGATES)}",
             name=name,
             given=repr(spec),
         )
     column = given.column(spec[1])
-    aggregate = aggregate_for(spec[0], column)
+    where = spec[2] if len(spec) == 3 else ""
+    if where and given.column(where).spark_type != "boolean":
+        raise JobDefinitionError(
+            "the filter of an aggregate is not a bool column",
+            hint="add the condition as a column in a transform or map",
+            name=name,
+            column=where,
+            type=given.column(where).spark_type,
+        )
+    aggregate = aggregate_for(spec[0], column, where)
     if aggregate is None:
         raise JobDefinitionError(
             "an aggregate does not accept the type of its column",
-            hint="sum accepts int, float and Decimal; mean and variance accept int and float; no aggregate accepts a "
-            "class, list or dict: select a part of it in a transform",
+            hint="sum accepts int, float and Decimal; mean and variance accept int and float; count_distinct accepts "
+            "int, str, bytes, bool, date and datetime; no aggregate accepts a class, list or dict: select a part of it in "
+            "a transform",
             name=name,
             aggregate=spec[0],
             column=column.name,

@@ -48,6 +48,7 @@ class Partial:
         function: Arrow's name of the aggregation.
         shape: the shape of the column's values.
         half: the half of each value that is aggregated; None for the whole value.
+        where: bool column of the rows that are aggregated; empty for all rows.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Partial:
     function: str
     shape: Shape
     half: Half | None = None
+    where: str = ""
 
     @property
     def column(self) -> Column:
@@ -92,6 +94,8 @@ class PartialAggregation:
         given = {key.name: table.column(key.name) for key in self.keys}
         for at, partial in enumerate(self.partials):
             values = table.column(partial.over)
+            if partial.where:
+                values = masked(values, is_true(table.column(partial.where)))
             given[_column_name(at)] = values if partial.half is None else partial.half.of(values)
         # Without threads: with them, the order of groups differs from call to call.
         groups = pa.table(given).group_by([key.name for key in self.keys], use_threads=False)
@@ -106,6 +110,16 @@ def joined(high: Number, low: Number) -> Number:
     """Returns the sum from the sums of both halves: an int, or an array."""
     total: Number = high * (1 << _LOW_BITS) + low
     return total
+
+
+def is_true(flags: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Returns flags with false in place of null, as in a filter of SQL."""
+    return flags.fill_null(False)
+
+
+def masked(values: pa.Array | pa.ChunkedArray, kept: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Returns values with null where they are not kept; aggregates ignore null."""
+    return pc.if_else(kept, values, pa.scalar(None, values.type))
 
 
 def _column_name(number: int) -> str:

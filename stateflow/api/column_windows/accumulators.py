@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate
 from stateflow.api.functions.vectorized import Array, VectorState
 
 
@@ -44,7 +44,7 @@ class AccumulatorColumns:
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
                 nothing = aggregate.nothing(len(groups))
-                found |= _named(name, aggregate.add(nothing, Values(batch.column(aggregate.column.name), groups)))
+                found |= _named(name, aggregate.add(nothing, aggregate.values(batch, groups)))
         return found
 
     def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:

@@ -103,4 +103,7 @@ def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
         raise JobDefinitionError(
             "there is no such bound of a window", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
         )
-    return declared_aggregate(name, spec, given)
+    aggregate = declared_aggregate(name, spec, given)
+    if aggregate.is_distinct:
+        raise _refused("an aggregate", spec[0])
+    return aggregate

@@ -75,11 +75,12 @@ class KeyedAggregations(KeyedInput[Stream]):
         """Aggregates columns of each key, vectorized. Emits one row for each key that has rows in a batch.
 
         Args:
-            aggregates: ``(kind, column)`` by output column. Kinds are ``sum``, ``count``, ``min``, ``max``, ``mean``,
-                ``variance`` (of a sample), ``first``, ``last`` and ``approx_distinct`` (error about 2 %). Nulls are
-                ignored. Rows are also aggregated before the shuffle if the stream has no event time and every
-                aggregate is ``count`` of any column, ``sum`` or ``mean`` of an int, or ``min`` or ``max`` of anything
-                but a float.
+            aggregates: ``(kind, column)`` by output column, or ``(kind, column, filter)`` with a bool column: the rows
+                in which it is true, as ``FILTER (WHERE …)`` of SQL. Kinds are ``sum``, ``count``, ``min``, ``max``,
+                ``mean``, ``variance`` (of a sample), ``first``, ``last``, ``count_distinct`` (exact: the values are
+                stored) and ``approx_distinct`` (error about 2 %). Nulls are ignored. Rows are also aggregated before
+                the shuffle if the stream has no event time and every aggregate is ``count`` of any column, ``sum`` or
+                ``mean`` of an int, or ``min`` or ``max`` of anything but a float.
             output: row class with the key columns and the aggregates.
             divide_floats: aggregates sums and means of floats before the shuffle as well. Their last digits then depend
                 on how Spark divides the rows, as in Spark's own aggregations.

@@ -41,6 +41,7 @@ EXACT: Wanted = {
     },
     "sum_whole": ("sum", "whole"),
     "mean_whole": ("mean", "whole"),
+    **{f"{kind}_whole_where": (kind, "whole", "flag") for kind in ("count", "min", "sum", "mean")},
 }
 FLOATS: Wanted = {"sum_real": ("sum", "real"), "mean_real": ("mean", "real")}
 

@@ -1,0 +1,132 @@
+"""Exact counts of distinct values: which rows have a value that their key did not have before."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.api.aggregates.aggregate import Aggregate, declared_type
+from stateflow.api.aggregates.numeric import Count
+from stateflow.api.aggregates.partial import Partial, is_true
+from stateflow.api.functions.process import RuntimeContext
+from stateflow.api.functions.vectorized import Array, VectorState
+from stateflow.api.schema import Column
+from stateflow.state.kinds.maps.map_state import MapState
+from stateflow.types.descriptors import MapStateDescriptor
+
+_ALL = "all"
+
+
+class CountDistinct(Count):
+    """The number of distinct values. Its input has a value only in rows where it is new to the key."""
+
+    over = (int, str, bytes, bool, datetime.date, datetime.datetime)
+    is_distinct = True
+
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
+        return ()
+
+
+class DistinctColumn:
+    """The values of a column that each key has had, in a map state ``distinct-<column>``.
+
+    The map has an entry for each value, with a flag for each filter: whether a row with the value has passed it.
+
+    Args:
+        column: the column.
+        filters: bool columns that filter rows; empty for all rows.
+    """
+
+    def __init__(self, column: Column, filters: Sequence[str]) -> None:
+        self._column = column
+        self._flags = {where: f"where_{where}" if where else _ALL for where in filters}
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Declares the state."""
+        fields = [(name, bool, False) for name in self._flags.values()]
+        flags = msgspec.defstruct("Flags", fields)
+        descriptor: MapStateDescriptor[object, object] = MapStateDescriptor(
+            f"distinct-{self._column.name}", declared_type(self._column), flags
+        )
+        self._seen: MapState[object, object] = ctx.get_map_state(descriptor)
+
+    def new_rows(self, batch: pa.RecordBatch, state: VectorState) -> Mapping[str, Array]:
+        """Returns for each filter the rows with a value that is new to the key, of rows that pass it.
+
+        Of several such rows of the batch, the first one. The values are added to the state.
+        """
+        values = batch.column(self._column.name)
+        passed = {where: _passed(batch, values, where) for where in self._flags}
+        pairs = _Pairs.in_rows(values, state, np.logical_or.reduce(list(passed.values())))
+        if not len(pairs.of):
+            return {where: np.zeros(len(batch), bool) for where in passed}
+        stored = state.read_entries(self._seen, pairs.of, pairs.values)
+        rows, after, changed = {}, {}, np.zeros(len(pairs.of), bool)
+        for where, name in self._flags.items():
+            first = pairs.first_rows(passed[where])
+            had = pc.struct_field(stored, name).fill_null(False).to_numpy(zero_copy_only=False)
+            is_new = (first >= 0) & ~had
+            rows[where] = np.zeros(len(batch), bool)
+            rows[where][first[is_new]] = True
+            after[name] = pa.array(had | is_new)
+            changed |= is_new
+        at = pa.array(np.flatnonzero(changed))
+        flags = pa.StructArray.from_arrays(list(after.values()), names=list(after)).take(at)
+        state.write_entries(self._seen, pairs.of[changed], pairs.values.take(at), flags)
+        return rows
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The distinct pairs of key and value of some rows.
+
+    Attributes:
+        of: the number of each pair's key.
+        values: the value of each pair.
+        pair_of_row: for each row of the batch, the number of its pair; -1 without one.
+    """
+
+    of: Array
+    values: pa.Array
+    pair_of_row: Array
+
+    @classmethod
+    def in_rows(cls, values: pa.Array, state: VectorState, chosen: Array) -> _Pairs:
+        """Returns the pairs of the chosen rows, which have values."""
+        rows = np.flatnonzero(chosen)
+        encoded = values.take(pa.array(rows)).dictionary_encode()
+        size = max(len(encoded.dictionary), 1)
+        codes = state.key_of_row[rows] * size + encoded.indices.to_numpy()
+        found, pair_of = np.unique(codes, return_inverse=True)
+        pair_of_row = np.full(len(values), -1)
+        pair_of_row[rows] = pair_of
+        return cls(found // size, encoded.dictionary.take(pa.array(found % size)), pair_of_row)
+
+    def first_rows(self, passed: Array) -> Array:
+        """Returns for each pair the first of its rows that pass a filter; -1 without one."""
+        rows = np.flatnonzero(passed)[::-1]
+        first = np.full(len(self.of), -1)
+        # Of several values for one position, the last one is stored: that of the first row.
+        first[self.pair_of_row[rows]] = rows
+        return first
+
+
+def _passed(batch: pa.RecordBatch, values: pa.Array, where: str) -> Array:
+    """Returns for each row whether it has a value and passes a filter."""
+    valid: Array = values.is_valid().to_numpy(zero_copy_only=False)
+    return valid & is_true(batch.column(where)).to_numpy(zero_copy_only=False) if where else valid
+
+
+def distinct_columns(aggregates: Sequence[Aggregate]) -> dict[str, DistinctColumn]:
+    """Returns the columns whose distinct values are counted, by name."""
+    filters: dict[str, dict[str, Column]] = {}
+    for each in aggregates:
+        if each.is_distinct:
+            filters.setdefault(each.column.name, {})[each.where] = each.column
+    return {name: DistinctColumn(next(iter(of.values())), list(of)) for name, of in filters.items()}
