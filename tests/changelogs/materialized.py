@@ -8,7 +8,7 @@ from typing import Any
 from stateflow import RowKind
 
 
-def materialized(rows: Iterable[Any], *keys: str, kind: str = "") -> dict[tuple[Any, ...], Any]:
+def materialized(rows: Iterable[Any], *keys: str, kind: str = "", retracts: bool = False) -> dict[tuple[Any, ...], Any]:
     """Returns the rows by their key, after all changes; checks that only existing rows are taken back."""
     table: dict[tuple[Any, ...], Any] = {}
     for row in rows:
@@ -18,6 +18,7 @@ def materialized(rows: Iterable[Any], *keys: str, kind: str = "") -> dict[tuple[
             assert all(getattr(before, name) == getattr(row, name) for name in row.__struct_fields__ if name != kind)
         else:
             if kind:
-                assert (key in table) == (getattr(row, kind) is RowKind.UPDATE_AFTER), row
+                replaces = getattr(row, kind) is RowKind.UPDATE_AFTER and not retracts
+                assert (key in table) == replaces, row
             table[key] = row
     return table

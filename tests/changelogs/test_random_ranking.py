@@ -152,12 +152,7 @@ def check_top(history: History, n: int, backend: StateBackend = MemoryStateBacke
         history,
         backend,
     )
-    # A row that replaces another one is an insert once that row is taken back.
-    as_inserts = [
-        msgspec.structs.replace(row, kind=RowKind.INSERT if row.kind is RowKind.UPDATE_AFTER else row.kind)
-        for row in retracting
-    ]
-    table = materialized(as_inserts, "key", "rank", kind="kind")
+    table = materialized(retracting, "key", "rank", kind="kind", retracts=True)
     assert dict(zip(table, as_rows(table.values()), strict=True)) == ranks
 
     whole = emitted(lambda rows: rows.top_n(n, order_by=ORDER, output=Kind, uid="t"), history, backend)

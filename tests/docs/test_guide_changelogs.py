@@ -93,6 +93,18 @@ def test_distinct_values_are_counted_with_filters(guide: ModuleType) -> None:
         assert (row.bidders, row.high_bidders) == (len({b.bidder for b in own}), len({b.bidder for b in high}))
 
 
+def test_the_mean_of_the_best_bids_is_corrected(guide: ModuleType) -> None:
+    bids = _bids(guide)
+    best: dict[str, dict[str, int]] = {"a": {}, "b": {}}
+    for bid in bids:
+        best[bid.item][bid.bidder] = max(bid.price, best[bid.item].get(bid.bidder, 0))
+    rows = _run(lambda keyed: guide.mean_of_best(KeyedAgain(keyed)), guide, ("item", "bidder"))
+    table = materialized(rows, "item", kind="kind")
+    for item, prices in best.items():
+        row = table[item,]
+        assert (row.bidders, row.mean) == (len(prices), sum(prices.values()) / len(prices))
+
+
 def _table(folder: Path) -> str:
     """A folder for the files that the sink of a table writes; a harness neither creates nor commits tables."""
     for name in ("table", "table_history"):

@@ -34,10 +34,12 @@ class Values:
     Attributes:
         column: one value per row.
         state: which rows belong to which key.
+        signs: -1 for each row that is taken back, and 1 for others; None if rows only append.
     """
 
     column: pa.Array
     state: VectorState
+    signs: Array | None = None
 
     @property
     def valid(self) -> Array:
@@ -47,15 +49,17 @@ class Values:
 
     @property
     def counts(self) -> Array:
-        """Number of non-null values per key."""
+        """Number of non-null values per key, less those that are taken back."""
+        if self.signs is not None:
+            return np.add.reduceat(np.where(self.valid, self.signs, 0), self.state.starts)
         if not self.column.null_count:
             return self.state.counts
         return np.add.reduceat(self.valid.astype(np.int64), self.state.starts)
 
     def filled(self, default: object) -> Array:
-        """Returns the values of all rows, with nulls replaced by `default`."""
+        """Returns the values of all rows, with nulls replaced by `default`; negative for rows that are taken back."""
         found: Array = self.column.fill_null(default).to_numpy(zero_copy_only=False)
-        return found
+        return found if self.signs is None else found * self.signs
 
     def reduce(self, function: np.ufunc, default: object) -> Array:
         """Returns the reduction of each key's values by `function`, with nulls replaced by `default`."""

@@ -87,31 +87,50 @@ class ColumnAggregates(VectorizedKeyedFunction):
         accumulators = msgspec.defstruct("Aggregates", fields)
         self._state: ValueState[Any] = ctx.get_state(ValueStateDescriptor(_STATE_NAME, accumulators))
 
-    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
-        before = state.read(self._state)
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | pa.Table:
+        stored, results = self._added(batch, state, state.read(self._state))
+        state.write(self._state, stored)
+        return results
+
+    def _added(
+        self, batch: pa.RecordBatch, state: VectorState, before: pa.StructArray
+    ) -> tuple[pa.StructArray, pa.RecordBatch]:
+        """Returns the accumulators after a batch, and the results of all keys."""
         stored: dict[str, pa.Array] = {}
-        results = {key: state.keys.column(key) for key in self._keys}
         new = {name: column.new_rows(batch, state) for name, column in self._distinct.items()}
         # Without numpy's warnings: differences of infinities are NaN, which is intended.
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
-                own = {field: pc.struct_field(before, f"{name}__{field}") for field in aggregate.fields}
+                own = _own(name, aggregate, before)
                 if aggregate.is_distinct:
                     rows = pa.array(new[aggregate.column.name][aggregate.where])
                     after = aggregate.add(own, Values(masked(batch.column(aggregate.column.name), rows), state))
                 else:
                     after = self._after(name, own, batch, state)
                 stored |= {f"{name}__{field}": column for field, column in after.items()}
-                results[name] = aggregate.result(after)
-        state.write(self._state, pa.StructArray.from_arrays(list(stored.values()), names=list(stored)))
-        return pa.RecordBatch.from_arrays([results[n] for n in self._output.names], names=self._output.names)
+        made = pa.StructArray.from_arrays(list(stored.values()), names=list(stored))
+        return made, self._results(state, made)
+
+    def _results(self, state: VectorState, stored: pa.StructArray) -> pa.RecordBatch:
+        """Returns the results of accumulators."""
+        found = {key: state.keys.column(key) for key in self._keys}
+        with np.errstate(all="ignore"):
+            found |= {name: each.result(_own(name, each, stored)) for name, each in self._aggregates.items()}
+        return pa.RecordBatch.from_arrays([found[n] for n in self._output.names], names=self._output.names)
+
+    def _values(self, aggregate: Aggregate, batch: pa.RecordBatch, state: VectorState) -> Values:
+        return aggregate.values(batch, state)
 
     def _after(self, name: str, before: Accumulators, batch: pa.RecordBatch, state: VectorState) -> Accumulators:
         aggregate = self._aggregates[name]
         if not self._partials:
-            return aggregate.add(before, aggregate.values(batch, state))
+            return aggregate.add(before, self._values(aggregate, batch, state))
         partials = {p.name.removeprefix(f"{name}__"): Values(batch.column(p.name), state) for p in self._partials[name]}
         return aggregate.merge(before, partials)
+
+
+def _own(name: str, aggregate: Aggregate, stored: pa.StructArray) -> Accumulators:
+    return {field: pc.struct_field(stored, f"{name}__{field}") for field in aggregate.fields}
 
 
 def check_output(made: Made, keys: Sequence[str], output: RowSchema) -> None:
@@ -196,8 +215,8 @@ def declared_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggr
         raise JobDefinitionError(
             "an aggregate does not accept the type of its column",
             hint="sum accepts int, float and Decimal; mean and variance accept int and float; count_distinct accepts "
-            "int, str, bytes, bool, date and datetime; no aggregate accepts a class, list or dict: select a part of it in "
-            "a transform",
+            "int, str, bytes, bool, date and datetime; no aggregate accepts a class, list or dict: select a part "
+            "of it in a transform",
             name=name,
             aggregate=spec[0],
             column=column.name,

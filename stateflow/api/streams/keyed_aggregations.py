@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from stateflow.api.aggregates.changelog_aggregates import ChangelogAggregates, Changes
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
+from stateflow.api.changelog import Changelog, check_appends, row_kind_of
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.functions.adapters import AggregateRows, ReduceRows, StreamAggregateFunction
-from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.event_time import event_time_of, ordered_by_event_time
 from stateflow.api.graph.nodes import Edge, PartialNode, ProcessNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, operator_name
@@ -71,8 +73,12 @@ class KeyedAggregations(KeyedInput[Stream]):
         output: type[object],
         uid: str = "",
         divide_floats: bool = False,
+        retract: bool = False,
     ) -> Stream:
         """Aggregates columns of each key, vectorized. Emits one row for each key that has rows in a batch.
+
+        With a field of type `RowKind` in the output class, the result is a changelog by the key. Only then, the rows
+        may be those of a changelog that takes rows back; its aggregates are ``count``, ``sum`` and ``mean``.
 
         Args:
             aggregates: ``(kind, column)`` by output column, or ``(kind, column, filter)`` with a bool column: the rows
@@ -82,6 +88,8 @@ class KeyedAggregations(KeyedInput[Stream]):
                 the shuffle if the stream has no event time and every aggregate is ``count`` of any column, ``sum`` or
                 ``mean`` of an int, or ``min`` or ``max`` of anything but a float.
             output: row class with the key columns and the aggregates.
+            retract: emits each result that is replaced once more, with the kind `UPDATE_BEFORE`, which operators after
+                this one need that add up rows.
             divide_floats: aggregates sums and means of floats before the shuffle as well. Their last digits then depend
                 on how Spark divides the rows, as in Spark's own aggregations.
 
@@ -90,14 +98,31 @@ class KeyedAggregations(KeyedInput[Stream]):
         """
         schema = RowSchema.of(output)
         try:
-            function = ColumnAggregates(aggregates, self._keying.columns, self._node.schema, schema)
+            function = self._aggregates(aggregates, schema, retract)
         except JobDefinitionError as e:
             e.add_facts(operator=uid)
             raise
-        name = f"aggregate {', '.join(aggregates)}"
+        name, kind = f"aggregate {', '.join(aggregates)}", row_kind_of(schema)
+        made = Changelog(self._keying.columns, kind, retract) if kind else None
         # Tasks compute watermarks from the rows: with event time, all rows must reach the tasks.
-        partial = None if event_time_of(self._node) else function.split(divide_floats)
-        if partial is None:
-            return self._operator(function, schema, uid, name, FAIL)
-        edge = Edge(PartialNode(self._node, partial), replace(self._keying, order_by=()))
-        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name))
+        is_whole = self._changelog is not None or event_time_of(self._node)
+        partial = None if is_whole else function.split(divide_floats)
+        edge = ordered_by_event_time(self._edge, function)
+        if partial is not None:
+            edge = Edge(PartialNode(self._node, partial), replace(self._keying, order_by=()))
+        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, changelog=made))
+
+    def _aggregates(self, wanted: Mapping[str, Sequence[str]], output: RowSchema, retract: bool) -> ColumnAggregates:
+        kind, before = row_kind_of(output), self._changelog
+        if before is not None and not (before.retracts and kind):
+            check_appends(before, "aggregate_columns without a RowKind of its results")
+        if retract and not kind:
+            raise JobDefinitionError(
+                "rows that are taken back need a column of type RowKind",
+                hint="declare a field in the output class: kind: RowKind",
+                output=output.row_class.__name__,
+            )
+        if not kind:
+            return ColumnAggregates(wanted, self._keying.columns, self._node.schema, output)
+        changes = Changes(before.row_kind if before else "", kind, retract)
+        return ChangelogAggregates(wanted, self._keying.columns, self._node.schema, output, changes)

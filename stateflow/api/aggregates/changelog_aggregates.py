@@ -1,0 +1,136 @@
+"""Column aggregates whose results are a changelog, over rows that may be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, to_numpy
+from stateflow.api.aggregates.column_aggregates import ColumnAggregates
+from stateflow.api.aggregates.numeric import Count, Mean, Sum
+from stateflow.api.functions.process import RuntimeContext
+from stateflow.api.functions.vectorized import Array, VectorState
+from stateflow.api.schema import RowSchema
+from stateflow.errors import JobDefinitionError
+from stateflow.state.kinds.single_value import ValueState
+from stateflow.types.columns.row_kind import RETRACTIONS, RowKind
+from stateflow.types.descriptors import ValueStateDescriptor
+
+_ROWS = "aggregated-rows"
+"""Name of the state with the number of rows of a key, which is part of the stored format."""
+_KINDS = pa.array([kind.value for kind in RETRACTIONS])
+
+
+class RetractableSum(Sum):
+    """The sum of rows that may be taken back; null for a key without values."""
+
+    @property
+    def fields(self) -> FieldTypes:
+        return {**super().fields, "count": int}
+
+    def add(self, before: Accumulators, values: Values) -> Accumulators:
+        return {**super().add(before, values), "count": pa.array(to_numpy(before["count"]) + values.counts)}
+
+    def result(self, accumulators: Accumulators) -> pa.Array:
+        return pc.if_else(pc.greater(accumulators["count"], 0), accumulators["sum"], None)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a changelog of aggregates takes and makes.
+
+    Attributes:
+        taken: the column with the kind of each row; empty if rows only append.
+        made: the column with the kind of each result.
+        retracts: whether a result that is replaced is emitted before, with the kind `UPDATE_BEFORE`.
+    """
+
+    taken: str
+    made: str
+    retracts: bool
+
+
+class ChangelogAggregates(ColumnAggregates):
+    """Emits the changes of the results of each key that has rows in a batch.
+
+    Args:
+        wanted, keys, given, output: as for `ColumnAggregates`.
+        changes: the kinds of rows and results.
+
+    Raises:
+        JobDefinitionError: as for `ColumnAggregates`; or an aggregate cannot take rows back.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[str, Sequence[str]],
+        keys: Sequence[str],
+        given: RowSchema,
+        output: RowSchema,
+        changes: Changes,
+    ) -> None:
+        results = replace(output, columns=tuple(column for column in output.columns if column.name != changes.made))
+        super().__init__(wanted, keys, given, results)
+        self._changes = changes
+        if changes.taken:
+            self._aggregates = {name: _retractable(name, each) for name, each in self._aggregates.items()}
+
+    def open(self, ctx: RuntimeContext) -> None:
+        super().open(ctx)
+        if self._changes.taken:
+            self._rows: ValueState[int] = ctx.get_state(ValueStateDescriptor(_ROWS, int))
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.Table:
+        before = state.read(self._state)
+        known: Array = before.is_valid().to_numpy(zero_copy_only=False)
+        stored, results = self._added(batch, state, before)
+        exists = self._counted(batch, state)
+        state.write(self._state, pc.if_else(pa.array(exists), stored, pa.scalar(None, stored.type)))
+        earlier = self._results(state, before) if self._changes.retracts or not exists.all() else results
+        parts = [
+            (earlier, known & exists if self._changes.retracts else np.zeros(len(state), bool), RowKind.UPDATE_BEFORE),
+            (earlier, known & ~exists, RowKind.DELETE),
+            (results, ~known & exists, RowKind.INSERT),
+            (results, known & exists, RowKind.UPDATE_AFTER),
+        ]
+        return pa.concat_tables([self._of_kind(*part) for part in parts])
+
+    def _values(self, aggregate: Aggregate, batch: pa.RecordBatch, state: VectorState) -> Values:
+        values = super()._values(aggregate, batch, state)
+        return replace(values, signs=self._signs(batch)) if self._changes.taken else values
+
+    def _signs(self, batch: pa.RecordBatch) -> Array:
+        """Returns -1 for rows that are taken back, and 1 for all others."""
+        taken_back = pc.is_in(batch.column(self._changes.taken), value_set=_KINDS).to_numpy(zero_copy_only=False)
+        signs: Array = np.where(taken_back, -1, 1)
+        return signs
+
+    def _counted(self, batch: pa.RecordBatch, state: VectorState) -> Array:
+        """Counts the rows of each key. Returns which keys have rows."""
+        if not self._changes.taken:
+            return np.ones(len(state), bool)
+        counts = to_numpy(state.read(self._rows)) + np.add.reduceat(self._signs(batch), state.starts)
+        exists: Array = counts > 0
+        state.write(self._rows, pa.array(counts, mask=~exists))
+        return exists
+
+    def _of_kind(self, results: pa.RecordBatch, where: Array, kind: RowKind) -> pa.Table:
+        chosen = pa.Table.from_batches([results.filter(pa.array(where))])
+        return chosen.append_column(self._changes.made, pa.array([kind.value] * len(chosen), pa.string()))
+
+
+def _retractable(name: str, aggregate: Aggregate) -> Aggregate:
+    if type(aggregate) is Sum:
+        return RetractableSum(aggregate.column, aggregate.where)
+    if type(aggregate) in (Count, Mean):
+        return aggregate
+    raise JobDefinitionError(
+        "an aggregate cannot take rows back",
+        hint="of a changelog, use count, sum or mean of int or float; or call as_append_only() on the stream",
+        name=name,
+        aggregate=type(aggregate).__name__,
+    )
