@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,6 +92,17 @@ def test_distinct_values_are_counted_with_filters(guide: ModuleType) -> None:
         high = [bid for bid in own if bid.price >= 20]
         assert (row.bids, row.high_bids) == (len(own), len(high))
         assert (row.bidders, row.high_bidders) == (len({b.bidder for b in own}), len({b.bidder for b in high}))
+
+
+def test_the_mean_of_ten_bids_is_that_of_the_bids_before_each(guide: ModuleType) -> None:
+    bids = _bids(guide)
+    given = KeyedInput(guide.Bid, "item", event_time="time", out_of_orderness=timedelta(0))
+    with KeyedHarness(lambda keyed: guide.mean_of_ten(KeyedAgain(keyed)), given) as h:
+        found = [row for at in range(0, len(bids), 25) for row in h.push(*bids[at : at + 25])] + h.drain()
+    assert len(found) == len(bids)
+    for row in found:
+        own = [bid.price for bid in bids if bid.item == row.item and bid.time <= row.time][-10:]
+        assert (row.bids, row.mean) == (len(own), sum(own) / len(own))
 
 
 def test_the_mean_of_the_best_bids_is_corrected(guide: ModuleType) -> None:

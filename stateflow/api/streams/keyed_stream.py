@@ -20,6 +20,7 @@ from stateflow.api.streams.connected_streams import (
 from stateflow.api.streams.joins.keyed_joins import KeyedJoins
 from stateflow.api.streams.keyed_aggregations import KeyedAggregations
 from stateflow.api.streams.keyed_input import Stream
+from stateflow.api.streams.keyed_over import KeyedOver
 from stateflow.api.streams.keyed_ranking import KeyedRanking
 from stateflow.api.streams.keyed_row_operators import KeyedRowOperators
 from stateflow.api.streams.windowed_stream import WindowedStream
@@ -28,7 +29,9 @@ from stateflow.errors import JobDefinitionError
 from stateflow.types.descriptors import StateDescriptor
 
 
-class KeyedStream(KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoins[Stream], KeyedRanking[Stream]):
+class KeyedStream(
+    KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoins[Stream], KeyedRanking[Stream], KeyedOver[Stream]
+):
     """A stream that is partitioned by key. `Stream` is the class of the streams that its operators return."""
 
     def process(

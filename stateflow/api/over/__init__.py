@@ -1,0 +1,1 @@
+"""Aggregates over the rows of a key before each row."""

@@ -1,0 +1,59 @@
+"""Aggregates of a keyed stream over the rows before each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from stateflow.api.dead_letters import FAIL
+from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.over.over_aggregates import Frame, OverAggregates, OverColumns
+from stateflow.api.schema import RowSchema
+from stateflow.api.streams.keyed_input import KeyedInput, Stream
+from stateflow.errors import JobDefinitionError
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class KeyedOver(KeyedInput[Stream]):
+    """Aggregates over rows in the order of event time."""
+
+    def over_columns(
+        self,
+        aggregates: Mapping[str, tuple[str, str]],
+        *,
+        output: type[object],
+        preceding: int | timedelta | None = None,
+        uid: str = "",
+    ) -> Stream:
+        """Emits each row once, with aggregates over it and the rows of its key before it, as ``OVER`` of Flink SQL.
+
+        A row is emitted when the watermark reaches its time. Rows that are late by then are dropped.
+
+        Args:
+            aggregates: ``(kind, column)`` by output column. Kinds are ``count``, ``sum``, ``min``, ``max`` and
+                ``mean``. Nulls are ignored.
+            output: row class with the columns of the rows and the aggregates.
+            preceding: how many rows before the row belong to its frame, as ``ROWS BETWEEN n PRECEDING AND CURRENT
+                ROW``; or how much earlier they may be, as ``RANGE BETWEEN …``, with all rows of the same time; None
+                for all rows before it.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: the stream has no event time or is a changelog, an aggregate does not exist, or the
+                output class has other columns.
+        """
+        if not event_time_of(self._node):
+            raise JobDefinitionError(
+                "aggregates over rows need a stream with event time",
+                hint="declare it: source.assign_timestamps_and_watermarks(…), and keep the column in the row class",
+                uid=uid,
+            )
+        frame = Frame(milliseconds=preceding // _MILLISECOND) if isinstance(preceding, timedelta) else Frame(preceding)
+        if (frame.rows or 0) < 0 or (frame.milliseconds or 0) < 0:
+            raise JobDefinitionError(
+                "a frame of rows ends before it begins", hint="pass 0 or more", given=str(preceding)
+            )
+        schema = RowSchema.of(output)
+        columns = OverColumns(dict(aggregates), self._node.schema, schema)
+        return self._operator(OverAggregates(columns, frame), schema, uid, "over_columns", FAIL)
