@@ -74,7 +74,7 @@ def plain(rows: list[Row], preceding: Preceding) -> list[Out]:
     ),
     st.sampled_from([None, 0, 1, 3, timedelta(0), timedelta(milliseconds=5), timedelta(milliseconds=20)]),
 )
-def test_each_row_has_the_aggregates_of_the_rows_before_it(
+def test_each_row_has_the_aggregates_of_earlier_rows(
     batches: list[tuple[list[tuple[str, int, int | None]], int]], preceding: Preceding
 ) -> None:
     def declare(rows: Any) -> Any:

@@ -22,7 +22,6 @@ from stateflow.types.descriptors import ValueStateDescriptor
 
 _ROWS = "aggregated-rows"
 """Name of the state with the number of rows of a key, which is part of the stored format."""
-_KINDS = pa.array([kind.value for kind in RETRACTIONS])
 
 
 class RetractableSum(Sum):
@@ -105,7 +104,9 @@ class ChangelogAggregates(ColumnAggregates):
 
     def _signs(self, batch: pa.RecordBatch) -> Array:
         """Returns -1 for rows that are taken back, and 1 for all others."""
-        taken_back = pc.is_in(batch.column(self._changes.taken), value_set=_KINDS).to_numpy(zero_copy_only=False)
+        # Not when the module is imported: this loads pandas if it is installed.
+        kinds = pa.array([kind.value for kind in RETRACTIONS])
+        taken_back = pc.is_in(batch.column(self._changes.taken), value_set=kinds).to_numpy(zero_copy_only=False)
         signs: Array = np.where(taken_back, -1, 1)
         return signs
 
