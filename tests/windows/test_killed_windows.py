@@ -37,8 +37,10 @@ def test_windows_survive_a_kill_at_each_failpoint(windows_job: WindowsJob, name:
     # Windows are open at the end of each run: only the end of the input fires the last ones.
     assert 0 < opened.total() < job.windows("sessions").total() < job.sessions().total()
     assert job.windows("hours") <= job.hours() and job.windows("sessions") <= job.sessions()
+    assert 0 < job.by_columns("sessions").total() and job.by_columns("sessions") <= job.sessions()
     job.finish(run__drain="yes")
     assert job.windows("hours") == job.hours() and job.windows("sessions") == job.sessions()
+    assert job.by_columns("hours") == job.hours() and job.by_columns("sessions") == job.sessions()
 
 
 def test_the_failpoints_are_those_of_a_run_without_requests() -> None:

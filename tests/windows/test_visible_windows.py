@@ -25,13 +25,13 @@ def job(tmp_path: Path) -> Iterator[WindowsJob]:
     job.end_all()
 
 
-def _windows(location: Path, operator: str, snapshot: int | None = None) -> Content:
+def _windows(location: Path, operator: str, snapshot: int | None = None, field: str = "value") -> Content:
     rows = stateflow.read_state(str(location), operator, "window-contents", snapshot).read_all().to_pylist()
     found: Content = {}
     for row in rows:
         assert row["namespace"]["type"] == "window"
         of = found.setdefault((row["sensor"], TimeWindow.parse(row["namespace"]["value"])), [])
-        of.append(row["value"]["value"])
+        of.append(row["value"][field])
     return found
 
 
@@ -44,6 +44,8 @@ def _open_hours(job: WindowsJob) -> Content:
 def test_open_windows_are_rows_with_their_window(job: WindowsJob) -> None:
     hours = _windows(job.root, "hours")
     assert hours == _open_hours(job) and len(hours) > 1
+    by_columns = _windows(job.root, "column-hours", field="value__sum")
+    assert by_columns == _open_hours(job)
     sessions = stateflow.read_state(str(job.root), "sessions", "merging-window-set").read_all().to_pylist()
     contents = _windows(job.root, "sessions")
     found = {
@@ -81,12 +83,13 @@ def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_g
     assert _windows(Path(saved["path"]), "hours") == _windows(job.root, "hours")
     new = WindowsJob(tmp_path / "new", {"max_parallelism": 64, "parallelism": 3}, job_name="windows")
     new.deliver(80)
-    for name in ("hours", "sessions"):
+    for name in ("hours", "sessions", "column-hours", "column-sessions"):
         new.table(name).parent.mkdir(exist_ok=True)
         job.table(name).rename(new.table(name))
     new.begin(
         "run", new.job_file, "--from-savepoint", saved["path"], "--tables", "continue", with_job=True
     ).wait().check()
     new.finish(run__drain="yes")
+    assert new.by_columns("hours") == new.hours() and new.by_columns("sessions") == new.sessions()
     assert new.windows("hours") == new.hours() and new.windows("sessions") == new.sessions()
     new.end_all()

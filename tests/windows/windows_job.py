@@ -41,6 +41,10 @@ class WindowsJob(JobFixture):
         rows = folder_tables.rows(self.table(name))
         return Counter((row["sensor"], row["start"], row["end"], row["value"]) for row in rows)
 
+    def by_columns(self, name: str) -> Counter[Window]:
+        """The windows of the operator by columns."""
+        return self.windows(f"column-{name}")
+
     def hours(self) -> Counter[Window]:
         sums: Counter[tuple[str, int]] = Counter()
         for sensor, at, value in self._values():

@@ -1,4 +1,4 @@
-"""Hours and sessions of readings.
+"""Hours and sessions of readings, by rows and by columns.
 
 ``job.folder`` has ``readings.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
 """
@@ -59,6 +59,9 @@ def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | Scrip
     return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=10)
 
 
+COLUMNS = {"start": ("window_start",), "end": ("window_end",), "value": ("sum", "value")}
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     folder = Path(env.parameter("folder"))
@@ -69,8 +72,11 @@ def build(env: StreamExecutionEnvironment) -> None:
         .key_by("sensor")
     )
     hours = readings.window(TumblingEventTimeWindows.of(timedelta(milliseconds=60)))
-    hours.reduce(added, Emit(), output=Sum, uid="hours").sink_to(FolderSink(folder / "tables/hours"), uid="hours-table")
     sessions = readings.window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=30)))
+    for name, windows in (("hours", hours), ("sessions", sessions)):
+        by_columns = windows.aggregate_columns(COLUMNS, output=Sum, uid=f"column-{name}")
+        by_columns.sink_to(FolderSink(folder / f"tables/column-{name}"), uid=f"column-{name}-table")
+    hours.reduce(added, Emit(), output=Sum, uid="hours").sink_to(FolderSink(folder / "tables/hours"), uid="hours-table")
     sessions.process(Emit(), output=Sum, uid="sessions").sink_to(
         FolderSink(folder / "tables/sessions"), uid="sessions-table"
     )
