@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from benchmarks.nexmark.tables import WATERMARKS, Tables
-from stateflow import AggregateFunction, EventTimeSessionWindows, ProcessWindowFunction, WindowContext
+from stateflow import EventTimeSessionWindows
 from stateflow.api.streams.data_stream import DataStream
 
 
@@ -28,29 +27,7 @@ class BidsOfBidder(msgspec.Struct):
     endtime: datetime
 
 
-class Count(AggregateFunction[object, int, int]):
-    """Counts rows."""
-
-    def create_accumulator(self) -> int:
-        return 0
-
-    def add(self, value: object, accumulator: int) -> int:
-        return accumulator + 1
-
-    def get_result(self, accumulator: int) -> int:
-        return accumulator
-
-    def merge(self, a: int, b: int) -> int:
-        return a + b
-
-
-class EmitCount(ProcessWindowFunction[int, BidsOfBidder]):
-    """Adds bidder and window to a count."""
-
-    def process(self, key: int, ctx: WindowContext, elements: Iterable[int]) -> Iterator[BidsOfBidder]:
-        window = ctx.window
-        for count in elements:
-            yield BidsOfBidder(key, count, timestamp(window.start), timestamp(window.end))
+COUNT = {"bid_count": ("count", "bidder"), "starttime": ("window_start",), "endtime": ("window_end",)}
 
 
 def timestamp(milliseconds: int) -> datetime:
@@ -62,4 +39,4 @@ def query(tables: Tables) -> DataStream:
     """Returns the result."""
     bids = tables.bids(Bid).assign_timestamps_and_watermarks(WATERMARKS)
     sessions = bids.key_by("bidder").window(EventTimeSessionWindows.with_gap(timedelta(seconds=10)))
-    return sessions.aggregate(Count(), EmitCount(), accumulator=int, output=BidsOfBidder, uid="sessions")
+    return sessions.aggregate_columns(COUNT, output=BidsOfBidder, uid="sessions")

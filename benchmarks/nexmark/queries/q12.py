@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import msgspec
 
-from benchmarks.nexmark.queries.q11 import BidsOfBidder, Count, EmitCount
+from benchmarks.nexmark.queries.q11 import COUNT, BidsOfBidder
 from benchmarks.nexmark.tables import Tables
 from stateflow import TumblingProcessingTimeWindows
 from stateflow.api.streams.data_stream import DataStream
@@ -21,4 +21,4 @@ class Bid(msgspec.Struct):
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
     windows = tables.bids(Bid).key_by("bidder").window(TumblingProcessingTimeWindows.of(timedelta(seconds=10)))
-    return windows.aggregate(Count(), EmitCount(), accumulator=int, output=BidsOfBidder, uid="windows")
+    return windows.aggregate_columns(COUNT, output=BidsOfBidder, uid="windows")

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from benchmarks.nexmark.queries.q11 import Count, timestamp
 from benchmarks.nexmark.tables import WATERMARKS, Tables
 from stateflow import (
     AggregateFunction,
@@ -43,14 +42,6 @@ class MostBids(msgspec.Struct):
     num: int
 
 
-class EmitCount(ProcessWindowFunction[int, BidsOfAuction]):
-    """Adds auction and time to a count."""
-
-    def process(self, key: int, ctx: WindowContext, elements: Iterable[int]) -> Iterator[BidsOfAuction]:
-        for count in elements:
-            yield BidsOfAuction(key, count, timestamp(ctx.window.max_timestamp))
-
-
 class Greatest(AggregateFunction[BidsOfAuction, list[MostBids], list[MostBids]]):
     """Keeps the auctions with most bids."""
 
@@ -84,7 +75,8 @@ def query(tables: Tables) -> DataStream:
     """Returns the result."""
     bids = tables.bids(Bid).assign_timestamps_and_watermarks(WATERMARKS)
     windows = bids.key_by("auction").window(SlidingEventTimeWindows.of(_SIZE, _SLIDE))
-    counts = windows.aggregate(Count(), EmitCount(), accumulator=int, output=BidsOfAuction, uid="counts")
+    columns = {"num": ("count", "auction"), "dateTime": ("window_time",)}
+    counts = windows.aggregate_columns(columns, output=BidsOfAuction, uid="counts")
     # Windows end every two seconds: those that end at the same time are one window of this length.
     ends = counts.key_by("dateTime").window(TumblingEventTimeWindows.of(_SLIDE))
     return ends.aggregate(Greatest(), EmitAll(), accumulator=list[MostBids], output=MostBids, uid="most-bids")
