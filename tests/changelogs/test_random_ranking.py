@@ -139,33 +139,34 @@ def as_rows(found: Any) -> list[Row]:
     return [Row(row.key, row.at, row.price, row.number) for row in found]
 
 
-def check_top(history: History, n: int, backend: StateBackend = MemoryStateBackend()) -> None:  # noqa: B008
+def check_top(history: History, n: int, made: str, backend: StateBackend = MemoryStateBackend()) -> None:  # noqa: B008
     expected = {key: plain_top(rows, n) for key, rows in by_key(history.rows).items()}
+    forms: dict[str, dict[str, Any]] = {
+        "ranks": {"output": Ranked, "rank": "rank"},
+        "rows": {"output": Kind},
+        "retractions": {"output": RankedKind, "rank": "rank", "retract": True},
+    }
+    found = emitted(lambda rows: rows.top_n(n, order_by=ORDER, uid="t", **forms[made]), history, backend)
+    if made == "rows":
+        table = materialized(found, "number", kind="kind") if n > 1 else materialized(found, "key")
+        numbers = sorted(row.number for rows in expected.values() for row in rows)
+        assert sorted(row.number for row in table.values()) == numbers
+        return
+    kinds: dict[str, Any] = {"kind": "kind", "retracts": True} if made == "retractions" else {}
+    table = materialized(found, "key", "rank", **kinds)
     ranks = {(key, at): row for key, rows in expected.items() for at, row in enumerate(rows, 1)}
-
-    ranked = emitted(lambda rows: rows.top_n(n, order_by=ORDER, output=Ranked, rank="rank", uid="t"), history, backend)
-    table = materialized(ranked, "key", "rank")
     assert dict(zip(table, as_rows(table.values()), strict=True)) == ranks
 
-    retracting = emitted(
-        lambda rows: rows.top_n(n, order_by=ORDER, output=RankedKind, rank="rank", retract=True, uid="t"),
-        history,
-        backend,
-    )
-    table = materialized(retracting, "key", "rank", kind="kind", retracts=True)
-    assert dict(zip(table, as_rows(table.values()), strict=True)) == ranks
 
-    whole = emitted(lambda rows: rows.top_n(n, order_by=ORDER, output=Kind, uid="t"), history, backend)
-    table = materialized(whole, "number", kind="kind") if n > 1 else materialized(whole, "key")
-    assert sorted(row.number for row in table.values()) == sorted(r.number for rows in expected.values() for r in rows)
+MADE = st.sampled_from(["ranks", "rows", "retractions"])
 
 
-@given(histories, st.integers(1, 4))
-def test_a_top_n_is_the_one_of_plain_python(history: History, n: int) -> None:
-    check_top(history, n)
+@given(histories, st.integers(1, 4), MADE)
+def test_a_top_n_is_the_one_of_plain_python(history: History, n: int, made: str) -> None:
+    check_top(history, n, made)
 
 
 @pytest.mark.slow
-@given(histories, st.integers(1, 4))
-def test_a_top_n_is_the_same_in_rocksdb(history: History, n: int) -> None:
-    check_top(history, n, RocksDBStateBackend())
+@given(histories, st.integers(1, 4), MADE)
+def test_a_top_n_is_the_same_in_rocksdb(history: History, n: int, made: str) -> None:
+    check_top(history, n, made, RocksDBStateBackend())
