@@ -20,6 +20,7 @@ from stateflow.runtime.spark.frames import empty_rows, split_sources
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.runtime.spark.shuffle import first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
+from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
@@ -60,7 +61,7 @@ class SparkExecutor(Executor):
         self._workers.context = context
         self._group = job_group(context, work.info.id.generation)
         with ExitStack() as persisted:
-            frame = _level_frame(self._first(rows, work, persisted), specs[0])
+            frame = self._first_frame(rows, work, specs[0], persisted)
             for at, level in enumerate(work.plan.levels[1:], 1):
                 # Without persisting, Spark would run the tasks again for each reader.
                 frame = frame if reads_once(level) else _persist(frame, persisted)
@@ -84,11 +85,21 @@ class SparkExecutor(Executor):
         shuffled = numbers.union(numbers).repartition(count, "id")
         shuffled.mapInArrow(_drop_rows, shuffled.schema).collect()
 
+    def _first_frame(self, rows: DataFrame, work: BatchWork, spec: LevelSpec, persisted: ExitStack) -> DataFrame:
+        sources = split_sources(work.plan.sources, rows)
+        unshuffled = unshuffled_input(work.plan, sources, work.info.task_info())
+        if unshuffled is None:
+            return _level_frame(self._first(rows, work, persisted), spec)
+        return _with_tasks(unshuffled, spec, partial(_run_unshuffled_task, spec, _barrier(work)))
+
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
         source = _persist(rows, persisted) if reads_of_source(level) > 1 and not rows.is_cached else rows
-        barrier = BarrierMessage(work.info.id.generation, work.info.id.ordinal)
-        return first_exchange(level, split_sources(work.plan.sources, source), barrier, work.info)
+        return first_exchange(level, split_sources(work.plan.sources, source), _barrier(work), work.info)
+
+
+def _barrier(work: BatchWork) -> BarrierMessage:
+    return BarrierMessage(work.info.id.generation, work.info.id.ordinal)
 
 
 def job_group(context: SparkContext, generation: int) -> str:
@@ -107,11 +118,13 @@ def _persist(frame: DataFrame, stack: ExitStack) -> DataFrame:
 
 
 def _level_frame(exchanged: DataFrame, spec: LevelSpec) -> DataFrame:
-    return exchanged.mapInArrow(_task_function(spec), from_arrow_schema(spec.output_schema, prefer_timestamp_ntz=True))
+    return _with_tasks(exchanged, spec, partial(_run_task, spec))
 
 
-def _task_function(spec: LevelSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return partial(_run_task, spec)
+def _with_tasks(
+    rows: DataFrame, spec: LevelSpec, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+) -> DataFrame:
+    return rows.mapInArrow(task, from_arrow_schema(spec.output_schema, prefer_timestamp_ntz=True))
 
 
 def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -122,6 +135,15 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
     rows = sorted_input(chain, settings, batches)
     return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", rows)
+
+
+def _run_unshuffled_task(
+    spec: LevelSpec, barrier: BarrierMessage, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    _freeze_loaded()
+    context = TaskContext.get()
+    assert context is not None
+    return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", with_order(barrier, batches))
 
 
 def _keep_alive(info: BatchInfo, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,98 @@
+"""The input of sinks on a source's rows without a shuffle, which would copy each row to divide them by number.
+
+Such rows may go to any task. If Spark reads a batch in at least as many partitions as there are tasks, each task takes
+whole partitions. What the shuffle adds otherwise, the order of a row and the barrier, the task adds itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from stateflow.api.functions.process import TaskInfo
+from stateflow.api.graph.nodes import Node
+from stateflow.api.graph.traversal import leaves_of
+from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.spark.frames import FrameBuilder
+from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, ORDER, PHASE_SHIFT, SOURCE_PHASE, input_prefix
+from stateflow.types.spark_sql import quoted
+
+_KEEPS_PARTITIONS = frozenset({"RDDScanExec", "ProjectExec", "FilterExec", "GenerateExec"})
+"""Spark's physical operators whose rows stay in the partitions of a batch's input. Planning them runs nothing."""
+
+
+class _Seq(Protocol):
+    """A sequence of the JVM."""
+
+    def size(self) -> int: ...
+
+    def apply(self, index: int) -> _Plan: ...
+
+
+class _Class(Protocol):
+    def getSimpleName(self) -> str: ...
+
+
+class _Plan(Protocol):
+    """A physical operator in the JVM."""
+
+    def getClass(self) -> _Class: ...
+
+    def children(self) -> _Seq: ...
+
+
+def unshuffled_input(plan: JobPlan, sources: Mapping[Node, DataFrame], info: TaskInfo) -> DataFrame | None:
+    """Returns the rows of the first level's tasks, one partition for each task; None if they need a shuffle.
+
+    Args:
+        sources: the batch's rows by source.
+    """
+    if not _writes_rows_of_one_source(plan):
+        return None
+    level = plan.levels[0]
+    (node,) = level.inputs
+    frame = FrameBuilder(sources.__getitem__, info).frame(node)
+    if frame is None or _partitions(frame) < level.targets:
+        return None
+    prefix = input_prefix(0)
+    columns = [f"{quoted(name)} AS {quoted(prefix + name)}" for name in node.schema.names]
+    return frame.selectExpr(*columns).coalesce(level.targets)
+
+
+def with_order(barrier: BarrierMessage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a task as the shuffle would deliver them: with their order, and the barrier after them."""
+    for batch in batches:
+        order = np.full(len(batch), SOURCE_PHASE << PHASE_SHIFT, np.int64)
+        yield batch.append_column(ORDER, pa.array(order))
+    control = msgspec.msgpack.encode(barrier)
+    yield pa.RecordBatch.from_pydict({ORDER: [BARRIER_ORDER], CONTROL: [control]})
+
+
+def _writes_rows_of_one_source(plan: JobPlan) -> bool:
+    """Returns whether the job has one sink, on rows of a source, and nothing else."""
+    if len(plan.levels) != 1 or len(plan.sources) != 1 or len(plan.chains) != 1:
+        return False
+    (chain,) = plan.chains
+    return chain.operator is None and not chain.is_relay and len(leaves_of(chain.inputs[0].node)) == 1
+
+
+def _partitions(frame: DataFrame) -> int:
+    """Returns how many partitions a frame has; 0 if that is known only after a part of it has run."""
+    execution = frame._jdf.queryExecution()  # noqa: SLF001 - only the JVM's object has the plan
+    if not _keeps_partitions(execution.sparkPlan()):
+        return 0
+    count: int = execution.toRdd().getNumPartitions()
+    return count
+
+
+def _keeps_partitions(operator: _Plan) -> bool:
+    if operator.getClass().getSimpleName() not in _KEEPS_PARTITIONS:
+        return False
+    children = operator.children()
+    return all(_keeps_partitions(children.apply(at)) for at in range(children.size()))
