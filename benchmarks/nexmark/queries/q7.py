@@ -85,7 +85,9 @@ def candidates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _with_windows(batch: pa.RecordBatch, rows: np.ndarray, ends: np.ndarray, counts: bool) -> pa.RecordBatch:
     some = batch.take(pa.array(rows))
-    return some.append_column("end", pa.array(ends[rows])).append_column("counts", pa.array([counts] * len(rows)))
+    return some.append_column("end", pa.array(ends[rows])).append_column(
+        "counts", pa.array([counts] * len(rows), pa.bool_())
+    )
 
 
 def query(tables: Tables) -> DataStream:
