@@ -258,8 +258,9 @@ def _fired(row: Fired | Summed) -> Fired:
 
 
 def _check(history: History, method: str, backend: StateBackend) -> None:
-    # So that a key of an operator by columns may be in several Arrow batches.
-    with patch.object(WindowVectorOperator, "rows_at_once", history.arrow_rows or 1 << 17):
+    # So that a key of an operator by columns may be in several Arrow batches, and a call has few keys.
+    few = history.arrow_rows or 1 << 17
+    with patch.multiple(WindowVectorOperator, rows_at_once=few, additions_at_once=few):
         _check_windows(history, method, backend)
 
 

@@ -46,6 +46,7 @@ class TimeWindowAggregates(WindowAggregates):
     def __init__(self, settings: ColumnWindowSettings, aggregation: Aggregation, slicing: Slicing) -> None:
         super().__init__(settings, aggregation)
         self._slicing = slicing
+        self.windows_of_row = -(-slicing.size // slicing.slide)
 
     def _process(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> pa.RecordBatch | None:
         parts = self._parts(batch, state, times)

@@ -72,7 +72,13 @@ class WindowVectorState(VectorState):
 
 
 class WindowVectorFunction(VectorizedKeyedFunction):
-    """A vectorized function whose state and timers belong to windows of keys."""
+    """A vectorized function whose state and timers belong to windows of keys.
+
+    Attributes:
+        windows_of_row: number of windows that a row belongs to, at most.
+    """
+
+    windows_of_row = 1
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | None:
         """Called as for `VectorizedKeyedFunction`, with a `WindowVectorState`."""

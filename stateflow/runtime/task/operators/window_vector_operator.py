@@ -16,7 +16,7 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.operators.key_watermarks import watermarks_before_rows
 from stateflow.runtime.task.operators.vector_operator import SortedRows, VectorOperator
-from stateflow.runtime.task.row_conversion import event_times
+from stateflow.runtime.task.row_conversion import event_times, group_starts
 from stateflow.runtime.task_spec import TIMER_PHASE, ChainSpec
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_reader import KeyLayout
@@ -32,6 +32,9 @@ class WindowVectorOperator(VectorOperator):
 
     rows_at_once = 1 << 17
     """A call costs some milliseconds, whatever the number of rows."""
+
+    additions_at_once = 1 << 20
+    """Rows of a call, each counted once for each of its windows, which are in memory together. No key is divided."""
 
     def __init__(
         self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits, index: TimerIndex
@@ -64,6 +67,18 @@ class WindowVectorOperator(VectorOperator):
         for phase, state in calls:
             for tag, batches in state.side.items():
                 yield tag, self._spec.inputs[0].schema, [(phase, rows) for rows in batches]
+
+    def _feed(self, rows: SortedRows) -> Iterator[tuple[int, pa.RecordBatch]]:
+        at_once = max(self.additions_at_once // self._windows.windows_of_row, 1)
+        if len(rows) <= at_once:
+            yield from super()._feed(rows)
+            return
+        edges = np.array([*group_starts(rows.order, self._key_columns(rows)), len(rows)])
+        at = 0
+        while at < len(edges) - 1:
+            end = max(int(np.searchsorted(edges, edges[at] + at_once, side="right")) - 1, at + 1)
+            yield from super()._feed(rows.slice(int(edges[at]), int(edges[end])))
+            at = end
 
     def _new_state(
         self, rows: SortedRows, keys: pa.RecordBatch, starts: Array, encoded: tuple[list[bytes], list[bytes]]
