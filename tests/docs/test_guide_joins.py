@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stateflow import StreamExecutionEnvironment
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.docs.pages import blocks, load_module, read
 from tests.joins.joined_rows import unkeyed
@@ -157,3 +158,8 @@ def test_an_outer_join_corrects_flights_whose_plane_comes_later(
                 else:
                     table[row.tailnum] = row.seats
     assert table == {row.tailnum: n if n % 4 else None for n, row in enumerate(flights)}
+
+
+def test_a_look_up_join_is_declared_with_the_columns_of_stream_and_table(guide: ModuleType) -> None:
+    flights = StreamExecutionEnvironment().from_collection([], guide.Flight, uid="flights")
+    assert guide.with_cities(flights, "airports").schema.names == ("time", "tailnum", "origin", "city")

@@ -1,0 +1,105 @@
+"""Look-up joins: a stateless step that adds columns of a table, as it is in the batch, to the rows of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from stateflow.clock import Clock, SystemClock
+from stateflow.errors import JobDefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PREFIX = "_sf_lookup_"
+
+
+@dataclass(frozen=True)
+class LookupColumns:
+    """The columns of a look-up join.
+
+    Attributes:
+        on: column of the stream to column of the table; all are equal in a pair.
+        output: names of the columns of the result.
+        how: ``inner`` or ``left``.
+    """
+
+    on: Mapping[str, str]
+    output: Sequence[str]
+    how: str
+
+
+class LookupJoin:
+    """Joins the DataFrame of a batch with a table.
+
+    Args:
+        read: returns the table.
+        cache: how long the content that was read is used again; None to read the table in each batch.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[SparkSession], DataFrame],
+        columns: LookupColumns,
+        cache: timedelta | None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._read = read
+        self._columns = columns
+        self._cache = cache
+        self._clock = clock or SystemClock()
+        self._cached: tuple[float, DataFrame] | None = None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Returns the joined rows. Raises JobDefinitionError if neither the stream nor the table has a column."""
+        columns, table = self._columns, self._table(frame.sparkSession)
+        missing = sorted({*columns.output, *columns.on.values()} - {*frame.columns, *table.columns})
+        missing += sorted(name for name in columns.on.values() if name not in table.columns and name not in missing)
+        if missing:
+            raise JobDefinitionError(
+                "a look-up join needs columns that its table does not have",
+                hint="correct on=, or the fields of the output class",
+                missing=missing,
+                table=table.columns,
+            )
+        # Names of their own, so that a column of the table and one of the stream may have the same name.
+        renamed = table.select([table[name].alias(_PREFIX + name) for name in table.columns])
+        equal = [frame[name] == renamed[_PREFIX + of] for name, of in columns.on.items()]
+        joined = frame.join(renamed.hint("broadcast"), reduce(lambda a, b: a & b, equal), columns.how)
+        found = [
+            frame[name] if name in frame.columns else renamed[_PREFIX + name].alias(name) for name in columns.output
+        ]
+        return joined.select(found)
+
+    def _table(self, spark: SparkSession) -> DataFrame:
+        if self._cache is None:
+            return self._read(spark)
+        now = self._clock.monotonic()
+        if self._cached is not None and now - self._cached[0] < self._cache.total_seconds():
+            return self._cached[1]
+        found = self._read(spark)
+        # Not persisted: Spark would use the content for other reads of the table, and refresh it after some writes.
+        table = spark.createDataFrame(found.collect(), found.schema)
+        self._cached = now, table
+        return table
+
+
+def check_lookup(read: object, on: Mapping[str, str], how: str, cache: object) -> None:
+    """Raises JobDefinitionError if an argument of `lookup_join` is not valid."""
+    if not callable(read) or not on or how not in ("inner", "left"):
+        raise JobDefinitionError(
+            "an argument of lookup_join is not valid",
+            hint="pass a function that returns the table, a column or more, and how='left' or how='inner'",
+            read=repr(read)[:200],
+            on=dict(on),
+            how=repr(how)[:200],
+        )
+    if cache is not None and (not isinstance(cache, timedelta) or cache <= timedelta()):
+        raise JobDefinitionError(
+            "the time for which a look-up join uses a content again is not valid",
+            hint="pass a positive timedelta, or None to read the table in each batch",
+            cache=repr(cache)[:200],
+        )
