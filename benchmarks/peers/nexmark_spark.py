@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.peers.spark_native import SETTINGS
@@ -81,7 +82,9 @@ def _result(spark: SparkSession, order: Order) -> DataFrame:
     for statement in order["statements"]:
         spark.sql(statement.replace("CREATE VIEW", "CREATE OR REPLACE TEMP VIEW"))
     for table in ("person", "auction", "bid"):
-        spark.table(table).withWatermark("dateTime", _WATERMARK).createOrReplaceTempView(f"timed_{table}")
+        # Watermarks need a timestamp with a time zone, which is UTC in this session.
+        timed = spark.table(table).withColumn("dateTime", F.col("dateTime").cast("timestamp"))
+        timed.withWatermark("dateTime", _WATERMARK).createOrReplaceTempView(f"timed_{table}")
     return spark.sql(order["query"])
 
 

@@ -8,12 +8,12 @@ FROM (
 JOIN (
     SELECT max(num) AS most, window(ended, '2 seconds') AS window
     FROM (
-        SELECT count(*) AS num, window_time(window) AS ended
+        SELECT num, window_time(window) AS ended
         FROM (
-            SELECT auction, window(`dateTime`, '10 seconds', '2 seconds') AS window
+            SELECT auction, count(*) AS num, window(`dateTime`, '10 seconds', '2 seconds') AS window
             FROM timed_bid
+            GROUP BY auction, window(`dateTime`, '10 seconds', '2 seconds')
         )
-        GROUP BY auction, window
     )
     GROUP BY window(ended, '2 seconds')
 ) AS greatest
