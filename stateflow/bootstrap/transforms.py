@@ -28,7 +28,7 @@ from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCo
 from stateflow.query.columns.keyed_table import KeyedTable
 from stateflow.query.columns.operator_table import OperatorTable
 from stateflow.query.columns.state_table import TIMERS, key_fields
-from stateflow.query.columns.value_types import has_local_datetimes
+from stateflow.query.columns.value_types import Refused, accepts_local_datetimes
 from stateflow.query.snapshot import Snapshot
 from stateflow.runtime.user_code import innermost
 from stateflow.similar_names import did_you_mean
@@ -88,13 +88,15 @@ class StateTransformation:
         elif self.descriptor:
             declare(new_keyed_state(0), self.descriptor)
 
-    def loses_zones(self, operator: OperatorState) -> bool:
-        """Returns whether new rows store datetimes without a zone, as the state declares none."""
+    def refused(self, operator: OperatorState) -> Refused:
+        """Returns the stored values that the function may not get, since new rows could not have them."""
         if self.descriptor is None:
-            return False
+            return Refused.NOTHING
         if self.is_of_operator:
-            return has_local_datetimes(self.rows_of(operator, _NO_ROWS).schema.type)
-        return has_local_datetimes(declare(new_keyed_state(0), self.descriptor).schema.type)
+            schema = self.rows_of(operator, _NO_ROWS).schema
+        else:
+            schema = declare(new_keyed_state(0), self.descriptor).schema
+        return Refused.ABSENT | Refused.ZONE if accepts_local_datetimes(schema.type) else Refused.ABSENT
 
     def rows_of(self, operator: OperatorState, rows: pa.Table) -> OperatorStateRows:
         """Returns new rows of operator state, of the kind that it has."""
@@ -217,7 +219,7 @@ class ChangedOperator:
     def _frame(self, change: StateTransformation) -> pa.RecordBatchReader:
         """Returns the new rows of a keyed state, or of the timers."""
         before = next((schema for schema in self.operator.states if schema.name == change.name), None)
-        table = KeyedTable(self.operator, before, refuse_zones=change.loses_zones(self.operator))
+        table = KeyedTable(self.operator, before, refused=change.refused(self.operator))
         read = table.batches(self.opened.storage, self.clock, table.schema.names)
         given = change.applied(batch if before is None else _with_times(batch, before) for batch in read)
         first = next(given, None)
@@ -260,7 +262,7 @@ class ChangedOperator:
         try:
             for schema in self.operator.operator_states:
                 if change := self._of_operator.get(schema.name):
-                    table = OperatorTable(self.operator, schema, change.loses_zones(self.operator))
+                    table = OperatorTable(self.operator, schema, change.refused(self.operator))
                     content = self._with_rows(change, table, subtask, content)
         except StateflowError as e:
             e.add_facts(subtask=subtask)

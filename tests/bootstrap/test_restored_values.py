@@ -16,19 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import SavepointWriter, ValueStateDescriptor, read_state
+from stateflow import MapStateDescriptor, SavepointWriter, Serializer, ValueStateDescriptor, read_state
 from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.bootstrap.encoding.frames import StateColumns
 from stateflow.bootstrap.encoding.values import Values
 from stateflow.config.state_settings import EntryLimits
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import SchemaMismatch, StateError
+from stateflow.errors import DataError, SchemaMismatch, StateError
 from stateflow.operations import SavepointRequest, create_savepoint_into
-from stateflow.query.columns.plain_json import from_json_text, json_text
 from stateflow.query.columns.value_reader import ValueReader
+from stateflow.query.columns.value_types import Refused
 from stateflow.state.handles import StateSchema
 from stateflow.state.schema.describe import type_schema
-from stateflow.types.serializers import ValueSerializer
+from stateflow.state.schema.plain_json import from_json_text, json_text
+from stateflow.types.columns.precision import precision
+from stateflow.types.serializers import VALUE_FORMAT, CustomValueSerializer, ValueSerializer
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing, LocalJobs
 
@@ -77,11 +79,65 @@ class Sparse(msgspec.Struct, omit_defaults=True, rename={"size": "a size"}):
     marks: list[float | str] = []
 
 
+class Bounds(msgspec.Struct, omit_defaults=True):
+    """Defaults that JSON does not have."""
+
+    smallest: float = INFINITY
+    mark: Any = b"q"
+    size: float | str = INFINITY
+    names: dict[int, str] = msgspec.field(default_factory=dict)
+
+
+class MaybeSet(msgspec.Struct):
+    size: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Empty(msgspec.Struct):
+    pass
+
+
+class Priced(msgspec.Struct):
+    price: Annotated[decimal.Decimal, precision(12, scale=2)] | None
+    of: int | str
+
+
+class MaybeNone(TypedDict):
+    size: NotRequired[int | None]
+
+
+class Made(msgspec.Struct):
+    size: int | None = msgspec.field(default_factory=lambda: 5)
+
+
+class Item(msgspec.Struct):
+    a: int = 0
+
+
+class Tagged(msgspec.Struct, tag="t"):
+    a: int
+
+
+class OtherTagged(msgspec.Struct, tag="o"):
+    a: int
+
+
+class Nested(msgspec.Struct):
+    inner: Item
+    marks: set[int] = set()
+
+
+class Tree(msgspec.Struct):
+    a: int
+    next: Tree | None = None
+
+
 def restored(kind: Any, *values: Any) -> list[Any]:
     """The values that are stored after they were read as a column, and written from it."""
     codec: ValueSerializer[Any] = ValueSerializer(kind)
     schema = StateSchema(name="s", kind="value", value_type="", type=type_schema(kind))
-    column = ValueReader(schema, refuse_zones=True).read([codec.encode(value) for value in values], lambda row: {})
+    column = ValueReader(schema, Refused.ZONE | Refused.ABSENT).read(
+        [codec.encode(value) for value in values], lambda row: {}
+    )
     written = Values(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
     return [codec.decode(stored) for stored in written.encode(pa.record_batch([column], ["value"])).to_pylist()]
 
@@ -118,6 +174,10 @@ def restored(kind: Any, *values: Any) -> list[Any]:
         (Point, [Point("a", {"name": "n"}), Point(NAN)]),
         (dict[str, Point], [{"a": Point(1.0, {"limit": 1, "name": "n"})}]),
         (Sparse, [Sparse(), Sparse(4, [NAN, "a"])]),
+        (Bounds, [Bounds(), Bounds(1.0, b"r", 2, {2: "b"})]),
+        (MaybeSet, [MaybeSet(), MaybeSet(3)]),
+        (Empty, [Empty()]),
+        (Priced, [Priced(decimal.Decimal("1.50"), "a"), Priced(None, 1)]),
     ],
 )
 def test_a_value_is_written_as_the_stored_one(kind: Any, values: list[Any]) -> None:
@@ -167,18 +227,95 @@ def test_a_text_that_is_no_such_json_is_a_schema_mismatch(text: str) -> None:
     assert raised.value.facts["value"] == text[:200]
 
 
+@pytest.mark.parametrize(("kind", "stored"), [(MaybeNone, b"\x80"), (list[MaybeNone], b"\x91\x80"), (Made, b"\x80")])
+def test_an_absent_field_that_could_be_none_is_refused(kind: Any, stored: bytes) -> None:
+    schema = StateSchema(name="s", kind="value", value_type="", type=type_schema(kind))
+    reader = ValueReader(schema, Refused.ABSENT)
+    with raises(StateError, key="k"):
+        reader.read([VALUE_FORMAT + stored], lambda row: {"key": "k"})
+
+
+def _written(kind: Any, column: pa.Array) -> list[bytes]:
+    written = Values(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
+    found: list[bytes] = written.encode(pa.record_batch([column], ["value"])).to_pylist()
+    return found
+
+
+_PAIRS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (dict[str, int] | int, pa.array(['{"a":1,"a":2}'])),
+        (Any, pa.array(['{"a":1,"a":2}'])),
+        (Tagged | OtherTagged, pa.array(['{"type":"t","a":1,"zzz":2}'])),
+        (Tree, pa.array([{"a": 1, "next": '{"a":2,"q":3}'}])),
+        (Item | int, pa.array([{"a": 1, "zz": 1}])),
+        (Item | int, pa.array(['{"a":1,"zz":1}'])),
+        (Nested, pa.array([{"inner": {"a": 1, "q": 1}, "marks": [1]}])),
+        (dict[str, Nested], pa.array([{"x": {"inner": {"a": 1, "q": 1}, "marks": [1]}}])),
+        (list[set[int]], pa.array([[[1, 1]]])),
+        (set[float], pa.array([[(1 << 53) + 1]])),
+        (set[float], pa.array([[decimal.Decimal("0.12345678901234567890123")]])),
+        (set[datetime.time], pa.array([[1]], pa.list_(pa.time64("ns")))),
+        (set[datetime.date], pa.array([[1 << 30]], pa.list_(pa.date32()))),
+        (dict[decimal.Decimal, int], pa.array([[("1.0", 1), ("1.00", 2)]], _PAIRS)),
+        (dict[float, int], pa.array([[(0.0, 1), (-0.0, 2)]], pa.map_(pa.float64(), pa.int64()))),
+        (float | str, pa.array(["1e999"])),
+        (float | str, pa.array(["NaN"])),
+    ],
+)
+def test_nothing_of_a_value_is_dropped_merged_or_rounded(kind: Any, column: pa.Array) -> None:
+    with pytest.raises((SchemaMismatch, DataError)):
+        _written(kind, column)
+
+
+def test_a_deeply_nested_value_is_read_and_written() -> None:
+    value: Any = 1
+    for _ in range(600):
+        value = [value, {"a": 1}]
+    for _ in range(100):
+        value = {"a": value}
+    assert restored(Any, value) == [value]
+
+
+class Reversed(Serializer[str]):
+    name, version = "reversed", 1
+
+    def encode(self, value: str) -> bytes:
+        return str(value)[::-1].encode()
+
+    def decode(self, data: bytes, version: int) -> str:
+        return data.decode()[::-1]
+
+
+def test_bytes_of_a_serializer_are_found_in_any_order_of_fields() -> None:
+    codec = CustomValueSerializer(Reversed(), str)
+    written = Values(codec, StateColumns("value"), EntryLimits(), "s")
+    stored = codec.encode("ab")
+    column = pa.array([{"data": b"ba", "version": 1}])
+    assert written.encode(pa.record_batch([column], ["value"])).to_pylist() == [stored]
+
+
 class KeepTime(KeyedProcessFunction[Any, Any]):
     """Stores a time with a zone in a state that declares none."""
 
     def open(self, ctx: Any) -> None:
         self.time = ctx.get_state(ValueStateDescriptor("time", datetime.datetime))
+        self.times = ctx.get_map_state(TIMES)
 
     def process_element(self, row: Any, ctx: Any) -> None:
         self.time.update(NOON_UTC)
+        self.times.put(NOON_UTC, 1)
+        self.times.put(NOON, 2)
 
 
 class Row(msgspec.Struct):
     key: str
+
+
+TIMES = MapStateDescriptor("times", datetime.datetime, int)
 
 
 def _build(env: StreamExecutionEnvironment) -> None:
@@ -191,10 +328,12 @@ def test_a_transformation_does_not_remove_a_zone(tmp_path: Path) -> None:
     jobs.run(_build)
     request = SavepointRequest("made", from_head=True)
     savepoint = create_savepoint_into(jobs.storage.uri, request, str(tmp_path / "savepoints")).path
-    same = SavepointWriter.from_savepoint(savepoint)
-    same.transform_state("keep", ValueStateDescriptor("time", datetime.datetime), lambda batch: batch)
-    with raises(StateError, operator="keep", state="time", key=("a",)):
-        same.write(tmp_path / "same")
+    kinds: list[Any] = [datetime.datetime, Any]
+    for kind in kinds:
+        same = SavepointWriter.from_savepoint(savepoint)
+        same.transform_state("keep", ValueStateDescriptor("time", kind), lambda batch: batch)
+        with raises(StateError, operator="keep", state="time", key=("a",)):
+            same.write(tmp_path / "same")
 
     def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
         at = batch.schema.get_field_index("value")
@@ -202,5 +341,8 @@ def test_a_transformation_does_not_remove_a_zone(tmp_path: Path) -> None:
 
     declared = SavepointWriter.from_savepoint(savepoint)
     declared.transform_state("keep", ValueStateDescriptor("time", Instant), in_utc)
+    declared.transform_state("keep", TIMES, lambda batch: batch)
     written = declared.write(tmp_path / "declared")
+    before, after = (read_state(each, "keep", "times").read_all() for each in (savepoint, written))
+    assert after.num_rows == 2 and after.equals(before)
     assert read_state(written, "keep", "time").read_all().column("value").to_pylist() == [NOON_UTC]

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import SchemaMismatch
+from stateflow.types.columns.conversion import with_scalars
 
 _Test = Callable[[pa.DataType], bool]
 types = pa.types
@@ -34,7 +35,7 @@ def cast(column: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
 
 def check_kind(given: pa.DataType, wanted: pa.DataType, name: str) -> None:
     """Raises SchemaMismatch unless both types have values of the same kind, such as integers of different sizes."""
-    if not _is_same_kind(given, wanted):
+    if not is_same_kind(given, wanted):
         raise _mismatch(name, given, wanted)
 
 
@@ -79,6 +80,8 @@ def has_repeated_keys(column: pa.Array) -> bool:
         entries = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("item", kind.item_type)])))
         rows, items = pc.list_parent_indices(entries), entries.flatten()
         keys, values = items.flatten()
+        if types.is_floating(kind.key_type):
+            keys = pc.add(keys, pa.scalar(0, kind.key_type))  # -0.0 equals 0.0
         if not types.is_nested(kind.key_type):
             distinct = pa.table({"row": rows, "key": keys}).group_by(["row", "key"]).aggregate([]).num_rows
             if distinct < len(rows):
@@ -92,6 +95,33 @@ def has_repeated_keys(column: pa.Array) -> bool:
 
 def _has_map(kind: pa.DataType) -> bool:
     return types.is_map(kind) or any(_has_map(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def plain_values(column: pa.Array, name: str) -> list[object]:
+    """Returns the values of a column as plain objects.
+
+    Raises:
+        SchemaMismatch: Python has no such object, as for a time in nanoseconds, or a date after the year 9999.
+    """
+    try:
+        column = column.cast(with_scalars(column.type, _in_microseconds), safe=True)
+        return list(column.to_pylist(maps_as_pydicts="strict"))
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as e:
+        raise SchemaMismatch(
+            "a column has a value that Python's types do not have",
+            hint="round times to microseconds, and keep dates within the years 1 to 9999",
+            column=name,
+            type=str(column.type),
+            reason=str(e)[:200],
+        ) from e
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    return pa.time64("us") if types.is_time64(kind) and kind.unit == "ns" else kind
 
 
 def without_dictionaries(rows: Rows) -> Rows:
@@ -134,7 +164,8 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    views = types.is_list_view(kind) or types.is_large_list_view(kind)
+    return bool(views or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 _SCALARS: tuple[_Test, ...] = (
@@ -150,7 +181,8 @@ _SCALARS: tuple[_Test, ...] = (
 )
 
 
-def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+def is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether values of a type can be cast to another one without another meaning."""
     given = value_type(given)
     # Columns of nulls only have no other type.
     if given.equals(wanted) or types.is_null(given):
@@ -160,16 +192,16 @@ def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_struct(wanted):
         # The encoder reports missing fields; a cast would drop others.
         return bool(types.is_struct(given)) and all(
-            wanted.get_field_index(field.name) >= 0 and _is_same_kind(field.type, wanted.field(field.name).type)
+            wanted.get_field_index(field.name) >= 0 and is_same_kind(field.type, wanted.field(field.name).type)
             for field in given
         )
     if types.is_map(wanted):
         return bool(types.is_map(given)) and all(
-            _is_same_kind(part, of)
+            is_same_kind(part, of)
             for part, of in ((given.key_type, wanted.key_type), (given.item_type, wanted.item_type))
         )
     if _is_list(wanted):
-        return _is_list(given) and _is_same_kind(given.value_type, wanted.value_type)
+        return _is_list(given) and is_same_kind(given.value_type, wanted.value_type)
     if types.is_floating(wanted) and types.is_floating(given):
         # A cast would round, or make a large number infinite.
         return bool(given.bit_width <= wanted.bit_width)

@@ -16,26 +16,39 @@ import pyarrow as pa
 from msgspec import inspect, structs
 
 from stateflow.errors import CorruptFile, SchemaMismatch
-from stateflow.query.columns.plain_json import from_json_text
 from stateflow.query.columns.value_types import FieldFacts, JsonText, value_type
 from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema.plain_json import from_json_text
 from stateflow.types.declared_types import all_types
 from stateflow.types.serializers import VALUE_FORMAT, CustomValueSerializer, ValueSerializer
 
 Restore = Callable[[object], object]
 Tags = dict[str, str | int]
-_SERIALIZED = ["version", "data"]
+_SERIALIZED = {"version", "data"}
 
 
-def restored_by(codec: ValueSerializer[object]) -> Restore | None:
-    """Returns the function from a value of a column to a plain one of the declared type; None if they are equal.
+@dataclass(frozen=True)
+class Restoration:
+    """How a value of a column becomes a plain one of the declared type.
 
-    The function raises SchemaMismatch for a text that is no JSON.
+    Attributes:
+        function: None if they are equal. Raises SchemaMismatch for a text that is no JSON.
+        removes_nulls: whether a null field may be an absent one.
+    """
+
+    function: Restore | None
+    removes_nulls: bool
+
+
+def restoration_of(codec: ValueSerializer[object]) -> Restoration:
+    """Returns how values of a state are restored.
 
     Args:
         codec: the state's serializer.
     """
-    return _Restorer(_tags_of(codec.value_type)).of(value_type(type_schema(codec.value_type)).python)
+    restorer = _Restorer(_tags_of(codec.value_type))
+    function = restorer.of(value_type(type_schema(codec.value_type)).python)
+    return Restoration(function, restorer.removes_nulls)
 
 
 def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[object]) -> list[bytes] | None:
@@ -49,7 +62,7 @@ def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[object]) -> 
         SchemaMismatch: the serializer cannot decode a value.
     """
     kind = column.type
-    if not pa.types.is_struct(kind) or [field.name for field in kind] != _SERIALIZED:
+    if not pa.types.is_struct(kind) or {field.name for field in kind} != _SERIALIZED:
         return None
     return [_checked(codec, each["version"], each["data"]) for each in column.to_pylist()]
 
@@ -74,15 +87,17 @@ def _tags_of(value_type: object) -> Tags:
     return {f"{info.tag_field}={info.tag}": info.tag for info in structs_within if info.tag is not None}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Restorer:
     """Builds the functions for the parts of a type.
 
     Attributes:
         tags: the declared tags by their recorded texts.
+        removes_nulls: as for `Restoration`, of the types so far.
     """
 
     tags: Tags
+    removes_nulls: bool = False
 
     def of(self, kind: object) -> Restore | None:
         """Returns the function for the values of a type of `value_types`; None if they are equal."""
@@ -107,6 +122,7 @@ class _Restorer:
         """Returns the function for a record: of one by position, the list of its tag and of its fields in order."""
         fields = [(field.encode_name, _facts_of(field.type), self.of(field.type)) for field in structs.fields(kind)]
         absent = frozenset(name for name, facts, _ in fields if facts.may_be_absent)
+        self.removes_nulls |= bool(absent)
         functions = {name: function for name, _, function in fields if function}
         is_positional = kind.__struct_config__.array_like
         if not is_positional and not absent and not functions:

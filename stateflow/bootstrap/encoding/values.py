@@ -7,14 +7,21 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar
 
-import msgspec
 import pyarrow as pa
 
-from stateflow.bootstrap.encoding.column_types import cast, check_fields, check_kind, has_repeated_keys
+from stateflow.bootstrap.encoding.column_types import (
+    cast,
+    check_fields,
+    check_kind,
+    has_repeated_keys,
+    is_same_kind,
+    plain_values,
+)
+from stateflow.bootstrap.encoding.conversion import converted
 from stateflow.bootstrap.encoding.frames import StateColumns
-from stateflow.bootstrap.encoding.plain_values import Restore, restored_by, serialized_bytes
+from stateflow.bootstrap.encoding.plain_values import Restoration, restoration_of, serialized_bytes
 from stateflow.config.state_settings import EntryLimits
-from stateflow.errors import DataError, JobDefinitionError, SchemaMismatch, StateflowError
+from stateflow.errors import DataError, JobDefinitionError, StateflowError
 from stateflow.query.columns.value_types import value_type
 from stateflow.state.columnar.binary_columns import from_list, largest_of
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
@@ -23,7 +30,6 @@ from stateflow.state.columnar.key_parts import parts_of_column
 from stateflow.state.entry_limits import value_too_large
 from stateflow.state.kinds.maps.map_keys import MapKeys
 from stateflow.state.schema.describe import type_schema
-from stateflow.types.arrow_types import from_builtin
 from stateflow.types.serializers import Codec, CustomValueSerializer, ValueSerializer
 
 T = TypeVar("T")
@@ -70,8 +76,8 @@ class Values:
             return None
 
     @cached_property
-    def _restore(self) -> Restore | None:
-        return restored_by(self._codec) if isinstance(self._codec, ValueSerializer) else None
+    def _restoration(self) -> Restoration:
+        return restoration_of(self._codec) if isinstance(self._codec, ValueSerializer) else Restoration(None, False)
 
     def encode(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         """Returns the encoded value of each row.
@@ -86,7 +92,7 @@ class Values:
             raise DataError("a value of state is null", hint="filter these rows: a key without a row has no value")
         if has_repeated_keys(column):
             raise DataError("a map in a value has a key twice", hint="drop one of the entries")
-        if self._by_columns is None:
+        if self._by_columns is None or self._is_converted(column.type, self._by_columns.type):
             encoded = from_list(self._encode_each(column))
         else:
             check_kind(column.type, self._by_columns.type, self._columns.value or "the fields of the values")
@@ -94,6 +100,15 @@ class Values:
         if (size := largest_of(encoded)) > self._limits.value_bytes:
             raise value_too_large(self._name, size, self._limits)
         return encoded
+
+    def _is_converted(self, given: pa.DataType, wanted: pa.DataType) -> bool:
+        """Returns whether values are converted one by one, although their type has columns of type `wanted`."""
+        if self._restoration.removes_nulls:
+            return True
+        if given.equals(wanted) or not isinstance(self._codec, ValueSerializer):
+            return False
+        plain = value_type(type_schema(self._codec.value_type)).arrow
+        return not is_same_kind(given, wanted) and is_same_kind(given, plain)
 
     def _column(self, batch: pa.RecordBatch) -> pa.Array:
         names = self._columns.fields
@@ -107,27 +122,14 @@ class Values:
         codec = self._codec
         if isinstance(codec, CustomValueSerializer) and (stored := serialized_bytes(column, codec)) is not None:
             return stored
-        values = column.to_pylist(maps_as_pydicts="strict")
+        values = plain_values(column, self._columns.value or "the fields of the values")
         if not isinstance(codec, ValueSerializer):
             return [codec.encode(value) for value in values]
         wanted = value_type(type_schema(codec.value_type)).arrow
         check_fields(column.type, wanted, self._columns.value or "the fields of the values")
-        if (restore := self._restore) is not None:
+        if (restore := self._restoration.function) is not None:
             values = [restore(value) for value in values]
-        return [codec.encode(_converted(value, codec)) for value in values]
-
-
-def _converted(value: object, codec: ValueSerializer[T]) -> object:
-    try:
-        return msgspec.convert(value, codec.value_type, dec_hook=from_builtin)
-    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as e:
-        raise SchemaMismatch(
-            "a value is not of the type of the state",
-            hint="convert the column before it is written",
-            declared=codec.type_name,
-            value=repr(value)[:200],
-            reason=str(e)[:200],
-        ) from e
+        return [codec.encode(converted(value, codec)) for value in values]
 
 
 def encode_map_keys(
@@ -145,7 +147,7 @@ def encode_map_keys(
         DataError: a key is null.
         SchemaMismatch, StateError: a key is not of the declared type.
     """
-    if wanted is None:
+    if wanted is None or pa.types.is_struct(column.type):
         return from_list([keys.encode(key) for key in parts_of_column(column, name)])
     if column.null_count:
         raise DataError("a key of a map is null", hint="filter these rows", column=name)

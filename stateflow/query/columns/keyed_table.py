@@ -16,6 +16,7 @@ from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import StateflowError
 from stateflow.query.columns.state_table import BATCH_BYTES, BATCH_ROWS, EncodedKey, StateTable, key_fields
 from stateflow.query.columns.value_reader import WRITTEN_AT, ValueReader, written_at
+from stateflow.query.columns.value_types import Refused
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_stream import EntryBlock, KeyRange, first_key
 from stateflow.state.backends.factory import StoreLocation, read_ranges
@@ -45,14 +46,14 @@ class KeyedTable(StateTable):
         state: schema of the state; None for the timers.
         keys: keys to read, in order; None for all keys.
         groups: key groups to read; None for all.
-        refuse_zones: as for `ValueReader`.
+        refused: as for `ValueReader`.
     """
 
     operator: OperatorState
     state: StateSchema | None
     keys: Sequence[EncodedKey] | None = None
     groups: KeyGroupRange | None = None
-    refuse_zones: bool = False
+    refused: Refused = Refused.NOTHING
 
     @property
     def schema(self) -> pa.Schema:
@@ -109,7 +110,7 @@ class KeyedTable(StateTable):
     @cached_property
     def _values(self) -> ValueReader:
         assert self.state is not None
-        return ValueReader(self.state, self.refuse_zones)
+        return ValueReader(self.state, self.refused)
 
     @cached_property
     def layout(self) -> KeyLayout:

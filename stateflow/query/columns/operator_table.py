@@ -15,6 +15,7 @@ from stateflow.clock import Clock
 from stateflow.errors import CorruptFile
 from stateflow.query.columns.state_table import BATCH_BYTES, BATCH_ROWS, RAW_KEYED, StateTable
 from stateflow.query.columns.value_reader import ValueReader
+from stateflow.query.columns.value_types import Refused
 from stateflow.state.columnar.key_parts import parts_column
 from stateflow.state.columnar.key_reader import KEY_GROUP, map_key_field
 from stateflow.state.handles import OperatorContent, StateSchema
@@ -39,12 +40,12 @@ class OperatorTable(StateTable):
     Attributes:
         operator: the operator.
         state: schema of the state.
-        refuse_zones: as for `ValueReader`.
+        refused: as for `ValueReader`.
     """
 
     operator: OperatorState
     state: StateSchema
-    refuse_zones: bool = False
+    refused: Refused = Refused.NOTHING
 
     @property
     def schema(self) -> pa.Schema:
@@ -65,7 +66,7 @@ class OperatorTable(StateTable):
 
     def rows_of(self, subtask: int, content: OperatorContent, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the content of one subtask; as `batches`."""
-        reader = ValueReader(self.state, self.refuse_zones)
+        reader = ValueReader(self.state, self.refused)
         schema = pa.schema([self.schema.field(name) for name in columns])
         for entries in _batches(self._entries(content)):
             keys, values = zip(*entries, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.errors import CorruptFile, StateError, StateflowError
-from stateflow.query.columns.value_types import from_plain, value_type
+from stateflow.query.columns.value_types import Refused, from_plain, value_type
 from stateflow.state.columnar.column_serializer import decode_column
 from stateflow.state.handles import StateSchema
 from stateflow.types.bounds.decoded_size import PLAIN
@@ -20,6 +20,7 @@ from stateflow.types.decoders import value_decoder
 from stateflow.types.serializers import payload_start, timestamp_of
 
 _SERIALIZED = pa.struct([pa.field("version", pa.int64(), False), pa.field("data", pa.binary(), False)])
+_FAILURES = (StateflowError, msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, OverflowError)
 _UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
 WRITTEN_AT = pa.field("written_at", pa.int64())
 """Milliseconds since 1970, not a timestamp of Arrow: event time can be any number of 64 bits."""
@@ -30,20 +31,20 @@ class ValueReader:
 
     Args:
         schema: the recorded schema. Values of earlier types are read as values of the newest one.
-        refuse_zones: whether a datetime whose column would lose its zone is an error; it becomes UTC otherwise.
+        refused: values that are errors, although they could be read.
 
     Attributes:
         field: the column ``value``. Values of a job's own serializer are structs of its ``version`` and their
             ``data``; for other types see `value_types`.
     """
 
-    def __init__(self, schema: StateSchema, refuse_zones: bool = False) -> None:
+    def __init__(self, schema: StateSchema, refused: Refused = Refused.NOTHING) -> None:
         self._decode: Callable[[Sequence[bytes]], pa.Array]
         if schema.type is not None and schema.type.serializer:
             self.field = pa.field("value", _SERIALIZED, nullable=False)
             self._decode = self._decode_each = _serialized
             return
-        found = value_type(schema.type, refuse_zones)
+        found = value_type(schema.type, refused)
         self.field = pa.field("value", found.arrow, nullable=found.shape.nullable)
         decoder = value_decoder(found.python, from_plain)
 
@@ -66,7 +67,7 @@ class ValueReader:
         """
         try:
             return self._decode(stored)
-        except (StateflowError, msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, OverflowError):
+        except (*_FAILURES, RecursionError):
             # Only now one by one, to name the key.
             for position, data in enumerate(stored):
                 self._check(data, partial(describe, position))

@@ -17,7 +17,7 @@ tuple[A, B]                               struct with fields ``_1``, ``_2``
 dict                                      map, if its keys are scalars
 class                                     struct, by the stored names of its fields
 T | None                                  the column of T, with nulls
-anything else, a recursive class          text: the value as JSON of `plain_json`
+anything else, a recursive class          text: the value as JSON of `state.schema.plain_json`
 ========================================  =========================================================
 """
 
@@ -25,17 +25,19 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
 from stateflow.errors import StateError
-from stateflow.query.columns.plain_json import json_text
 from stateflow.state.handles import ClassSchema, FieldSchema, TypeNode, TypeSchema
+from stateflow.state.schema.plain_json import from_json_text, json_text
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 from stateflow.types.decoders import value_decoder
 
@@ -55,6 +57,19 @@ class DecimalText(str):
     """A Decimal as text: the digits after its point are not recorded."""
 
     __slots__ = ()
+
+
+class Refused(enum.Flag):
+    """Values that their column would change, which a reader may refuse.
+
+    Attributes:
+        ZONE: datetimes with a zone that their type does not declare.
+        ABSENT: absent fields whose type has None: in the column, both are null.
+    """
+
+    NOTHING = 0
+    ZONE = enum.auto()
+    ABSENT = enum.auto()
 
 
 class LocalDatetime(datetime.datetime):
@@ -96,17 +111,17 @@ class ValueType:
         return replace(self, python=self.python | None, shape=replace(self.shape, nullable=True, by_columns=by_columns))
 
 
-def value_type(schema: TypeSchema | None, refuse_zones: bool = False) -> ValueType:
+def value_type(schema: TypeSchema | None, refused: Refused = Refused.NOTHING) -> ValueType:
     """Returns the type of the column for values of a recorded type; JSON text if it has no other column.
 
     Args:
         schema: the type of the newest values, written by msgpack; None if it was not recorded.
-        refuse_zones: whether decoding a datetime with a zone, whose type does not declare it, is a StateError.
+        refused: values whose decoding is an error.
     """
     if schema is None:
         return _json_type()
     try:
-        found = _Builder(schema.classes, refuse_zones).build(schema.root, ())
+        found = _Builder(schema.classes, refused).build(schema.root, ())
         value_decoder(found.python, from_plain)
     except (ValueError, TypeError, IndexError, RecursionError):
         # The recorded type is none that this version writes, or has a name that msgspec refuses.
@@ -114,14 +129,14 @@ def value_type(schema: TypeSchema | None, refuse_zones: bool = False) -> ValueTy
     return found
 
 
-def has_local_datetimes(schema: TypeSchema | None) -> bool:
-    """Returns whether values of a type have datetimes whose zone is not declared."""
+def accepts_local_datetimes(schema: TypeSchema | None) -> bool:
+    """Returns whether values of a type may have datetimes without a zone."""
     if schema is None:
         return False
     found = [schema.root, *(field.type for each in schema.classes for field in each.fields)]
     while found:
         node = found.pop()
-        if node.kind == "datetime" and node.limits.get("tz") is not True:
+        if node.kind == "any" or (node.kind == "datetime" and node.limits.get("tz") is not True):
             return True
         found += node.parts
     return False
@@ -184,12 +199,13 @@ class _Builder:
 
     Args:
         classes: the recorded classes.
-        refuse_zones: as for `value_type`.
+        refused: as for `value_type`.
     """
 
-    def __init__(self, classes: Sequence[ClassSchema], refuse_zones: bool) -> None:
+    def __init__(self, classes: Sequence[ClassSchema], refused: Refused) -> None:
         self._classes = classes
-        self._no_zone = _LOCAL if refuse_zones else _NO_ZONE
+        self._no_zone = _LOCAL if Refused.ZONE in refused else _NO_ZONE
+        self._refuses_absent = Refused.ABSENT in refused
         self._nodes = 0
 
     def build(self, node: TypeNode, enclosing: tuple[int, ...], depth: int = 0) -> ValueType:
@@ -224,10 +240,22 @@ class _Builder:
         if index < 0:
             raise IndexError(index)
         schema = self._classes[index]
-        types = [self.build(field.type, (*enclosing, index), depth + 1) for field in schema.fields]
+        types = [self._field(field, (*enclosing, index), depth) for field in schema.fields]
         if not types or len({field.name for field in schema.fields}) < len(types):
             return _json_type()
         return _record(schema, types)
+
+    def _field(self, field: FieldSchema, enclosing: tuple[int, ...], depth: int) -> ValueType:
+        """Returns the type of a field: nullable if it may be absent, and has no recorded default."""
+        found = self.build(field.type, enclosing, depth + 1)
+        if field.required or _has_default(field, found):
+            return found
+        if not found.shape.nullable:
+            return replace(found.nullable, python=Annotated[found.nullable.python, FieldFacts(may_be_absent=True)])
+        if not self._refuses_absent:
+            return found
+        # UNSET has no representation in the column, so the conversion fails for it.
+        return replace(found, python=found.python | UnsetType, shape=replace(found.shape, by_columns=False))
 
 
 def _scalar(node: TypeNode) -> ValueType:
@@ -268,8 +296,6 @@ def _container(kind: str, parts: Sequence[ValueType]) -> ValueType:
 
 def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
     """Returns the type of a class: a struct whose attributes are numbered, since stored names may be any text."""
-    named = zip(schema.fields, types, strict=True)
-    types = [found if field.required or _has_default(field, found) else _absent(found) for field, found in named]
     attributes = [f"f{number}" for number in range(len(types))]
     fields = [
         (attribute, found.python, _default(field, found))
@@ -293,14 +319,6 @@ def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
     return ValueType(cls, shape, arrow)
 
 
-def _absent(found: ValueType) -> ValueType:
-    """Returns the type of a field that may be absent; its column is null then."""
-    nullable = found.nullable
-    if found.shape.nullable:
-        return nullable
-    return replace(nullable, python=Annotated[nullable.python, FieldFacts(may_be_absent=True)])
-
-
 def _has_default(field: FieldSchema, found: ValueType) -> bool:
     """Returns whether the recorded default is a value: that of a job's own factory is not recorded."""
     try:
@@ -313,14 +331,14 @@ def _has_default(field: FieldSchema, found: ValueType) -> bool:
 def _decode_default(field: FieldSchema, found: ValueType) -> object:
     if len(field.default) > _LARGEST_DEFAULT:
         raise ValueError("the default is too large")
-    return msgspec.json.decode(field.default, type=found.python, dec_hook=from_plain)
+    return msgspec.convert(from_json_text(field.default), found.python, dec_hook=from_plain)
 
 
 def _default(field: FieldSchema, found: ValueType) -> object:
     if field.required:
         return msgspec.field()
     if not _has_default(field, found):
-        return None
+        return UNSET if UnsetType in get_args(found.python) else None
     value = _decode_default(field, found)
     if isinstance(value, list | dict | msgspec.Struct):
         return msgspec.field(default_factory=lambda: _decode_default(field, found))

@@ -41,13 +41,12 @@ _MAP_KEYS = {
     "bool": pa.bool_(),
     "bytes": pa.binary(),
     "date": pa.date32(),
-    "datetime": pa.timestamp("us"),
     **{f"numpy.{sign}int{bits}": pa.int64() for sign in ("", "u") for bits in (8, 16, 32, 64)},
     "numpy.bool": pa.bool_(),
     "numpy.float32": pa.float64(),
     "numpy.float64": pa.float64(),
 }
-"""Arrow types of a map's keys by recorded types."""
+"""Arrow types of a map's keys by recorded types. A datetime is none of them: keys may have a zone, or none."""
 
 
 def key_column_type(spark_type: str) -> pa.DataType:

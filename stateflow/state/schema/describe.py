@@ -10,6 +10,7 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
+from stateflow.state.schema.plain_json import json_text
 from stateflow.types.arrow_types import NUMPY, python_type, to_builtin
 from stateflow.types.custom_serializer import Serializer
 from stateflow.types.declared_types import describe_type, member_types
@@ -135,7 +136,7 @@ def _default(field: inspect.Field) -> str:
 
 def _json(value: object) -> str:
     try:
-        return msgspec.json.encode(value, enc_hook=to_builtin).decode()
+        return json_text(msgspec.to_builtins(value, enc_hook=to_builtin, builtin_types=(bytes,)))
     except (TypeError, ValueError, msgspec.MsgspecError):
         return repr(value)[:200]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import json
 import math
 from collections.abc import Callable
 
@@ -28,7 +29,11 @@ _NAMES = frozenset((_FLOAT, _BYTES, _DATETIME, _DICT, _EXTENSION))
 
 
 def json_text(value: object) -> str:
-    """Returns the JSON text of a value of dicts, lists, tuples and scalars, as msgpack decodes them without a type."""
+    """Returns the JSON text of a value of dicts, lists, tuples and scalars, as msgpack decodes them without a type.
+
+    Raises:
+        RecursionError: it is nested some 900 levels deep.
+    """
     return msgspec.json.encode(_to_json(value)).decode()
 
 
@@ -36,18 +41,23 @@ def from_json_text(text: str) -> object:
     """Returns the value of a text; tuples are lists, except in keys of dicts.
 
     Raises:
-        ValueError, RecursionError: it is not JSON, or has an object of the table above with another content.
+        ValueError, RecursionError: it is not JSON, has a name twice in an object, or has an object of the table above
+            with another content.
     """
-    return _from_json(msgspec.json.decode(text))
+    return json.loads(text, object_pairs_hook=_from_object, parse_constant=_refuse, parse_float=_finite)
 
 
 def _to_json(value: object) -> object:
+    # One Python frame per level, by `map`: the interpreter limits them.
     if isinstance(value, float):
         return value if math.isfinite(value) else {_FLOAT: _name_of(value)}
     if isinstance(value, dict):
-        return _object(value)
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        items = list(map(_to_json, value.values()))
+        if _needs_pairs(value):
+            return {_DICT: list(map(list, zip(map(_to_json, value), items, strict=True)))}
+        return dict(zip(value, items, strict=True))
+    if isinstance(value, (list, tuple)):
+        return list(map(_to_json, value))
     if isinstance(value, bytes):
         return {_BYTES: _text_of(value)}
     if isinstance(value, datetime.datetime):
@@ -57,10 +67,8 @@ def _to_json(value: object) -> object:
     return value
 
 
-def _object(value: dict[object, object]) -> dict[str, object]:
-    if any(not isinstance(key, str) for key in value) or (len(value) == 1 and _NAMES.intersection(value)):
-        return {_DICT: [[_to_json(key), _to_json(item)] for key, item in value.items()]}
-    return {str(key): _to_json(item) for key, item in value.items()}
+def _needs_pairs(value: dict[object, object]) -> bool:
+    return any(not isinstance(key, str) for key in value) or (len(value) == 1 and not _NAMES.isdisjoint(value))
 
 
 def _name_of(value: float) -> str:
@@ -73,16 +81,20 @@ def _text_of(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _from_json(value: object) -> object:
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        ((name, content),) = value.items()
+def _from_object(pairs: list[tuple[str, object]]) -> object:
+    """Returns the value of an object, whose parts are values already."""
+    if len(pairs) == 1:
+        ((name, content),) = pairs
         if name in _RESTORED:
             return _restored(name, content)
-    return {key: _from_json(item) for key, item in value.items()}
+    return _without_repetition(pairs)
+
+
+def _without_repetition(pairs: list[tuple[object, object]] | list[tuple[str, object]]) -> dict[object, object]:
+    found: dict[object, object] = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice in an object")
+    return found
 
 
 def _restored(name: str, content: object) -> object:
@@ -98,10 +110,7 @@ def _bytes_of(content: object) -> bytes:
 
 def _dict_of(content: object) -> dict[object, object]:
     pairs = msgspec.convert(content, list[tuple[object, object]])
-    found = {_key(_from_json(key)): _from_json(item) for key, item in pairs}
-    if len(found) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
+    return _without_repetition([(_key(key), item) for key, item in pairs])
 
 
 def _key(value: object) -> object:
@@ -111,6 +120,17 @@ def _key(value: object) -> object:
 def _extension_of(content: object) -> msgspec.msgpack.Ext:
     code, data = msgspec.convert(content, tuple[int, str])
     return msgspec.msgpack.Ext(code, _bytes_of(data))
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f'JSON has no {constant}; write {{"$float": "{constant}"}}')
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is out of the range of a float")
+    return value
 
 
 _RESTORED: dict[str, Callable[[object], object]] = {
