@@ -171,7 +171,8 @@ def _content(document: Savepoint, without: Set[str]) -> tuple[object, ...]:
     compared = replace(
         with_sources(manifest, wanted, starts), watermarks=watermarks, columns=manifest.columns, job_uuid=""
     )
-    return document.job, document.max_parallelism, document.name, compared
+    base = document.drained, document.checkpoint_id, document.sinks
+    return document.job, document.max_parallelism, document.name, *base, compared
 
 
 def _remove_others(target: Target, files: list[FileHandle]) -> None:

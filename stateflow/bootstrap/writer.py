@@ -233,8 +233,9 @@ class SavepointWriter(SavepointChanges):
         Args:
             path: path or URI of the savepoint's folder.
             name: name of the savepoint; by default, that of the folder.
-            at: the time of the savepoint, which is that of entries with a time to live; by default
-                that of a savepoint which is in the folder already, or now.
+            at: the time of the savepoint, which is that of entries with a time to live; by default that of a savepoint
+                which is in the folder already, or now. A repeated call with another time changes nothing if no entry
+                depends on it.
             reason: why it is written, for display.
 
         Raises:

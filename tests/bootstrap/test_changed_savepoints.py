@@ -19,7 +19,8 @@ from stateflow import (
     ValueStateDescriptor,
     read_state,
 )
-from stateflow.checkpoint.log.documents import SavepointFormat
+from stateflow.checkpoint.log.documents import PublishedOutput, SavepointFormat
+from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch
 from stateflow.operations import SavepointRequest, create_savepoint_into
@@ -106,6 +107,23 @@ def test_the_copy_has_the_savepoint_s_job_positions_and_new_operators(tmp_path: 
     assert offsets == {"more": '{"row": 3}', "rows": f'{{"row": {len(story.rows)}}}'}
     assert [operator.uid for operator in after.manifest.operators] == ["every", "rates", "ratings"]
     assert after.manifest.operators[:2] == before.manifest.operators
+
+
+def test_a_copy_is_repeated_only_from_the_same_savepoint(tmp_path: Path) -> None:
+    story = Story(8, tmp_path)
+    base = Path(_savepoint(story, SavepointFormat.CANONICAL).removeprefix("file://"))
+    document = savepoint_at(str(base)).document
+    written = SavepointWriter.from_savepoint(base).write(tmp_path / "written")
+    assert SavepointWriter.from_savepoint(base).write(tmp_path / "written") == written
+    others = (
+        replace(document, drained=not document.drained),
+        replace(document, checkpoint_id=document.checkpoint_id + 1),
+        replace(document, sinks={**document.sinks, "more": PublishedOutput(table_id="t", version=1, checkpoint_id=1)}),
+    )
+    for other in others:
+        (base / "_savepoint").write_bytes(seal(other)[0])
+        with raises(ConfigError, path=written):
+            SavepointWriter.from_savepoint(base).write(tmp_path / "written")
 
 
 def test_changes_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
