@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -40,6 +41,8 @@ class Tagged(msgspec.Struct):
 _BRIEF = ValueStateDescriptor("s", int, ttl=StateTtlConfig.new_builder(timedelta(hours=1)).build())
 _LIST, _MAP = ListStateDescriptor("s", int), MapStateDescriptor("s", str, int)
 _TWICE = pa.map_(pa.string(), pa.int64())
+_TIME = pa.timestamp("us")
+_ONE_UUID = [(text, 1) for text in (str(UUID(int=10)), str(UUID(int=10)).upper())]
 _NULL = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
 _NO_TEXT = pa.array([b"a", b"\xff"]).view(pa.string())
 
@@ -97,6 +100,14 @@ def _write(folder: Path, state: StateDescriptor, **columns: Any) -> list[dict[st
         (_LIST, {"key": ["a", "a"], "position": [0.0, float("nan")]}, DataError, {"column": "position"}),
         (_BRIEF, {"written_at": pa.array([1, 1 << 63], pa.uint64())}, SchemaMismatch, {"column": "written_at"}),
         (_BRIEF, {"written_at": pa.array([1, 1 << 60], pa.timestamp("s"))}, SchemaMismatch, {"key": "key='k2'"}),
+        (_BRIEF, {"written_at": pa.array([1000, 1_999_999], pa.timestamp("us"))}, DataError, {"key": "key='k2'"}),
+        (_BRIEF, {"written_at": pa.array([0, -1], pa.timestamp("ns"))}, DataError, {"column": "written_at"}),
+        (_of(set[date]), {"value": pa.array([[], [1 << 30]], pa.list_(pa.date32()))}, SchemaMismatch, {}),
+        (_of(datetime), {"value": pa.array([0, 1 << 62], _TIME)}, SchemaMismatch, {"key": "key='k2'"}),
+        (_of(date), {"value": pa.array([0, 1 << 30], pa.date32())}, SchemaMismatch, {"key": "key='k2'"}),
+        (_of(int), {"key": pa.array([0, 1 << 62], _TIME)}, SchemaMismatch, {"key": f"key=timestamp[us] {1 << 62}"}),
+        (_of(int), {"key": pa.array([0, 1 << 30], pa.date32())}, SchemaMismatch, {"key": f"key=date32[day] {1 << 30}"}),
+        (_of(dict[UUID, int]), {"value": pa.array([[], _ONE_UUID], _TWICE)}, SchemaMismatch, {"key": "key='k2'"}),
     ],
 )
 def test_what_a_conversion_would_change_is_an_error(

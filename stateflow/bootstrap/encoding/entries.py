@@ -252,7 +252,7 @@ def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
         name: name of the column, for errors.
 
     Raises:
-        DataError: a time is null.
+        DataError: a time is null, or has a fraction of a millisecond.
         SchemaMismatch: the column has another type, or a time is out of range.
     """
     if column.null_count:
@@ -269,7 +269,14 @@ def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
         )
     if kind.unit == "s":
         column = checked_cast(column, pa.timestamp("ms", kind.tz), name)
-    return _numbers(column.cast(pa.int64())) // _PER_MILLISECOND.get(kind.unit, 1)
+    times, rest = np.divmod(_numbers(column.cast(pa.int64())), _PER_MILLISECOND.get(kind.unit, 1))
+    if rest.any():
+        raise DataError(
+            "a time has a fraction of a millisecond",
+            hint="round the column to milliseconds: such a time cannot be stored",
+            column=name,
+        )
+    return cast(NDArray[np.int64], times)
 
 
 def _numbers(column: pa.Array) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from stateflow.bootstrap.encoding.column_types import cast, is_binary, is_text, value_type
 from stateflow.bootstrap.encoding.frames import column_names, is_spark
 from stateflow.config.state_settings import EntryLimits
-from stateflow.errors import ConfigError, DataError, StateflowError
+from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
 from stateflow.state.columnar.binary_columns import largest_of
 from stateflow.state.columnar.key_encoding import encode_key_columns
 from stateflow.state.entry_limits import key_too_large
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_UNFIT = (OverflowError, ValueError, KeyError, pa.ArrowInvalid)
+"""What Arrow raises for values that Python's types cannot have."""
 _NAMES = {arrow: name for name, arrow in KEY_TYPES.items()}
 
 
@@ -126,11 +128,15 @@ def naming_row(
 
 
 def shown(value: pa.Scalar) -> str:
-    """Returns a value for an error; bytes for a text that is not UTF-8."""
+    """Returns a value for an error; bytes for a text that is not UTF-8, and a number for a time out of range."""
     try:
         return repr(value.as_py())
     except UnicodeDecodeError:
         return repr(value.as_buffer().to_pybytes())
+    except _UNFIT:
+        kind = value.type
+        number = value.cast(pa.int32() if kind.bit_width == 32 else pa.int64()) if pa.types.is_temporal(kind) else ""
+        return f"{kind} {number}"
 
 
 def _encoded(batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], T]) -> T:
@@ -139,6 +145,14 @@ def _encoded(batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], T]) -> T:
     except UnicodeDecodeError as e:
         # Arrow does not check the texts of a file.
         raise DataError("a text is not UTF-8", hint="convert the column", text=repr(e.object[:100])) from e
+    except StateflowError:
+        raise
+    except _UNFIT as e:
+        raise SchemaMismatch(
+            "a row has a value that cannot be converted",
+            hint="correct it, such as a time out of the range of years from 1 to 9999, or a map with a key twice",
+            reason=f"{type(e).__name__}: {e}"[:200],
+        ) from e
 
 
 def _type_of(frame: Frame, name: str) -> str:

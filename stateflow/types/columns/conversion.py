@@ -141,7 +141,9 @@ def to_objects(shape: Shape, column: pa.Array) -> Sequence[object]:
         column: a column whose type is `shape.arrow`; parts may be nullable that are not declared so.
 
     Raises:
-        ValueError: a value is not one of the declared type, such as a text that is no member of an Enum.
+        ValueError: a value is not one of the declared type, such as a text that is no member of an Enum; or two texts
+            are the same key of a map.
+        OverflowError: a time is out of the range of Python's.
     """
     if isinstance(shape, Leaf):
         return _objects_of(shape, column)
@@ -163,7 +165,13 @@ def _nested(shape: Items | Entries | Record, column: pa.Array) -> Sequence[objec
         return [list(items[start:end]) for start, end in bounds]
     keys = to_objects(shape.key, column.keys.slice(*within))
     values = to_objects(shape.value, column.items.slice(*within))
-    return [dict(zip(keys[start:end], values[start:end], strict=True)) for start, end in bounds]
+    found = [dict(zip(keys[start:end], values[start:end], strict=True)) for start, end in bounds]
+    if isinstance(shape.key, Leaf) and shape.key.is_converted:
+        # Several texts are the same UUID.
+        for (start, end), entries in zip(bounds, found, strict=True):
+            if len(entries) < end - start:
+                raise ValueError("two keys of a map are equal")
+    return found
 
 
 def _objects_of(shape: Leaf, column: pa.Array) -> Sequence[object]:
@@ -192,6 +200,9 @@ def to_list(column: pa.Array) -> Sequence[object]:
 
 def _timestamps(column: pa.Array, zoned: bool) -> Sequence[object]:
     values: list[datetime.datetime] = column.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
+    if int in map(type, values):
+        # What NumPy returns for these.
+        raise OverflowError("a timestamp is out of the range of years from 1 to 9999")
     return [v.replace(tzinfo=datetime.UTC) for v in values] if zoned else values
 
 
