@@ -16,6 +16,7 @@ from stateflow.bootstrap.encoding.entries import LIMITS
 from stateflow.bootstrap.encoding.frames import (
     KEY_GROUP,
     MAP_KEY,
+    READ_ONLY,
     VALUE,
     Frame,
     StateColumns,
@@ -44,8 +45,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 E = TypeVar("E", list[bytes], dict[bytes, bytes])
-_READ_ONLY = frozenset((KEY_GROUP, "subtask", "kind"))
-"""Columns of `stateflow.read_state` that follow from others."""
 Encoded = list[bytes] | dict[bytes, bytes]
 """The elements of a list, or the entries of a map, by their encoded keys."""
 
@@ -330,7 +329,7 @@ def _columns(frame: Frame, others: Sequence[str], codec: ValueSerializer[T]) -> 
 
 def _check_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
     """Raises ConfigError for a column that is neither wanted nor one of `stateflow.read_state` that is not needed."""
-    unknown = [name for name in names if name not in wanted and name not in _READ_ONLY]
+    unknown = [name for name in names if name not in wanted and name not in READ_ONLY]
     if unknown:
         raise ConfigError(
             "a frame of operator state has columns without a meaning",

@@ -6,6 +6,7 @@ import base64
 import io
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import xxhash
 from rocksdict import AccessType, Options, Rdict
 
 from tests.support import canonical_reader
-from tests.support.root_files import Document, head, read_manifest
+from tests.support.root_files import Document, head, read_manifest, unsealed
 
 
 def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
@@ -41,6 +42,24 @@ def state_of(folder: Path, manifest: Document, uid: str) -> dict[tuple[Any, ...]
             parsed = (names[key[2:6]], *_parse_key(key[6:]))
             assert parsed not in found and value[:1] == b"\x01"
             found[parsed] = msgspec.msgpack.decode(value[1:])
+    return found
+
+
+def keyed_content(folder: Path) -> Counter[tuple[str, bytes, bytes]]:
+    """The stored entries of a savepoint's keyed state and timers, without the positions of lists.
+
+    Each is the operator's uid, the encoded key and the encoded value.
+    """
+    document, _ = unsealed((folder / "_savepoint").read_bytes())
+    found: Counter[tuple[str, bytes, bytes]] = Counter()
+    for operator in document["manifest"]["operators"]:
+        lists = {state_id(s["name"]) for s in operator["states"] if s["kind"] == "list"}
+        hints = {state_id(f"{s['name']}\0expiry") for s in operator["states"]}
+        for subtask in operator["subtasks"]:
+            for key, value in stored_entries(folder, subtask):
+                # A run leaves those of values that were written again.
+                if key[2:6] not in hints:
+                    found[operator["uid"], key[:-12] if key[2:6] in lists else key, value] += 1
     return found
 
 

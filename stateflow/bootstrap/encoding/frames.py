@@ -20,8 +20,8 @@ Frame: TypeAlias = "ArrowFrame | DataFrame"
 
 VALUE, MAP_KEY, WRITTEN_AT, NAMESPACE, POSITION = "value", "map_key", "written_at", "namespace", "position"
 TIME, DOMAIN, KEY_GROUP = "time", "domain", "key_group"
-_READ_ONLY = frozenset((KEY_GROUP,))
-"""Columns of `stateflow.read_state` that follow from others."""
+READ_ONLY = frozenset((KEY_GROUP, "subtask", "kind"))
+"""Columns of `stateflow.read_state` that follow from others; keyed state has only the first one."""
 _ROWS, _BYTES = 64 << 10, 16 << 20
 
 
@@ -151,7 +151,7 @@ def columns_of(given: KeyedStateFrame, key: Sequence[str], declared: Set[str]) -
         namespace=given.namespace or (NAMESPACE if value and NAMESPACE in others else ""),
     )
     _check_present(state.name, names, [*key, *_used(found)])
-    ignored = _READ_ONLY if value else _READ_ONLY - declared
+    ignored = {KEY_GROUP} if value else {KEY_GROUP} - declared
     left = [name for name in others if name not in _used(found) and name not in ignored]
     if not value:
         _check_fields(state.name, left, sorted(declared & {*key, *_used(found)}))

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from stateflow.bootstrap.encoding.frames import DOMAIN, KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, VALUE, WRITTEN_AT
+from stateflow.bootstrap.encoding.frames import (
+    DOMAIN,
+    KEY_GROUP,
+    MAP_KEY,
+    NAMESPACE,
+    POSITION,
+    READ_ONLY,
+    VALUE,
+    WRITTEN_AT,
+)
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import ConfigError
 from stateflow.query.columns.reader import table_of
@@ -16,8 +25,6 @@ from stateflow.runtime.planning.declared_descriptors import DeclaredOperator
 from stateflow.similar_names import did_you_mean
 
 _OPTIONAL = frozenset((NAMESPACE, POSITION, WRITTEN_AT, DOMAIN))
-_IGNORED = frozenset((KEY_GROUP, "subtask", "kind"))
-"""Columns that follow from others."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class StateColumnNames:
         fields = self._value_fields(names)
         others = [field for field in self._own_fields() if not fields or field.name not in (VALUE, *fields.names)]
         wanted = pa.schema([*others, *fields])
-        ignored = _IGNORED - set(wanted.names)
+        ignored = READ_ONLY - set(wanted.names)
         unknown = [name for name in names if name not in wanted.names and name not in ignored]
         missing = [each.name for each in others if each.name not in names and each.name not in _OPTIONAL]
         if fields and not lacks_nulls and not set(fields.names) & set(names):
@@ -127,7 +134,7 @@ class StateColumnNames:
 
     def _own_fields(self) -> list[pa.Field]:
         """Returns the columns of the table that files may have."""
-        return [f for f in self.table if f.name not in _IGNORED or (f.name == KEY_GROUP and self.has_key_groups)]
+        return [f for f in self.table if f.name not in READ_ONLY or (f.name == KEY_GROUP and self.has_key_groups)]
 
     def _value_fields(self, names: Sequence[str]) -> pa.Schema:
         """Returns the fields of values that have no column, which are columns; none if the values have a column.
