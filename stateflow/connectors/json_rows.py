@@ -9,6 +9,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.errors import DataError
+
 JsonObject = dict[str, object]
 
 encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -19,13 +21,16 @@ def json_objects(rows: pa.RecordBatch | pa.Table) -> list[JsonObject]:
     """Returns an object for each row.
 
     Durations are texts such as ``1 02:03:04.500000``, and floats that JSON does not have are ``NaN``, ``Infinity`` and
-    ``-Infinity``.
+    ``-Infinity``. Booleans that are keys of maps are ``true`` and ``false``.
+
+    Raises:
+        DataError: two keys of a map have the same text, such as two NaNs: an object would lose one of the entries.
     """
     objects: list[JsonObject] = rows.to_pylist(maps_as_pydicts="strict")
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
         if _needs_texts(values):
             for row in objects:
-                row[name] = _readable(row[name])
+                row[name] = _readable(row[name], name)
     return objects
 
 
@@ -52,17 +57,32 @@ def _needs_texts(values: pa.Array | pa.ChunkedArray) -> bool:
 def _has_texts(kind: pa.DataType) -> bool:
     """Returns whether values of a type may need another form than that of their encoder."""
     if pa.types.is_map(kind):
-        return _has_texts(kind.key_type) or _has_texts(kind.item_type)
+        return pa.types.is_boolean(kind.key_type) or _has_texts(kind.key_type) or _has_texts(kind.item_type)
     if pa.types.is_nested(kind):
         return any(_has_texts(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind) or pa.types.is_duration(kind))
 
 
-def _readable(value: object) -> object:
+def _readable(value: object, column: str) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else special_float(value)
     if isinstance(value, timedelta):
         return duration_text(value)
     if isinstance(value, dict):
-        return {_readable(key): _readable(item) for key, item in value.items()}
-    return list(map(_readable, value)) if isinstance(value, list) else value
+        return _readable_map(value, column)
+    return [_readable(item, column) for item in value] if isinstance(value, list) else value
+
+
+def _readable_map(value: dict[object, object], column: str) -> dict[object, object]:
+    found: dict[object, object] = {}
+    for key, item in value.items():
+        text = str(key).lower() if isinstance(key, bool) else _readable(key, column)
+        if text in found:
+            raise DataError(
+                "two keys of a map have the same text in JSON",
+                hint="write Parquet, or read the rows in Python: stateflow.read_state",
+                column=column,
+                map_key=text,
+            )
+        found[text] = _readable(item, column)
+    return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import struct
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stateflow
+from stateflow.bootstrap.state_files.columns import FileColumns
 from stateflow.bootstrap.state_files.json_lines import read_lines
 from stateflow.bootstrap.state_files.locations import find_files
+from stateflow.bootstrap.state_files.rows import FileRows
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError, DataError
 from stateflow.operations import SavepointRequest, create_savepoint_into
 from stateflow.storage import open_storage
 from tests.bootstrap.test_random_state import Story
-from tests.support import stored_state
 from tests.support.commands import invoke
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
 from tests.support.moved_state import Row, build_job
-from tests.support.root_files import unsealed
+from tests.support.stored_state import keyed_content
 
 JOB = """
 from pathlib import Path
@@ -72,17 +74,6 @@ def _written(folder: Path, *options: str, groups: int = 0) -> dict[str, Any]:
 
 def stored_content(savepoint: str) -> tuple[Counter[tuple[str, bytes, bytes]], Counter[str]]:
     """All stored entries of keyed state and timers, without the positions of lists; and the operator state as text."""
-    folder = Path(savepoint.removeprefix("file://"))
-    document, _ = unsealed((folder / "_savepoint").read_bytes())
-    keyed: Counter[tuple[str, bytes, bytes]] = Counter()
-    for operator in document["manifest"]["operators"]:
-        lists = {stored_state.state_id(s["name"]) for s in operator["states"] if s["kind"] == "list"}
-        hints = {stored_state.state_id(f"{s['name']}\0expiry") for s in operator["states"]}
-        for subtask in operator["subtasks"]:
-            for key, value in stored_state.stored_entries(folder, subtask):
-                # A run leaves those of values that were written again.
-                if key[2:6] not in hints:
-                    keyed[operator["uid"], key[:-12] if key[2:6] in lists else key, value] += 1
     states = stateflow.read_metadata(savepoint, "states").to_pylist()
     names = [(s["operator"], s["state"]) for s in states if s["state"].startswith("_operator/")]
     names += [(uid, raw) for uid in {s["operator"] for s in states} for raw in ("_raw", "_raw_keyed")]
@@ -91,7 +82,7 @@ def stored_content(savepoint: str) -> tuple[Counter[tuple[str, bytes, bytes]], C
         for row in stateflow.read_state(savepoint, uid, name).read_all().to_pylist():
             row.pop("subtask")
             kept[f"{uid}.{name} {row}"] += 1
-    return keyed, kept
+    return keyed_content(Path(savepoint.removeprefix("file://"))), kept
 
 
 @pytest.mark.parametrize("seed", [1, 7])
@@ -202,12 +193,57 @@ def test_lines_of_json_have_the_values_that_were_exported(tmp_path: Path) -> Non
         (pa.list_(pa.int64()), '["x"]'),
         (pa.list_(pa.int64()), "[" * 2000),
         (pa.int64(), "1, 2"),
+        (pa.timestamp("us"), '"2026-01-01T00:00:00.1234567"'),
+        (pa.timestamp("us", "UTC"), '"2026-01-01T00:00:00.000000\\u0031Z"'),
+        (pa.time64("us"), '"01:02:03Z"'),
+        (pa.time64("us"), '"01:02:03.0000001"'),
+        (pa.duration("us"), '"PT0.0000001S"'),
+        (pa.duration("us"), '"P0.123456789D"'),
+        (pa.list_(pa.struct([("a", pa.time64("us"))])), '[{"a": "01:02:03.0000001"}]'),
+        (pa.map_(pa.timestamp("us"), pa.time64("us")), '{"2026-01-01T00:00:00.1234567": null}'),
+        (pa.map_(pa.timestamp("us"), pa.time64("us")), '{"2026-01-01T00:00:00": "01:02:03.1234567"}'),
+        (pa.map_(pa.int64(), pa.int64()), '{"-0": 1, "0": 2}'),
+        (pa.map_(pa.decimal128(4, 2), pa.int64()), '{"1.0": 1, "1.00": 2}'),
+        (pa.map_(pa.bool_(), pa.int64()), '{"True": 1}'),
     ],
 )
 def test_a_value_of_another_type_is_an_error_with_its_line(tmp_path: Path, kind: pa.DataType, text: str) -> None:
     (tmp_path / "rows").write_text('{"x": null}\n\n{"x": ' + text + "}\n")
     with raises(DataError, line=3):
         list(read_lines(tmp_path / "rows", pa.schema([("x", kind)])))
+
+
+def test_times_that_are_as_fine_as_columns_are_read(tmp_path: Path) -> None:
+    schema = pa.schema([("text", pa.string()), ("time", pa.time64("us")), ("size", pa.duration("us"))])
+    lines = ('"text": "1.12345678", "time": "00:00:00.123456"', '"time": "00:00:00.12345600", "size": "P0.00001D"')
+    (tmp_path / "rows").write_text("".join(f"{{{line}}}\n" for line in lines))
+    (found,) = read_lines(tmp_path / "rows", schema)
+    moment = time(microsecond=123456)
+    assert found.to_pylist() == [
+        {"text": "1.12345678", "time": moment, "size": None},
+        {"text": None, "time": moment, "size": timedelta(milliseconds=864)},
+    ]
+
+
+def test_keys_of_maps_that_are_booleans_are_texts(tmp_path: Path) -> None:
+    schema = pa.schema([("x", pa.list_(pa.map_(pa.bool_(), pa.bool_())))])
+    batch = pa.RecordBatch.from_pylist([{"x": [[(True, False), (False, None)], []]}, {"x": None}], schema)
+    lines = b"".join(encode(row) + b"\n" for row in json_objects(batch))
+    assert json.loads(lines.splitlines()[0]) == {"x": [{"true": False, "false": None}, {}]}
+    (tmp_path / "rows").write_bytes(lines)
+    (found,) = read_lines(tmp_path / "rows", schema)
+    assert found.equals(batch)
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+def test_two_keys_of_a_map_with_one_text_are_an_error(kind: pa.DataType) -> None:
+    of = pa.map_(kind, pa.duration("us"))
+    nans = struct.unpack("<2d", struct.pack("<2Q", 0x7FF8 << 48, 0xFFF8 << 48))
+    maps = [[(nans[0], None)], [(nans[0], None), (nans[1], None)]]
+    batch = pa.RecordBatch.from_arrays([pa.array(maps, of)], names=["x"])
+    assert [*json_objects(batch.slice(0, 1))] == [{"x": {"NaN": None}}]
+    with raises(DataError, column="x", map_key="NaN"):
+        json_objects(batch)
 
 
 def test_a_line_with_another_column_or_without_an_object_is_an_error(tmp_path: Path) -> None:
@@ -232,6 +268,7 @@ _NESTED = pa.struct([("a", pa.int64()), ("of", pa.map_(pa.float64(), pa.list_(pa
         ('{"a": 1, "a": 1}', "a"),
         ('{"of": {"1": [{"b": 1, "\\u0062": 2}]}}', "b"),
         ('{"of": {"1": [], "1.0": []}}', ""),
+        ('{"a": 1, "\\u0061": 2}', "a"),
     ],
 )
 def test_a_name_that_a_struct_or_map_would_lose_is_an_error_with_its_path(
@@ -253,7 +290,8 @@ def test_a_name_that_a_struct_or_map_would_lose_is_an_error_with_its_path(
 
 
 def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("b.parquet", "a.jsonl", "_SUCCESS", ".hidden.parquet", "notes.txt", "below/c.parquet", "x[1].json"):
+    hidden = ("_SUCCESS", ".hidden.parquet", "_log/0.json", ".tmp/part-0")
+    for name in ("b.parquet", "a.jsonl", "C.JSONL", "x[1].json", *hidden):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
 
@@ -264,8 +302,14 @@ def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path, monkeypatch:
         names(str(tmp_path))
         == names(f"{tmp_path}/")
         == names(tmp_path.as_uri())
-        == ["a.jsonl", "b.parquet", "x[1].json"]
+        == ["C.JSONL", "a.jsonl", "b.parquet", "x[1].json"]
     )
+    others = ["below/c.parquet", "c.parq", "d.CSV", "e.parquet.crc", "notes.txt", "part-00000"]
+    for name in others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with raises(ConfigError, location=str(tmp_path), files=others):
+        find_files(str(tmp_path))
     assert names(str(tmp_path / "notes.txt")) == ["notes.txt"]
     assert names(str(tmp_path / "x[1].json")) == ["x[1].json"]
     assert names(f"{tmp_path}/*.parquet") == ["b.parquet"]
@@ -299,6 +343,26 @@ def test_files_of_an_object_storage_are_read(tmp_path: Path) -> None:
         made = _written(tmp_path, "--state", f"every.one={location}", "--name", f"rows-{rows}")
         assert [state["rows"] for state in made["states"]] == [rows]
         shutil.rmtree(tmp_path / "written")
+
+
+def test_repeated_large_values_of_parquet_are_read_in_parts_of_bounded_size(tmp_path: Path) -> None:
+    rows, text = 2000, "x" * 50_000
+    keys = pa.array([str(number) for number in range(rows)])
+    table = pa.table({"key": keys, "shop": [1] * rows, "value": pa.array([{"text": [text]}] * rows)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert (tmp_path / "rows.parquet").stat().st_size < 1 << 20
+    columns = FileColumns(table.schema, frozenset(), ("key",), {name: name for name in table.schema.names}, ())
+    found = FileRows(find_files(str(tmp_path)), columns, table.schema)
+    sizes, read = [], []
+    for batch in found.reader(lambda: None):
+        sizes.append(batch.nbytes)
+        read += batch.column("key").to_pylist()
+        assert set(batch.column("value").to_pylist()[0]["text"]) == {text}
+    assert read == keys.to_pylist() and max(sizes) < 24 << 20 and len(sizes) < 10
+    # Small rows are in few batches.
+    pq.write_table(pa.table({"key": keys, "shop": [1] * rows}), tmp_path / "rows.parquet")
+    small = pa.schema([table.schema.field("key"), table.schema.field("shop")])
+    assert [batch.num_rows for batch in FileRows(found.files, columns, small).batches(small.names)] == [rows]
 
 
 def test_a_time_to_live_begins_at_the_given_time_without_a_column_of_times(tmp_path: Path) -> None:

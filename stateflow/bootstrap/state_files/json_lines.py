@@ -12,6 +12,7 @@ from types import GenericAlias
 from typing import Annotated, Any, BinaryIO, TypedDict, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,13 @@ _ROWS, _BYTES = 16 << 10, 8 << 20
 _LONGEST_LINE = 256 << 20
 _INTERVAL = re.compile(r"(-?)(\d{1,9}) (\d{1,2}):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6}))?")
 """A duration as Spark writes it: days, hours, minutes and seconds."""
+_FINER = re.compile(r"\.\d{6}\d*[1-9]")
+"""A fraction of a second with more digits than times have, which msgspec rounds."""
+_FINER_BYTES = re.compile(_FINER.pattern.encode())
+_STRINGS = re.compile(rb'"([^"]*)"\s*(:?)')
+"""The texts of a line without escapes, and whether each is the name of a value."""
+_FRACTION = re.compile(r"\.(\d+)([DHMS])", re.IGNORECASE)
+_MICROSECONDS = {"D": 86_400_000_000, "H": 3_600_000_000, "M": 60_000_000, "S": 1_000_000}
 types = pa.types
 
 
@@ -31,6 +39,7 @@ _Row = tuple[int, msgspec.Struct]
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that a column cannot have."""
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_BOOLEANS = {"true": True, "false": False}
 
 
 _Type = Any
@@ -52,7 +61,7 @@ _SCALARS = (
     (types.is_string, str),
     (types.is_binary, bytes),
     (types.is_date, datetime.date),
-    (types.is_time, datetime.time),
+    (types.is_time, Annotated[datetime.time, msgspec.Meta(tz=False)]),
     (types.is_duration, _Duration),
     (types.is_decimal, decimal.Decimal),
 )
@@ -80,9 +89,10 @@ def read_lines(path: Path, schema: pa.Schema, ignored: Collection[str] = ()) -> 
         ignored: names of columns that are not read.
 
     Raises:
-        DataError: a line is no object of JSON, has another column, or a value of another type.
+        DataError: a line is no object of JSON, has another column, a value of another type, or a finer time than the
+            column.
     """
-    decoder, names = _decoder(schema, ignored), _NameCheck(schema)
+    decoder, names, has_times = _decoder(schema, ignored), _NameCheck(schema), any(map(_has_times, schema.types))
     rows: list[_Row] = []
     size = 0
     with path.open("rb") as file:
@@ -90,6 +100,9 @@ def read_lines(path: Path, schema: pa.Schema, ignored: Collection[str] = ()) -> 
             try:
                 row = decoder.decode(line)
                 names.check(line, row)
+                # An escape may be a digit.
+                if has_times and (b"\\" in line or _FINER_BYTES.search(line)):
+                    _check_times(line, schema)
                 rows.append((number, row))
             except (msgspec.DecodeError, ValueError, RecursionError) as e:
                 raise _wrong_line(number, str(e)) from e
@@ -182,6 +195,10 @@ class _NameCheck:
         """Raises ValueError or msgspec.DecodeError for a line with such a name; `row` is the decoded line."""
         if self._structs is not None:
             self._structs.decode(line)
+        if not self._has_equal_names and b"\\" not in line:
+            names = [name for name, colon in _STRINGS.findall(line) if colon]
+            if len(set(names)) == len(names):
+                return
         self._members = 0
         columns = self._objects.decode(line.decode())
         if self._has_equal_names and self._members - columns != sum(map(_members_of, msgspec.structs.astuple(row))):
@@ -196,10 +213,9 @@ class _NameCheck:
 
 
 def _has_equal_names(kind: pa.DataType) -> bool:
-    """Returns whether a map in a value may have keys with several texts, such as 1 and 1.0."""
+    """Returns whether a map in a value may have keys with several texts, such as 1 and 1.0, or 0 and -0."""
     if types.is_map(kind):
-        has_one = types.is_integer(kind.key_type) or types.is_string(kind.key_type)
-        return not has_one or _has_equal_names(kind.item_type)
+        return not types.is_string(kind.key_type) or _has_equal_names(kind.item_type)
     return any(_has_equal_names(kind.field(at).type) for at in range(kind.num_fields))
 
 
@@ -208,6 +224,34 @@ def _members_of(value: object) -> int:
     if isinstance(value, dict):
         return len(value) + sum(map(_members_of, value.values()))
     return sum(map(_members_of, value)) if isinstance(value, list) else 0
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    """Returns whether a value has timestamps or times."""
+    if types.is_timestamp(kind) or types.is_time(kind):
+        return True
+    return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _check_times(line: bytes, schema: pa.Schema) -> None:
+    """Raises ValueError for a time in a valid line that is finer than microseconds."""
+    row = msgspec.json.decode(line, type=dict[str, Any])
+    for field in schema:
+        _check_time(row.get(field.name), field.type)
+
+
+def _check_time(value: object, kind: pa.DataType) -> None:
+    if isinstance(value, str) and (types.is_timestamp(kind) or types.is_time(kind)):
+        if _FINER.search(value):
+            raise ValueError(f"the time {value[:100]} is finer than microseconds")
+    elif isinstance(value, list):
+        for item in value:
+            _check_time(item, kind.value_type)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if types.is_map(kind):
+                _check_time(name, kind.key_type)
+            _check_time(item, kind.item_type if types.is_map(kind) else kind.field(name).type)
 
 
 def _names_type(kind: pa.DataType) -> _Type:
@@ -245,7 +289,9 @@ def _python_type(kind: pa.DataType) -> _Type:
         return Annotated[datetime.datetime, msgspec.Meta(tz=kind.tz is not None)]
     if types.is_map(kind):
         key = _python_type(kind.key_type)
-        return GenericAlias(dict, (float if key is _Float else key, _python_type(kind.item_type) | None))
+        # The decoder calls its hook for keys of these types, which Arrow accepts as booleans.
+        key = {_Float: float, bool: np.bool_}.get(key, key)
+        return GenericAlias(dict, (key, _python_type(kind.item_type) | None))
     if types.is_list(kind):
         return GenericAlias(list, (_python_type(kind.value_type) | None,))
     if types.is_struct(kind):
@@ -263,12 +309,18 @@ def _from_json(kind: type, given: object) -> object:
         return found
     if kind is _Duration and isinstance(given, str):
         return _Duration(microseconds=_duration(given) // datetime.timedelta(microseconds=1))
-    raise ValueError(f"a value of type {type(given).__name__} is no {'number' if kind is _Float else 'duration'}")
+    if kind is np.bool_ and given in _BOOLEANS:
+        return np.bool_(_BOOLEANS[str(given)])
+    wanted = {_Float: "number", _Duration: "duration"}.get(kind, "boolean")
+    raise ValueError(f"a value of type {type(given).__name__} is no {wanted}")
 
 
 def _duration(text: str) -> datetime.timedelta:
     found = _INTERVAL.fullmatch(text)
     if found is None:
+        part = _FRACTION.search(text)
+        if part and int(part[1]) * _MICROSECONDS[part[2].upper()] % 10 ** len(part[1]):
+            raise ValueError(f"the duration {text[:100]} is finer than microseconds")
         return msgspec.convert(text, datetime.timedelta)
     sign, days, hours, minutes, seconds, fraction = found.groups(default="")
     size = datetime.timedelta(int(days), int(seconds), int(fraction.ljust(6, "0")), 0, int(minutes), int(hours))

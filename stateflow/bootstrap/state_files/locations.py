@@ -14,21 +14,7 @@ from stateflow.storage import Storage, open_location
 from stateflow.storage.resolve import split_address
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson")
-"""Ends of the names of files that are read of a folder."""
-_OTHER_FORMATS = (
-    ".csv",
-    ".tsv",
-    ".avro",
-    ".orc",
-    ".arrow",
-    ".feather",
-    ".gz",
-    ".zst",
-    ".bz2",
-    ".xz",
-    ".snappy",
-    ".lz4",
-)
+"""Ends of the names of files that are read of a folder, in lower or upper case."""
 _WILDCARDS = frozenset("*?[")
 
 
@@ -55,15 +41,15 @@ class StateFile:
 def find_files(location: str) -> list[StateFile]:
     """Returns the files at a location, ordered by name; at least one.
 
-    Of a folder, these are the files whose names end as those of Parquet or JSON lines, and do not begin with ``.`` or
-    ``_``; not those of its subfolders.
+    Of a folder, these are the files whose names end as those of Parquet or JSON lines. Files and subfolders whose names
+    begin with ``.`` or ``_`` are left out; any other one is an error.
 
     Args:
         location: path or URI of a file or folder, or a pattern with ``*``, ``?`` or ``[…]``, which match no ``/``.
 
     Raises:
-        ConfigError: there is no such file, a folder has files of another format, or the environment does not allow the
-            location.
+        ConfigError: there is no such file, a folder has other files or subfolders, or the environment does not allow
+            the location.
     """
     parts = split_address(location)
     if parts is not None and parts.scheme == "file" and parts.netloc in ("", "localhost"):
@@ -91,17 +77,18 @@ def _root_of(location: str) -> str:
 
 def _of_folder(location: str) -> list[StateFile]:
     storage = open_location(location)
-    keys = [key for blob in storage.list("") if "/" not in (key := blob.key) and key[0] not in "._"]
-    others = [key for key in keys if key.endswith(_OTHER_FORMATS)]
+    keys = [blob.key for blob in storage.list("") if not any(part[:1] in (".", "_") for part in blob.key.split("/"))]
+    others = [key for key in keys if "/" in key or not key.lower().endswith(SUFFIXES)]
     if others:
         # Their rows would be missing without an error.
         raise ConfigError(
-            "a folder of rows has files of another format",
-            hint="convert them to Parquet or JSON lines; or pass a quoted pattern such as 'rows/*.parquet'",
+            "a folder of rows has files of another format, or subfolders",
+            hint="pass a quoted pattern such as 'rows/*.parquet', or move them; names of files of Parquet and JSON "
+            f"lines end with {', '.join(SUFFIXES)}",
             location=location,
             files=others[:10],
         )
-    return [StateFile(storage, key) for key in keys if key.endswith(SUFFIXES)]
+    return [StateFile(storage, key) for key in keys]
 
 
 def _matching(location: str) -> list[StateFile]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from stateflow.errors import ConfigError, DataError, StateflowError
 
 _PARQUET = b"PAR1"
 _ROWS, _BYTES = 32 << 10, 16 << 20
+_ROWS_OF_READ = 64
 
 
 @dataclass
@@ -124,8 +125,8 @@ class FileRows:
     def _parquet(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
             self._check_names(file.schema_arrow.names, has_all=True)
-            for batch in file.iter_batches(_rows_of_batch(file.metadata), columns=schema.names, use_threads=False):
-                yield _casted(batch, schema)
+            read = file.iter_batches(_rows_of_read(file.metadata), columns=schema.names, use_threads=False)
+            yield from _joined(_casted(batch, schema) for batch in read)
 
     def _json(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         # A line need not have a column whose value is null.
@@ -149,7 +150,7 @@ def _is_parquet(path: Path, file: StateFile) -> bool:
     """Returns whether a file has the format of Parquet; raises DataError for one that has only its name."""
     with path.open("rb") as opened:
         found = opened.read(len(_PARQUET)) == _PARQUET
-    if not found and file.key.endswith(".parquet"):
+    if not found and file.key.lower().endswith(".parquet"):
         # An empty one would be no rows of JSON.
         raise DataError("a file is not Parquet although its name says so", hint="write it again, or rename it")
     return found
@@ -161,11 +162,29 @@ def _typed(given: pa.Field, wanted: pa.Field) -> pa.Field:
     return pa.field(given.name, kind)
 
 
-def _rows_of_batch(metadata: pq.FileMetaData) -> int:
-    """Returns a number of rows that have about `_BYTES`, if rows have equal sizes."""
+def _rows_of_read(metadata: pq.FileMetaData) -> int:
+    """Returns a number of rows that have at most about `_BYTES`.
+
+    The sizes in a file are those of encoded values, which are smaller if values are repeated: so only few rows are read
+    before their size is known.
+    """
     size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     rows: int = metadata.num_rows
-    return max(1, min(_ROWS, _BYTES * rows // (size or 1)))
+    return max(1, min(_ROWS_OF_READ, _BYTES * rows // (size or 1)))
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of small batches in batches of about `_BYTES` or `_ROWS`."""
+    found: list[pa.RecordBatch] = []
+    size = rows = 0
+    for batch in batches:
+        found.append(batch)
+        size, rows = size + batch.nbytes, rows + batch.num_rows
+        if size >= _BYTES or rows >= _ROWS:
+            yield pa.concat_batches(found)
+            found, size, rows = [], 0, 0
+    if found:
+        yield pa.concat_batches(found)
 
 
 def _casted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
