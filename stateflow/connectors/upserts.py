@@ -76,9 +76,10 @@ class UpsertSettings:
             JobDefinitionError: the keys are not its upsert key, or something else marks deletes or orders rows.
         """
         changelog.check_sink_keys(self.keys)
-        if changelog.row_kind and (self.deletes or self.order_by):
+        # A later checkpoint replaces rows in any case: an order would hold within a checkpoint only.
+        if self.order_by or (changelog.row_kind and self.deletes):
             raise JobDefinitionError(
-                "a sink of a changelog with row kinds has order_by or deletes",
+                "a sink of a changelog has order_by, or deletes in addition to row kinds",
                 hint="leave them out: rows are applied in the order of the changelog, and their kind marks deletes",
                 order_by=list(self.order_by),
                 deletes=self.deletes,

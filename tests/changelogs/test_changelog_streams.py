@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from stateflow import (
+    DeadLetters,
     DeltaSink,
     FileSink,
     GlobalWindows,
@@ -143,6 +144,8 @@ def _changes_again(bids: DataStream) -> DataStream:
         (lambda bids: _newest(bids).filter(lambda row: True), {"upsert_key": ["auction"]}),
         (lambda bids: _newest(bids).flat_map(lambda row: [row]), {"upsert_key": ["auction"]}),
         (lambda bids: _newest(bids).union(bids), {"called": "union"}),
+        (lambda bids: _newest(bids).map(lambda row: row, on_error=DeadLetters(1)), {"upsert_key": ["auction"]}),
+        (lambda bids: _newest(bids).broadcast(), {"called": "broadcast"}),
         # The row class lacks what corrects rows.
         (lambda bids: _newest(bids).map(lambda row: row, output=Price), {"upsert_key": ["auction"]}),
         (lambda bids: _changes(bids).map(lambda row: row, output=Bid), {"row_kind": "kind"}),
@@ -187,6 +190,7 @@ def test_a_sink_that_only_appends_refuses_a_changelog(
         (_newest, {"keys": "price"}, {"keys": ["price"], "upsert_key": ["auction"]}),
         (_ranked, {"keys": "auction"}, {"keys": ["auction"], "upsert_key": ["auction", "rank"]}),
         (_changes, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": "kind"}),
+        (_newest, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": ""}),
     ],
 )
 def test_a_sink_by_key_refuses_other_keys_and_orders(

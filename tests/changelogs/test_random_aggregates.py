@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,13 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import RowKind
+from stateflow import RowKind, StreamExecutionEnvironment
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, StateError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs.materialized import materialized
 from tests.support.errors import raises
+from tests.support.local_jobs import Growing, LocalJobs
+
+
+class Appended(msgspec.Struct, frozen=True):
+    key: str
+    value: int | None
+    number: int = 0
 
 
 class Bid(msgspec.Struct, frozen=True):
@@ -141,6 +149,22 @@ def test_a_key_without_rows_has_no_state() -> None:
         assert len(h.state_entries()) == 2
         (row,) = h.push(Change(RowKind.DELETE, "a", 1, 1))
         assert row == Total(RowKind.DELETE, "a", 1, 1) and h.state_entries() == []
+
+
+def test_rows_that_were_only_appended_cannot_be_taken_back(tmp_path: Path) -> None:
+    rows = [Appended("a", 1), Appended("a", 2)]
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment, is_changelog: bool) -> None:
+        given = env.from_source(Growing(rows, Appended), uid="rows")
+        if is_changelog:
+            given = given.map(lambda row: Change(RowKind.DELETE, row.key, row.value, 0), output=Change)
+        totals(given.key_by("key")).print()
+
+    jobs.run(lambda env: build(env, is_changelog=False))
+    rows.append(Appended("a", 1))
+    with raises(StateError, state="aggregated-rows"):
+        jobs.run(lambda env: build(env, is_changelog=True))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from deltalake import DeltaTable
 
 from stateflow import DeltaSink, KafkaSink, RowKind
 from stateflow.api.changelog import Changelog
+from stateflow.api.schema import RowSchema
 from stateflow.connectors.kafka.records import RecordLayout
+from stateflow.errors import JobDefinitionError
 from tests.support.delta_tables import context, put
+from tests.support.errors import raises
 
 INSERT, BEFORE, AFTER, DELETE = RowKind
 
@@ -54,6 +58,17 @@ def test_a_delta_table_has_the_rows_after_all_changes(tmp_path: Path) -> None:
         row for uri in DeltaTable(str(tmp_path / "t")).file_uris() for row in pq.read_table(uri).to_pylist()
     ]
     assert sorted(found, key=lambda row: row["id"]) == EXPECTED
+
+
+class MaybeNamed(msgspec.Struct):
+    name: str | None
+    kind: RowKind
+
+
+@pytest.mark.parametrize("column", ["kind", "name"])
+def test_the_key_of_records_identifies_a_deleted_row(column: str) -> None:
+    with raises(JobDefinitionError, column=column):
+        RecordLayout("t", key=(column,), row_kind="kind").check(RowSchema.of(MaybeNamed))
 
 
 def test_records_of_kafka_have_no_value_for_rows_that_are_taken_back() -> None:

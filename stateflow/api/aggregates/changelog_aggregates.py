@@ -15,7 +15,7 @@ from stateflow.api.aggregates.numeric import Count, Mean, Sum
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import RowSchema
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.kinds.single_value import ValueState
 from stateflow.types.columns.row_kind import RETRACTIONS, RowKind
 from stateflow.types.descriptors import ValueStateDescriptor
@@ -87,7 +87,7 @@ class ChangelogAggregates(ColumnAggregates):
         before = state.read(self._state)
         known: Array = before.is_valid().to_numpy(zero_copy_only=False)
         stored, results = self._added(batch, state, before)
-        exists = self._counted(batch, state)
+        exists = self._counted(batch, state, known)
         state.write(self._state, pc.if_else(pa.array(exists), stored, pa.scalar(None, stored.type)))
         earlier = self._results(state, before) if self._changes.retracts or not exists.all() else results
         parts = [
@@ -110,11 +110,22 @@ class ChangelogAggregates(ColumnAggregates):
         signs: Array = np.where(taken_back, -1, 1)
         return signs
 
-    def _counted(self, batch: pa.RecordBatch, state: VectorState) -> Array:
-        """Counts the rows of each key. Returns which keys have rows."""
+    def _counted(self, batch: pa.RecordBatch, state: VectorState, known: Array) -> Array:
+        """Counts the rows of each key. Returns which keys have rows.
+
+        Raises:
+            StateError: a key of `known`, which has a result, has no number of rows.
+        """
         if not self._changes.taken:
             return np.ones(len(state), bool)
-        counts = to_numpy(state.read(self._rows)) + np.add.reduceat(self._signs(batch), state.starts)
+        stored = state.read(self._rows)
+        if (known & stored.is_null().to_numpy(zero_copy_only=False)).any():
+            raise StateError(
+                "an aggregate has a result of rows that were not counted: its input only appended rows before",
+                hint="give the operator another uid, so that it begins without state",
+                state=_ROWS,
+            )
+        counts = to_numpy(stored) + np.add.reduceat(self._signs(batch), state.starts)
         exists: Array = counts > 0
         state.write(self._rows, pa.array(counts, mask=~exists))
         return exists

@@ -11,6 +11,7 @@ from stateflow.api.changelog import (
     after_flat_map,
     after_map,
     check_key_by,
+    check_row_kind,
     declared_changelog,
     of_union,
     with_keys,
@@ -177,6 +178,7 @@ class DataStream(StreamJoins["DataStream"]):
 
     def broadcast(self) -> BroadcastStream:
         """Returns the stream for `KeyedStream.connect`; every subtask of that operator receives all of its rows."""
+        check_row_kind(self._changelog, "broadcast")
         return BroadcastStream(self._graph, self._node)
 
     def get_side_output(self, tag: OutputTag[Row]) -> DataStream:
@@ -271,11 +273,11 @@ class DataStream(StreamJoins["DataStream"]):
                 given=repr(function),
             )
         step = RowStep(kind, function, self._output(output), checked_policy(on_error))
-        if kind is StepKind.FILTER:
-            changelog = after_filter(self._changelog)
-        else:
+        # Dead letters are dropped rows.
+        changelog = after_filter(self._changelog) if step.on_error or kind is StepKind.FILTER else self._changelog
+        if kind is not StepKind.FILTER:
             after = after_map if kind is StepKind.MAP else after_flat_map
-            changelog = after(self._changelog, self.schema, step.schema)
+            changelog = after(changelog, self.schema, step.schema)
         return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)), changelog)
 
     def _output(self, row_class: type[object] | None) -> RowSchema:

@@ -69,7 +69,14 @@ class RecordLayout:
     def check(self, schema: RowSchema) -> None:
         """Raises JobDefinitionError if the rows do not have these columns, of these types."""
         for name in self.key:
-            schema.column(name)
+            column = schema.column(name)
+            if self.row_kind and (column.nullable or name == self.row_kind):
+                raise JobDefinitionError(
+                    "a column cannot be part of the key of a changelog's records",
+                    hint="name columns that are never null, without the row kind: a delete has the key of its row",
+                    column=name,
+                    row_kind=self.row_kind,
+                )
         if self.topic_column:
             _check_type(schema.column(self.topic_column), ("string",), "str")
         if self.headers and (column := schema.column(self.headers)).arrow_type != _HEADERS.arrow_type:
