@@ -252,6 +252,14 @@ class Sink(ABC):
         """The name under which a run on Spark registers the table, once it exists; None for no name."""
         return None
 
+    @property
+    def ordering_key(self) -> tuple[str, ...]:
+        """Columns whose rows with equal values one task must write, in order; empty if any task may write any row.
+
+        It matters for streams without an operator before the sink: an operator emits all rows of its key in one task.
+        """
+        return ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         """Returns the sink for rows that correct earlier ones.
 

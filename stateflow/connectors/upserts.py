@@ -64,6 +64,11 @@ class UpsertSettings:
                 "a column cannot mark deletes", hint="use a bool that is not part of the key", column=self.deletes
             )
 
+    @property
+    def ordering_key(self) -> tuple[str, ...]:
+        """As of `Sink`: the keys, unless a column orders the rows of a key."""
+        return () if self.order_by else self.keys
+
     def table_schema(self, schema: RowSchema) -> RowSchema:
         """Returns the columns of the table."""
         own = (self.deletes, self.row_kind)

@@ -226,8 +226,8 @@ class DataStream(StreamJoins["DataStream"]):
         """Returns the stream as a changelog: each row replaces the earlier row of its key.
 
         Args:
-            keys: the columns of the upsert key. All rows of a key must come from the same key of an operator: rows of
-                a source are divided among the tasks in any way. By a column of type `RowKind`, some are deletes.
+            keys: the columns of the upsert key. All rows of a key must come from the same key of an operator, or the
+                same partition of a source. By a column of type `RowKind`, some of them are deletes.
         """
         return DataStream(self._graph, self._node, with_keys(self.schema, keys))
 

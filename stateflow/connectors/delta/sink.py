@@ -140,6 +140,10 @@ class DeltaSink(Sink):
         # Tasks need neither the cached heads nor the name in the catalog.
         return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by)
 
+    @property
+    def ordering_key(self) -> tuple[str, ...]:
+        return self._upsert.ordering_key if self._upsert else ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         if self._upsert is None:
             return super().for_changelog(changelog)

@@ -43,6 +43,7 @@ class _Settings:
     layout: RecordLayout
     security: KafkaSecurity | None
     options: Mapping[str, str] = field(repr=False)
+    is_changelog: bool = False
 
 
 class KafkaSink(StagedSink):
@@ -112,12 +113,17 @@ class KafkaSink(StagedSink):
     def location(self) -> str:
         return f"topic {self._settings.layout.topic} of {self._settings.bootstrap_servers}"
 
+    @property
+    def ordering_key(self) -> tuple[str, ...]:
+        return self._settings.layout.key if self._settings.is_changelog else ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         layout = self._settings.layout
         if not layout.key:
             return super().for_changelog(changelog)
         changelog.check_sink_keys(layout.key)
-        return _sink(replace(self._settings, layout=replace(layout, row_kind=changelog.row_kind)))
+        layout = replace(layout, row_kind=changelog.row_kind)
+        return _sink(replace(self._settings, layout=layout, is_changelog=True))
 
     def check(self, context: SinkContext) -> str | None:
         _require_client()

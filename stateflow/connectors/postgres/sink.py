@@ -118,6 +118,10 @@ class PostgresSink(StagedSink):
 
         return check_table(self._settings, self._schema(context))
 
+    @property
+    def ordering_key(self) -> tuple[str, ...]:
+        return self._settings.upsert.ordering_key if self._settings.upsert else ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         if self._settings.upsert is None:
             return super().for_changelog(changelog)

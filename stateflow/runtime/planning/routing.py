@@ -15,6 +15,8 @@ import numpy as np
 from stateflow.api.graph.nodes import Keying, Node
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain
 from stateflow.runtime.task_spec import BROADCAST_ORDER, GROUP_SHIFT, PHASE_SHIFT, Numbers
+from stateflow.types.columns.shapes import Leaf
+from stateflow.types.key_groups import check_key_type
 
 
 class Function(Enum):
@@ -149,10 +151,23 @@ class LevelRouting:
         if chain.operator is not None:
             targets = range(chain.first_target, chain.first_target + parallelism)
             return [Route(Constant(target), Constant(BROADCAST_ORDER), number) for target in targets]
+        if (key := _ordering_key(chain)) is not None:
+            return [Route(KEY_HASH % parallelism + chain.first_target, ROW_PHASE << PHASE_SHIFT, number, key)]
         # A relay sends rows that arrived together to one task, which keeps their order.
         spread = ROW_POSITION >> batch_bits if chain.is_relay else ROW_POSITION
         target = spread % parallelism + chain.first_target
         return [Route(target, ROW_PHASE << PHASE_SHIFT, number, by_position=True)]
+
+
+def _ordering_key(chain: OperatorChain) -> Keying | None:
+    """Returns the key by which rows are divided among the tasks of a sink; None if any task may write any row."""
+    sinks = [sink for output in chain.outputs for sink in output.sinks]
+    if len(sinks) != 1 or not (names := sinks[0].sink.ordering_key):
+        return None
+    columns = [sinks[0].parent.schema.column(name) for name in names]
+    if not all(isinstance(column.shape, Leaf) for column in columns):
+        return None  # such as a list in the key of a record, whose hash Python does not compute
+    return Keying(names, (), tuple(check_key_type(column.spark_type, column.name) for column in columns))
 
 
 # -- rendering --------------------------------------------------------------------------------------------------------

@@ -79,7 +79,10 @@ def _writes_rows_of_one_source(plan: JobPlan) -> bool:
     if len(plan.levels) != 1 or len(plan.sources) != 1 or len(plan.chains) != 1:
         return False
     (chain,) = plan.chains
-    return chain.operator is None and not chain.is_relay and len(leaves_of(chain.inputs[0].node)) == 1
+    if chain.operator is not None or chain.is_relay or len(leaves_of(chain.inputs[0].node)) != 1:
+        return False
+    # A sink by key needs all rows of a key in one task.
+    return not any(sink.sink.ordering_key for output in chain.outputs for sink in output.sinks)
 
 
 def _partitions(frame: DataFrame) -> int:
