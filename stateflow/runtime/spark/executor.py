@@ -18,9 +18,9 @@ from stateflow.runtime.executor import BatchWork, Executor, decode_reports, leve
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.frames import empty_rows, split_sources
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
-from stateflow.runtime.spark.shuffle import first_exchange, next_exchange, reads_of_source, reads_once
+from stateflow.runtime.spark.shuffle import exchange_of, first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
-from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order
+from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order, written_rows
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
@@ -87,13 +87,17 @@ class SparkExecutor(Executor):
 
     def _first_frame(self, rows: DataFrame, work: BatchWork, spec: LevelSpec, persisted: ExitStack) -> DataFrame:
         sources = split_sources(work.plan.sources, rows)
-        unshuffled = unshuffled_input(work.plan, sources, work.info.task_info())
+        # Built once for both ways: it calls the transforms of the user.
+        written = written_rows(work.plan, sources, work.info.task_info())
+        unshuffled = None if written is None else unshuffled_input(work.plan, written)
         if unshuffled is None:
-            return _level_frame(self._first(rows, work, persisted), spec)
+            return _level_frame(self._first(rows, work, persisted, written), spec)
         return _with_tasks(unshuffled, spec, partial(_run_unshuffled_task, spec, _barrier(work)))
 
-    def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
+    def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack, written: DataFrame | None) -> DataFrame:
         level = work.plan.levels[0]
+        if written is not None:
+            return exchange_of(level, written, _barrier(work), work.info)
         source = _persist(rows, persisted) if reads_of_source(level) > 1 and not rows.is_cached else rows
         return first_exchange(level, split_sources(work.plan.sources, source), _barrier(work), work.info)
 

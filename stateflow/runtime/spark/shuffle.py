@@ -79,6 +79,20 @@ def first_exchange(
     return exchange.shuffled(frames)
 
 
+def exchange_of(level: Level, rows: DataFrame, barrier: BarrierMessage, info: BatchInfo) -> DataFrame:
+    """Builds the shuffled input of the first level's tasks, for a level with one input, from the rows of that input.
+
+    Args:
+        rows: the rows, with the columns of the input.
+        barrier: goes to each task, after its rows.
+    """
+    exchange = _Exchange(level, info.settings.max_parallelism)
+    (node,) = level.inputs
+    (share,) = level.shares[node]
+    routed = exchange.route(node, rows, _share_location(share), share.origin)
+    return exchange.shuffled([routed, exchange.barriers(rows.sparkSession, barrier)])
+
+
 def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchInfo) -> DataFrame:
     """Builds the shuffled input of a later level's tasks.
 

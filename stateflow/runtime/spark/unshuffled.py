@@ -1,7 +1,8 @@
 """The input of sinks on a source's rows without a shuffle, which would copy each row to divide them by number.
 
-Such rows may go to any task. If Spark reads a batch in at least as many partitions as there are tasks, each task takes
-whole partitions. What the shuffle adds otherwise, the order of a row and the barrier, the task adds itself.
+Such rows may go to any task. If Spark reads a batch in at least as many partitions as there are tasks, and cannot run
+more tasks than that at once, each task takes whole partitions. What the shuffle adds otherwise, the order of a row and
+the barrier, the task adds itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.nodes import Node
@@ -24,7 +25,8 @@ from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, ORDER, PHASE_SHI
 from stateflow.types.spark_sql import quoted
 
 _KEEPS_PARTITIONS = frozenset({"RDDScanExec", "ProjectExec", "FilterExec", "GenerateExec"})
-"""Spark's physical operators whose rows stay in the partitions of a batch's input. Planning them runs nothing."""
+"""Spark's physical operators whose rows stay in the partitions of a batch's input. Without a subquery in one of their
+expressions, planning them runs nothing."""
 
 
 class _Seq(Protocol):
@@ -46,23 +48,35 @@ class _Plan(Protocol):
 
     def children(self) -> _Seq: ...
 
+    def containsPattern(self, pattern: object) -> bool: ...
 
-def unshuffled_input(plan: JobPlan, sources: Mapping[Node, DataFrame], info: TaskInfo) -> DataFrame | None:
-    """Returns the rows of the first level's tasks, one partition for each task; None if they need a shuffle.
+
+def written_rows(plan: JobPlan, sources: Mapping[Node, DataFrame], info: TaskInfo) -> DataFrame | None:
+    """Returns the rows that a job writes if it has one sink, on rows of a source, and nothing else; else None.
 
     Args:
         sources: the batch's rows by source.
     """
     if not _writes_rows_of_one_source(plan):
         return None
+    (node,) = plan.levels[0].inputs
+    return FrameBuilder(sources.__getitem__, info).frame(node)
+
+
+def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:
+    """Returns the rows of the first level's tasks, one partition for each task; None if they need a shuffle.
+
+    Args:
+        written: the frame of `written_rows`.
+    """
     level = plan.levels[0]
-    (node,) = level.inputs
-    frame = FrameBuilder(sources.__getitem__, info).frame(node)
-    if frame is None or _partitions(frame) < level.targets:
+    # With more cores than tasks, the tasks that read for a shuffle are more than those of the level.
+    if written.sparkSession.sparkContext.defaultParallelism > level.targets or _partitions(written) < level.targets:
         return None
+    (node,) = level.inputs
     prefix = input_prefix(0)
     columns = [f"{quoted(name)} AS {quoted(prefix + name)}" for name in node.schema.names]
-    return frame.selectExpr(*columns).coalesce(level.targets)
+    return written.selectExpr(*columns).coalesce(level.targets)
 
 
 def with_order(barrier: BarrierMessage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,10 +102,18 @@ def _writes_rows_of_one_source(plan: JobPlan) -> bool:
 def _partitions(frame: DataFrame) -> int:
     """Returns how many partitions a frame has; 0 if that is known only after a part of it has run."""
     execution = frame._jdf.queryExecution()  # noqa: SLF001 - only the JVM's object has the plan
-    if not _keeps_partitions(execution.sparkPlan()):
+    operator = execution.sparkPlan()
+    if not _keeps_partitions(operator) or _has_subquery(frame.sparkSession, operator):
         return 0
     count: int = execution.toRdd().getNumPartitions()
     return count
+
+
+def _has_subquery(spark: SparkSession, operator: _Plan) -> bool:
+    """Returns whether an expression contains a subquery, which `toRdd` would run."""
+    jvm = spark._jvm  # noqa: SLF001 - only the JVM has the patterns
+    assert jvm is not None
+    return operator.containsPattern(jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PLAN_EXPRESSION())
 
 
 def _keeps_partitions(operator: _Plan) -> bool:

@@ -14,11 +14,25 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow import FileSource, StreamExecutionEnvironment
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.streams.data_stream import DataStream
+from stateflow.clock import ManualClock
 from stateflow.environment import declare
+from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
-from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order
+from stateflow.runtime.spark.executor import SparkExecutor
+from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order, written_rows
 from stateflow.runtime.task.barriers import BarrierMessage
-from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, ORDER, PHASE_SHIFT, SOURCE_PHASE, input_prefix
+from stateflow.runtime.task_spec import (
+    BARRIER_ORDER,
+    CONTROL,
+    ORDER,
+    PHASE_SHIFT,
+    SOURCE_PHASE,
+    BatchId,
+    BatchInfo,
+    TaskEnvironment,
+    TaskSettings,
+    input_prefix,
+)
 
 INFO = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
 ROWS = [(number, f"text {number}") for number in range(10)]
@@ -32,11 +46,11 @@ class Row(msgspec.Struct):
 Build = Callable[[DataStream], object]
 
 
-def planned(build: Build, folder: Path) -> JobPlan:
+def planned(build: Build, folder: Path, parallelism: int = 2) -> JobPlan:
     def declared(env: StreamExecutionEnvironment) -> None:
         build(env.from_source(FileSource(folder, schema=Row), uid="rows"))
 
-    return plan_job(declare(declared, "job", ({},))[0].graph, 2)
+    return plan_job(declare(declared, "job", ({},))[0].graph, parallelism)
 
 
 def of_spark(spark: SparkSession, partitions: int) -> DataFrame:
@@ -44,9 +58,10 @@ def of_spark(spark: SparkSession, partitions: int) -> DataFrame:
     return spark.createDataFrame(rows, "number bigint, text string")
 
 
-def unshuffled(build: Build, folder: Path, frame: DataFrame) -> DataFrame | None:
-    plan = planned(build, folder)
-    return unshuffled_input(plan, {plan.sources[0]: frame}, INFO)
+def unshuffled(build: Build, folder: Path, frame: DataFrame, parallelism: int = 2) -> DataFrame | None:
+    plan = planned(build, folder, parallelism)
+    found = written_rows(plan, {plan.sources[0]: frame}, INFO)
+    return None if found is None else unshuffled_input(plan, found)
 
 
 def written(rows: DataStream) -> None:
@@ -111,6 +126,51 @@ def test_other_jobs_are_shuffled(spark_session: SparkSession, tmp_path: Path, bu
 @pytest.mark.spark
 def test_a_batch_with_fewer_partitions_than_tasks_is_shuffled(spark_session: SparkSession, tmp_path: Path) -> None:
     assert unshuffled(written, tmp_path, of_spark(spark_session, 1)) is None
+
+
+@pytest.mark.spark
+def test_a_batch_is_shuffled_if_more_cores_can_read_it_than_there_are_tasks(
+    spark_session: SparkSession, tmp_path: Path
+) -> None:
+    assert spark_session.sparkContext.defaultParallelism == 2
+    assert unshuffled(written, tmp_path, of_spark(spark_session, 3), 1) is None
+    assert unshuffled(written, tmp_path, of_spark(spark_session, 3), 3) is not None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_batch_calls_a_transform_once_and_takes_all_rows(
+    spark_session: SparkSession, tmp_path: Path, partitions: int
+) -> None:
+    calls = []
+
+    def counted(frame: DataFrame) -> DataFrame:
+        calls.append(frame)
+        return frame
+
+    plan = planned(lambda rows: written(rows.transform(counted)), tmp_path)
+    environment = TaskEnvironment((tmp_path / "root").as_uri(), tmp_path / "local")
+    batch = BatchInfo(BatchId(ManualClock(1).new_id(), 1, 1, datetime.now(UTC)), TaskSettings(128), environment)
+    reports = SparkExecutor().execute(of_spark(spark_session, partitions), BatchWork(plan, batch, {}))
+    assert len(calls) == 1
+    assert sum(report.rows_in for report in reports) == len(ROWS)
+
+
+@pytest.mark.spark
+def test_the_choice_runs_no_subquery(spark_session: SparkSession, tmp_path: Path) -> None:
+    spark_session.range(5).createOrReplaceTempView("limits")
+
+    def limited(rows: DataStream) -> None:
+        written(rows.transform(lambda frame: frame.where("number > (SELECT min(id) FROM limits)")))
+
+    context = spark_session.sparkContext
+    group = str(tmp_path)
+    context.setJobGroup(group, "the choice")
+    try:
+        assert unshuffled(limited, tmp_path, of_spark(spark_session, 3)) is None
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    assert list(context.statusTracker().getJobIdsForGroup(group)) == []
 
 
 @pytest.mark.parametrize("batches", [0, 2])
