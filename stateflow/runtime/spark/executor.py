@@ -94,7 +94,9 @@ class SparkExecutor(Executor):
             return _level_frame(self._first(rows, work, persisted, written), spec)
         return _with_tasks(unshuffled, spec, partial(_run_unshuffled_task, spec, _barrier(work)))
 
-    def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack, written: DataFrame | None) -> DataFrame:
+    def _first(
+        self, rows: DataFrame, work: BatchWork, persisted: ExitStack, written: DataFrame | None = None
+    ) -> DataFrame:
         level = work.plan.levels[0]
         if written is not None:
             return exchange_of(level, written, _barrier(work), work.info)

@@ -169,7 +169,7 @@ def test_the_choice_runs_no_subquery(spark_session: SparkSession, tmp_path: Path
     try:
         assert unshuffled(limited, tmp_path, of_spark(spark_session, 3)) is None
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.jobGroup.id", "")
     assert list(context.statusTracker().getJobIdsForGroup(group)) == []
 
 
