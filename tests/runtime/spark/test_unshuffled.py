@@ -129,7 +129,7 @@ def test_a_batch_with_fewer_partitions_than_tasks_is_shuffled(spark_session: Spa
 
 
 @pytest.mark.spark
-def test_a_batch_is_shuffled_if_more_cores_can_read_it_than_there_are_tasks(
+def test_a_batch_that_more_cores_can_read_than_there_are_tasks_is_shuffled(
     spark_session: SparkSession, tmp_path: Path
 ) -> None:
     assert spark_session.sparkContext.defaultParallelism == 2
