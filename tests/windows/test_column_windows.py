@@ -300,3 +300,33 @@ def test_what_cannot_be_aggregated_by_columns_is_refused_with_a_hint(
     with pytest.raises(JobDefinitionError) as e:
         declare(_keyed()).aggregate_columns(columns, output=Counted, uid="w")
     assert e.value.facts["operator"] == "w" and e.value.hint
+
+
+def _ordered(*order: str) -> KeyedStream[DataStream]:
+    rows = StreamExecutionEnvironment().from_collection([Timed("a", 1)], row_class=Timed, uid="rows")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+    return rows.assign_timestamps_and_watermarks(strategy).key_by("key", order_by=order)
+
+
+@pytest.mark.parametrize(
+    "assigner", [SlidingEventTimeWindows.of(ms(20), ms(10)), EventTimeSessionWindows.with_gap(ms(9))]
+)
+@pytest.mark.parametrize("aggregate", ["first", "last"])
+def test_first_and_last_by_another_order_than_that_of_the_windows_are_refused(assigner: Any, aggregate: str) -> None:
+    columns = COUNTED | {"total": (aggregate, "value")}
+    for order in ((), ("at", "value")):
+        _ordered(*order).window(assigner).aggregate_columns(columns, output=Counted, uid="w")
+    _ordered("value").window(assigner).aggregate_columns(COUNTED, output=Counted, uid="w")
+    with pytest.raises(JobDefinitionError) as e:
+        _ordered("value").window(assigner).aggregate_columns(columns, output=Counted, uid="w")
+    assert e.value.facts["aggregates"] == ["total"] and e.value.hint
+
+
+def test_first_and_last_of_tumbling_windows_are_in_the_declared_order() -> None:
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        return rows.window(TENS).aggregate_columns(COUNTED | {"total": ("first", "value")}, output=Counted, uid="w")
+
+    with KeyedHarness(stream, KeyedInput(Timed, "key", order_by=("value",), event_time="at")) as h:
+        h.push(Timed("a", 2, 1), Timed("a", 4, 11), Timed("a", 1, 5), Timed("a", 3, 12))
+        h.drain()
+        assert h.output == [Counted("a", 0, 10, 1), Counted("a", 10, 20, 3)]

@@ -35,7 +35,8 @@ class Count(Aggregate):
         return {"count": pa.array(to_numpy(before["count"]) + values.counts)}
 
     def result(self, accumulators: Accumulators) -> pa.Array:
-        return accumulators["count"]
+        # Null in a window that was stored before the job had this aggregate, and got no rows since.
+        return accumulators["count"].fill_null(0)
 
     def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
         return self._count_partials(prefix)

@@ -21,6 +21,7 @@ from stateflow.api.windows.assigners import (
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
+    WindowAssigner,
 )
 from stateflow.api.windows.window_operator import WindowSettings
 from stateflow.errors import JobDefinitionError
@@ -92,6 +93,22 @@ def refuse_evictor(evictor: object) -> None:
     """Raises JobDefinitionError for an evictor, which needs all rows of a window."""
     if evictor is not None:
         raise _refused("an evictor", type(evictor).__name__)
+
+
+def check_order(assigner: WindowAssigner[Any], wanted: Mapping[str, Sequence[str]]) -> None:
+    """Checks aggregates of rows that `key_by` orders by another column than event time.
+
+    Raises:
+        JobDefinitionError: an aggregate depends on the order, and windows add rows in the order of event time.
+    """
+    ordered = sorted(name for name, spec in wanted.items() if spec[0] in ("first", "last"))
+    if ordered and assigner.is_event_time and not isinstance(assigner, TumblingEventTimeWindows):
+        raise JobDefinitionError(
+            "first and last of these windows are by event time, not by the order of key_by",
+            hint=f"leave out order_by, or begin it with the event-time column; or {_WAY_OUT}",
+            aggregates=ordered,
+            assigner=type(assigner).__name__,
+        )
 
 
 def _refused(what: str, given: str) -> JobDefinitionError:

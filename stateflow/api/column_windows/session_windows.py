@@ -114,7 +114,10 @@ class SessionAggregates(WindowAggregates):
             chosen = np.flatnonzero(exists)
             windows = Windows(fired.of, fired.starts, fired.ends).at(chosen)
             emitted = self._aggregation.emitted(state, windows, taken(contents, chosen))
-        removed = np.unique(at[is_found & (due.times == self._removal(due.ends))])
+            self._register_removal(state, windows, np.full(len(windows), self._watermark(state)))
+        # Those that fire may have no timer that removes them.
+        is_past = (due.times == due.ends - 1) & (self._removal(due.ends) <= self._watermark(state))
+        removed = np.unique(at[is_found & ((due.times == self._removal(due.ends)) | is_past)])
         if len(removed):
             self._clear(state, opened.at(removed))
             rest = np.delete(np.arange(len(opened)), removed)
@@ -222,13 +225,23 @@ class SessionAggregates(WindowAggregates):
         is_other = (sessions.starts[now] != opened.starts) | (sessions.ends[now] != opened.ends)
         is_new = np.ones(len(sessions), bool)
         is_new[now[~is_other]] = False
-        self._move_timers(state, opened.at(np.flatnonzero(is_other)), merge, is_new & ~changes.is_removed)
+        is_old = ~is_new & ~changes.is_removed & (merge.has_rows | changes.fires)
+        registered = (is_new & ~changes.is_removed, is_old)
+        self._move_timers(state, opened.at(np.flatnonzero(is_other)), merge, registered)
         changed = np.unique(np.concatenate([sessions.of[is_new | changes.is_removed], opened.of[is_other]]))
         if len(changed):
             self._sets.write(state, sessions.at(np.flatnonzero(~changes.is_removed)), changed)
 
-    def _move_timers(self, state: WindowVectorState, before: Sessions, merge: _Merge, is_new: Array) -> None:
-        """Deletes the timers of sessions that were merged, and registers those of new ones."""
+    def _move_timers(
+        self, state: WindowVectorState, before: Sessions, merge: _Merge, registered: tuple[Array, Array]
+    ) -> None:
+        """Deletes the timers of sessions that were merged, and registers those of others.
+
+        Args:
+            before: the sessions that were merged.
+            registered: which sessions are new; and which are not, but have rows or fire.
+        """
+        is_new, is_old = registered
         if len(before):
             windows = state.windows(before.of, before.starts, before.ends)
             for times in {0, self._settings.lateness}:
@@ -236,6 +249,8 @@ class SessionAggregates(WindowAggregates):
         new = np.flatnonzero(is_new)
         if len(new):
             self._register(state, merge.windows.at(new), merge.reached[new])
+        old = np.flatnonzero(is_old)
+        self._register_removal(state, merge.windows.at(old), merge.reached[old])
 
     def _clear(self, state: WindowVectorState, sessions: Sessions) -> None:
         """Removes contents."""

@@ -84,10 +84,21 @@ class TimeWindowAggregates(WindowAggregates):
             contents, exists = self._read(fired.states(state))
             at = np.flatnonzero(exists)
             emitted = self._aggregation.emitted(state, fired.at(at), taken(contents, at))
-        removed = np.flatnonzero(due.times == self._removal(due.ends))
-        if len(removed):
-            windows.at(removed).states(state).write(self._contents, pa.nulls(len(removed), self._contents.columns.type))
+            self._end(state, fired.at(at))
+        self._clear(state, windows.at(np.flatnonzero(due.times == self._removal(due.ends))))
         return emitted
+
+    def _end(self, state: WindowVectorState, fired: Windows) -> None:
+        """Removes windows for which no more rows are accepted, although they may have no timer that removes them."""
+        if self._settings.lateness:
+            watermark = self._watermark(state)
+            self._register_removal(state, fired, np.full(len(fired), watermark))
+            self._clear(state, fired.at(np.flatnonzero(self._removal(fired.ends) <= watermark)))
+
+    def _clear(self, state: WindowVectorState, windows: Windows) -> None:
+        """Removes contents."""
+        if len(windows):
+            windows.states(state).write(self._contents, pa.nulls(len(windows), self._contents.columns.type))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -120,16 +131,22 @@ class TimeWindowAggregates(WindowAggregates):
     def _windows(self, parts: _Parts, due: DueTimers) -> tuple[Windows, Array]:
         """Returns the windows that rows are added to or that are due, and for each addition the number of its window.
 
-        They are ordered by key and start. Additions are not, but keep their order within a window.
+        They are ordered by key, end and start, as timers are. Additions are not, but keep their order within a window.
         """
-        of, starts = np.concatenate([parts.of, due.of]), np.concatenate([parts.starts, due.starts])
-        order = np.arange(len(of)) if is_sorted(of, starts) and not len(due.of) else np.lexsort((starts, of))
-        of, starts = of[order], starts[order]
-        firsts = starts_of_groups(of, starts)
-        number = np.empty(len(of), np.int64)
-        number[order] = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(of)))
-        windows = Windows(of[firsts], starts[firsts], starts[firsts] + self._slicing.size)
-        return windows, number[: len(parts.of)]
+        # Windows that are due may be of another size: the job may have changed it since they were stored.
+        every = Windows(
+            np.concatenate([parts.of, due.of]),
+            np.concatenate([parts.starts, due.starts]),
+            np.concatenate([parts.starts + self._slicing.size, due.ends]),
+        )
+        count = len(every)
+        in_order = not len(due.of) and is_sorted(every.of, every.ends)
+        order = np.arange(count) if in_order else np.lexsort((every.starts, every.ends, every.of))
+        ordered = every.at(order)
+        firsts = starts_of_groups(ordered.of, ordered.ends, ordered.starts)
+        number = np.empty(count, np.int64)
+        number[order] = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=count))
+        return ordered.at(firsts), number[: len(parts.of)]
 
     # -- windows ------------------------------------------------------------------------------------------------------
 
@@ -147,6 +164,8 @@ class TimeWindowAggregates(WindowAggregates):
         new = np.flatnonzero(~exists & keeps)
         if len(new):
             self._register(state, windows.at(new), reached[new])
+        old = np.flatnonzero(exists & keeps)
+        self._register_removal(state, windows.at(old), reached[old])
 
     def _evaluate(
         self, state: WindowVectorState, windows: Windows, segments: Segments, late_rows: Array
@@ -167,6 +186,6 @@ class TimeWindowAggregates(WindowAggregates):
         late = late_rows[chosen]
         if (late >= 0).any():
             # As row by row: late rows of a key come first, and each fires the latest of its windows first.
-            starts = np.where(late >= 0, -fired.starts[chosen], fired.starts[chosen])
-            chosen = chosen[np.lexsort((starts, late, late < 0, fired.of[chosen]))]
+            ends = np.where(late >= 0, -fired.ends[chosen], fired.ends[chosen])
+            chosen = chosen[np.lexsort((ends, late, late < 0, fired.of[chosen]))]
         return self._aggregation.emitted(state, fired.at(chosen), taken(segments.accumulators, chosen))

@@ -128,7 +128,8 @@ class WindowAggregates(WindowVectorFunction):
         if not self._settings.time_column:
             return np.full(len(batch), state.times.processing)
         times = _milliseconds(batch.column(self._settings.time_column))
-        limit = _LATEST - self._settings.longest - self._settings.lateness
+        # Whatever the lateness: the time of a timer does not have to fit into a timestamp.
+        limit = _LATEST - self._settings.longest
         if len(times) and not -limit < times.min() <= times.max() < limit:
             raise StateError(
                 "an event time is out of range",
@@ -182,12 +183,19 @@ class WindowAggregates(WindowVectorFunction):
 
     def _register(self, state: WindowVectorState, windows: Windows, reached: Array) -> None:
         """Registers the timers of new windows that have not ended yet: those that fire, and those that remove them."""
-        removal = self._removal(windows.ends)
-        for times in (windows.ends - 1, removal) if self._settings.lateness else (removal,):
-            later = np.flatnonzero(times > reached)
-            if len(later):
-                chosen = windows.at(later)
-                state.register(self._settings.domain, chosen.states(state), times[later])
+        if self._settings.lateness:
+            self._register_later(state, windows, windows.ends - 1, reached)
+        self._register_later(state, windows, self._removal(windows.ends), reached)
+
+    def _register_removal(self, state: WindowVectorState, windows: Windows, reached: Array) -> None:
+        """Registers the timers that remove stored windows: they were stored without one if no lateness was allowed."""
+        if self._settings.lateness and len(windows):
+            self._register_later(state, windows, self._removal(windows.ends), reached)
+
+    def _register_later(self, state: WindowVectorState, windows: Windows, times: Array, reached: Array) -> None:
+        later = np.flatnonzero(times > reached)
+        if len(later):
+            state.register(self._settings.domain, windows.at(later).states(state), times[later])
 
 
 def _milliseconds(column: pa.Array) -> Array:

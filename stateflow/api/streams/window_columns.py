@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateflow.api.column_windows.declared import AnySettings, declared_aggregation, declared_windows, refuse_evictor
+from stateflow.api.column_windows.declared import (
+    AnySettings,
+    check_order,
+    declared_aggregation,
+    declared_windows,
+    refuse_evictor,
+)
 from stateflow.api.dead_letters import FAIL
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.schema import RowSchema
@@ -36,13 +42,17 @@ class WindowColumns(KeyedInput[Stream]):
 
         Raises:
             JobDefinitionError: an aggregate does not exist, or does not fit its column or the output class; or windows
-                with this assigner, trigger or evictor need each row.
+                with this assigner, trigger or evictor need each row; or ``first`` and ``last`` of sliding windows and
+                sessions need rows in another order than that of event time.
         """
         schema = RowSchema.of(output)
         try:
             refuse_evictor(self._evictor)
             aggregation = declared_aggregation(aggregates, self._keying.columns, self._node.schema, schema)
-            function = declared_windows(self._settings, event_time_of(self._node), aggregation)
+            time_column = event_time_of(self._node)
+            function = declared_windows(self._settings, time_column, aggregation)
+            if self._keying.order_by[:1] not in ((), (time_column,)):
+                check_order(self._settings.assigner, aggregates)
         except JobDefinitionError as e:
             e.add_facts(operator=uid)
             raise

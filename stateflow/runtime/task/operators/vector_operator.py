@@ -55,6 +55,11 @@ class SortedRows:
         """The phase of the rows."""
         return int(self.order[0]) >> PHASE_SHIFT
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the columns."""
+        return sum(column.nbytes for column in self.columns)
+
     def slice(self, start: int, end: int) -> SortedRows:
         """Returns some of the rows."""
         origins = None if self.origins is None else self.origins[start:end]
@@ -78,7 +83,7 @@ class VectorOperator:
 
     The last key of an Arrow batch may have more rows in the next one. It is held back until another key comes or the
     phase ends, so all rows of a key are in memory at once. Arrow batches are held back until there are `rows_at_once`
-    rows, or the phase ends.
+    rows or `bytes_at_once` bytes, or the phase ends.
 
     Args:
         spec: the operator chain; `emits` is set.
@@ -91,6 +96,8 @@ class VectorOperator:
     """
 
     rows_at_once = 0
+    bytes_at_once = 64 << 20
+    """Arrow columns of text have at most 2 GiB."""
 
     def __init__(
         self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits = EntryLimits()
@@ -136,7 +143,7 @@ class VectorOperator:
         check_nulls(self._spec, self._input, rows.columns)
         if self._held and self._held[0].phase != rows.phase:
             yield from self.flush()
-        if sum(map(len, self._held)) + len(rows) < self.rows_at_once:
+        if self._is_few(rows):
             self._held.append(rows)
             return
         last = group_starts(rows.order, self._key_columns(rows))[-1]
@@ -173,6 +180,11 @@ class VectorOperator:
     def abort(self) -> None:
         """Closes the function after a failure."""
         self._call("close", self._function.close)
+
+    def _is_few(self, rows: SortedRows) -> bool:
+        """Returns whether rows and those that are held back are less than a call should have."""
+        every = [*self._held, rows]
+        return sum(map(len, every)) < self.rows_at_once and sum(each.nbytes for each in every) < self.bytes_at_once
 
     def _continues_held_key(self, rows: SortedRows) -> bool:
         """Returns whether the first row may belong to the key that is held back."""
