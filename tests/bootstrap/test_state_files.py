@@ -213,6 +213,27 @@ def test_a_value_of_another_type_is_an_error_with_its_line(tmp_path: Path, kind:
         list(read_lines(tmp_path / "rows", pa.schema([("x", kind)])))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"a":1,"a":2}',
+        '{"a":1,"b":{"c":"1","c":"2"}}',
+        '{"a":1,"b":{"c":"\\"a\\":","c":"c"}}',
+        '{"a":1,"b":{"c":"d"},"b":null}',
+        '{"m":{"x":1,"x":1}}',
+        '{"m":{"x\\"a":1,"x\\"a":1},"a":1}',
+        '{"more":{"c":1},"more":1}',
+        '{"m":{"a":null,"a":1}}',
+    ],
+)
+def test_a_name_twice_is_an_error_at_any_depth(tmp_path: Path, line: str) -> None:
+    below = pa.struct([("c", pa.string()), ("d", pa.string())])
+    schema = pa.schema([("a", pa.int64()), ("b", below), ("m", pa.map_(pa.string(), pa.int64()))])
+    (tmp_path / "rows").write_text('{"a":1,"b":{"c":"a:","d":null},"m":{"a":1,"b":2}}\n{"a":1,"b":{"c":"b"}}\n' + line)
+    with raises(DataError, line=3):
+        list(read_lines(tmp_path / "rows", schema, ["more"]))
+
+
 def test_times_that_are_as_fine_as_columns_are_read(tmp_path: Path) -> None:
     schema = pa.schema([("text", pa.string()), ("time", pa.time64("us")), ("size", pa.duration("us"))])
     lines = ('"text": "1.12345678", "time": "00:00:00.123456"', '"time": "00:00:00.12345600", "size": "P0.00001D"')
@@ -269,6 +290,7 @@ _NESTED = pa.struct([("a", pa.int64()), ("of", pa.map_(pa.float64(), pa.list_(pa
         ('{"of": {"1": [{"b": 1, "\\u0062": 2}]}}', "b"),
         ('{"of": {"1": [], "1.0": []}}', ""),
         ('{"a": 1, "\\u0061": 2}', "a"),
+        ('{"a": 1, "a" : 2}', "a"),
     ],
 )
 def test_a_name_that_a_struct_or_map_would_lose_is_an_error_with_its_path(

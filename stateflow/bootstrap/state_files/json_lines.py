@@ -25,8 +25,6 @@ _INTERVAL = re.compile(r"(-?)(\d{1,9}) (\d{1,2}):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6
 _FINER = re.compile(r"\.\d{6}\d*[1-9]")
 """A fraction of a second with more digits than times have, which msgspec rounds."""
 _FINER_BYTES = re.compile(_FINER.pattern.encode())
-_STRINGS = re.compile(rb'"([^"]*)"\s*(:?)')
-"""The texts of a line without escapes, and whether each is the name of a value."""
 _FRACTION = re.compile(r"\.(\d+)([DHMS])", re.IGNORECASE)
 _MICROSECONDS = {"D": 86_400_000_000, "H": 3_600_000_000, "M": 60_000_000, "S": 1_000_000}
 types = pa.types
@@ -39,6 +37,7 @@ _Row = tuple[int, msgspec.Struct]
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that a column cannot have."""
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_encode = msgspec.json.Encoder().encode
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -92,7 +91,8 @@ def read_lines(path: Path, schema: pa.Schema, ignored: Collection[str] = ()) -> 
         DataError: a line is no object of JSON, has another column, a value of another type, or a finer time than the
             column.
     """
-    decoder, names, has_times = _decoder(schema, ignored), _NameCheck(schema), any(map(_has_times, schema.types))
+    decoder, names = _decoder(schema, ignored), _NameCheck(schema, ignored)
+    has_times = any(map(_has_times, schema.types))
     rows: list[_Row] = []
     size = 0
     with path.open("rb") as file:
@@ -180,12 +180,12 @@ class _NameCheck:
 
     Args:
         schema: the columns of the lines.
+        ignored: names of columns that are not read.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, ignored: Collection[str]) -> None:
         kinds = [(field.name, _names_type(field.type)) for field in schema]
-        structs = [(name, kind) for name, kind in kinds if kind is not msgspec.Raw]
-        self._structs = msgspec.json.Decoder(_struct(structs, is_complete=False)) if structs else None
+        self._names = msgspec.json.Decoder(_struct([*kinds, *((name, msgspec.Raw) for name in ignored)]))
         self._has_equal_names = any(_has_equal_names(field.type) for field in schema)
         self._members = 0
         # Numbers may have more digits than Python converts.
@@ -193,12 +193,10 @@ class _NameCheck:
 
     def check(self, line: bytes, row: msgspec.Struct) -> None:
         """Raises ValueError or msgspec.DecodeError for a line with such a name; `row` is the decoded line."""
-        if self._structs is not None:
-            self._structs.decode(line)
-        if not self._has_equal_names and b"\\" not in line:
-            names = [name for name, colon in _STRINGS.findall(line) if colon]
-            if len(set(names)) == len(names):
-                return
+        # No other text of these members is shorter: so a line of this length has no more of them. Most are written so.
+        shortest = len(_encode(self._names.decode(line)))
+        if shortest == len(line.rstrip()) and not self._has_equal_names:
+            return
         self._members = 0
         columns = self._objects.decode(line.decode())
         if self._has_equal_names and self._members - columns != sum(map(_members_of, msgspec.structs.astuple(row))):
@@ -255,31 +253,33 @@ def _check_time(value: object, kind: pa.DataType) -> None:
 
 
 def _names_type(kind: pa.DataType) -> _Type:
-    """Returns the type that checks the names of structs in a value; `msgspec.Raw` if it has none."""
+    """Returns the type that has the names in a value; `msgspec.Raw` if it has none."""
     if types.is_struct(kind):
-        return _struct([(field.name, _names_type(field.type)) for field in kind], is_complete=True)
+        return _struct([(field.name, _names_type(field.type)) for field in kind])
     if types.is_map(kind):
-        item = _names_type(kind.item_type)
-        return msgspec.Raw if item is msgspec.Raw else GenericAlias(dict, (str, item | None))
+        return GenericAlias(dict, (str, _or_null(_names_type(kind.item_type))))
     if types.is_list(kind):
         item = _names_type(kind.value_type)
-        return msgspec.Raw if item is msgspec.Raw else GenericAlias(list, (item | None,))
+        return msgspec.Raw if item is msgspec.Raw else GenericAlias(list, (_or_null(item),))
     return msgspec.Raw
 
 
-def _struct(fields: Sequence[tuple[str, _Type]], *, is_complete: bool) -> _Type:
+def _or_null(kind: _Type) -> _Type:
+    # Raw has null, too.
+    return kind if kind is msgspec.Raw else kind | None
+
+
+def _struct(fields: Sequence[tuple[str, _Type]]) -> _Type:
     """Returns a class with optional attributes that are numbered, since fields may have any name.
 
     Args:
         fields: name and type of each.
-        is_complete: whether other fields are errors.
     """
     return msgspec.defstruct(
         "Fields",
-        # Raw has null, too.
-        [(f"f{n}", kind if kind is msgspec.Raw else kind | None, msgspec.UNSET) for n, (_, kind) in enumerate(fields)],
+        [(f"f{number}", _or_null(kind), msgspec.UNSET) for number, (_, kind) in enumerate(fields)],
         rename={f"f{number}": name for number, (name, _) in enumerate(fields)},
-        forbid_unknown_fields=is_complete,
+        forbid_unknown_fields=True,
     )
 
 
