@@ -16,7 +16,7 @@ import pyarrow as pa
 from stateflow.errors import JobDefinitionError
 from stateflow.similar_names import closest_first
 from stateflow.types.columns.conversion import with_nullable_parts
-from stateflow.types.columns.shapes import Record, Shape, UnsupportedType, parts_of, shape_of
+from stateflow.types.columns.shapes import Leaf, Record, Shape, UnsupportedType, parts_of, shape_of
 
 _SUPPORTED = (
     "int, float, str, bool, bytes, date, time, datetime, timedelta, UUID, Annotated[Decimal, precision(12, scale=2)], "
@@ -45,6 +45,16 @@ class Column:
     def dtype(self) -> str:
         """Spark's name of its type in `DataFrame.dtypes`."""
         return self.shape.spark.replace("`", "")
+
+    def check_sortable(self) -> None:
+        """Raises JobDefinitionError if rows cannot be ordered by the column, which is not a scalar."""
+        if not isinstance(self.shape, Leaf):
+            raise JobDefinitionError(
+                "rows cannot be ordered by a column of this type",
+                hint="add a column with a part of it in a transform or map",
+                column=self.name,
+                type=self.dtype,
+            )
 
     @cached_property
     def arrow_type(self) -> pa.DataType:

@@ -32,6 +32,16 @@ class OutputTag(Generic[T]):
             )
 
 
+def check_late_tag(tag: object, row_class: type[object]) -> None:
+    """Raises JobDefinitionError if `tag` is no side output for late rows of this class."""
+    if not isinstance(tag, OutputTag) or tag.row_class is not row_class:
+        raise JobDefinitionError(
+            "the side output of late rows needs a tag of the class of the rows",
+            hint=f'OutputTag("late", {row_class.__name__})',
+            given=repr(tag)[:200],
+        )
+
+
 class SideOutputs:
     """Buffers the rows that a function emits to side outputs."""
 

@@ -51,10 +51,7 @@ class UpsertSettings:
                     nullable=column.nullable,
                 )
         for name in self.order_by:
-            if not isinstance(schema.column(name).shape, Leaf):
-                raise JobDefinitionError(
-                    "rows cannot be ordered by a column", hint="use a column of a scalar type", column=name
-                )
+            schema.column(name).check_sortable()
         if self.row_kind in self.keys:
             raise JobDefinitionError(
                 "the row kind cannot be part of a key", hint="name the other columns", column=self.row_kind

@@ -50,21 +50,9 @@ class BidOfPerson(msgspec.Struct):
     person_extra: str
 
 
-class BidOfSeller(msgspec.Struct):
+class BidOfSeller(BidOfPerson):
     """A bid, its person, and an auction of the person."""
 
-    bidder: int
-    price: int
-    channel: str
-    url: str
-    bid_extra: str
-    person_id: int
-    name: str
-    emailAddress: str
-    creditCard: str
-    city: str
-    state: str
-    person_extra: str
     itemName: str
     description: str
     initialBid: int

@@ -45,19 +45,9 @@ class Bid(msgspec.Struct):
     extra: str
 
 
-class AuctionWithBid(msgspec.Struct):
+class AuctionWithBid(Auction):
     """An auction and its winning bid."""
 
-    id: int
-    itemName: str
-    description: str
-    initialBid: int
-    reserve: int
-    dateTime: datetime
-    expires: datetime
-    seller: int
-    category: int
-    extra: str
     auction: int
     bidder: int
     price: int

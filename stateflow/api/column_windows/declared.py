@@ -1,4 +1,4 @@
-"""Creates the vectorized operator that a job declares."""
+"""Creates the vectorized operator that `aggregate_columns` of windows declares."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SLICED = (
     SlidingProcessingTimeWindows,
 )
 _SESSIONS = (EventTimeSessionWindows, ProcessingTimeSessionWindows)
-_WAY_OUT = "call aggregate with an AggregateFunction, or process"
+_ALTERNATIVE = "call aggregate with an AggregateFunction, or process"
 
 
 def declared_aggregation(
@@ -80,8 +80,7 @@ def declared_windows(settings: AnySettings, time_column: str, aggregation: Aggre
     time = time_column if assigner.is_event_time else ""
     # Not subclasses, which may assign other windows.
     if isinstance(assigner, _SLICED) and type(assigner) in _SLICED:
-        longest = assigner.size
-        own = ColumnWindowSettings(time, longest, settings.allowed_lateness, settings.late_rows)
+        own = ColumnWindowSettings(time, assigner.size, settings.allowed_lateness, settings.late_rows)
         return TimeWindowAggregates(own, aggregation, Slicing(assigner.size, assigner.slide, assigner.offset))
     if isinstance(assigner, _SESSIONS) and type(assigner) in _SESSIONS and isinstance(assigner.gap, int):
         own = ColumnWindowSettings(time, assigner.gap, settings.allowed_lateness, settings.late_rows)
@@ -105,14 +104,14 @@ def check_order(assigner: WindowAssigner[Any], wanted: Mapping[str, Sequence[str
     if ordered and assigner.is_event_time and not isinstance(assigner, TumblingEventTimeWindows):
         raise JobDefinitionError(
             "first and last of these windows are by event time, not by the order of key_by",
-            hint=f"leave out order_by, or begin it with the event-time column; or {_WAY_OUT}",
+            hint=f"leave out order_by, or begin it with the event-time column; or {_ALTERNATIVE}",
             aggregates=ordered,
             assigner=type(assigner).__name__,
         )
 
 
 def _refused(what: str, given: str) -> JobDefinitionError:
-    return JobDefinitionError(f"{what} of this kind cannot be used by columns", hint=_WAY_OUT, given=given)
+    return JobDefinitionError(f"{what} of this kind cannot be used by columns", hint=_ALTERNATIVE, given=given)
 
 
 def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 
 from stateflow.api.graph.nodes import Keying, Node, ProcessNode, SourceNode
 from stateflow.api.graph.traversal import parents_of
-from stateflow.api.schema import Column
 from stateflow.errors import JobDefinitionError
-from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_groups import check_key_type
 
 
@@ -26,19 +24,9 @@ def make_keying(parent: Node, columns: tuple[str, ...], order_by: tuple[str, ...
         found = [parent.schema.column(name) for name in columns]
     with add_stream_facts("order_by", parent):
         for name in order_by:
-            _check_order(parent.schema.column(name))
+            parent.schema.column(name).check_sortable()
     types = tuple(check_key_type(c.spark_type, c.name) for c in found)
     return Keying(columns, order_by, types)
-
-
-def _check_order(column: Column) -> None:
-    if not isinstance(column.shape, Leaf):
-        raise JobDefinitionError(
-            "rows cannot be ordered by a column of this type",
-            hint="add a column with a part of it in a transform or map",
-            column=column.name,
-            type=column.dtype,
-        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pyarrow as pa
 from stateflow.api.aggregates.aggregate import declared_type
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, VectorState
-from stateflow.api.ranking.row_order import check_sortable, ordered_numbers
+from stateflow.api.ranking.row_order import ordered_numbers
 from stateflow.api.schema import Column
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ValueState
@@ -62,7 +62,7 @@ class KeepByOrder(VectorizedKeyedFunction):
     """
 
     def __init__(self, column: Column, *, is_first: bool, ttl: StateTtlConfig | None) -> None:
-        check_sortable(column)
+        column.check_sortable()
         if column.nullable:
             raise JobDefinitionError(
                 "rows cannot be deduplicated by a column that may be null",

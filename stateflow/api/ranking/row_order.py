@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
-from stateflow.types.columns.shapes import Leaf
 
 Numbers = NDArray[np.int64]
 Order = str | Sequence[str]
@@ -50,22 +49,11 @@ def sort_keys(given: str | Sequence[Order], schema: RowSchema) -> tuple[SortKey,
             raise JobDefinitionError(
                 "an order is neither ascending nor descending", hint='use "asc" or "desc"', given=repr(each)
             )
-        check_sortable(schema.column(name))
+        schema.column(name).check_sortable()
         keys.append(SortKey(name, direction == "desc"))
     if not keys:
         raise JobDefinitionError("an order needs at least one column", hint='pass order_by=[("price", "desc")]')
     return tuple(keys)
-
-
-def check_sortable(column: Column) -> None:
-    """Raises JobDefinitionError for a column that is not a scalar."""
-    if not isinstance(column.shape, Leaf):
-        raise JobDefinitionError(
-            "rows cannot be ordered by a column of this type",
-            hint="add a column with a part of it in a transform or map",
-            column=column.name,
-            type=column.dtype,
-        )
 
 
 def ordered_numbers(column: pa.Array | pa.ChunkedArray) -> Numbers:

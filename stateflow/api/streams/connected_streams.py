@@ -13,6 +13,7 @@ from stateflow.api.graph.event_time import ordered_by_event_time
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.nodes import Edge, Node, ProcessNode
 from stateflow.api.schema import Column, RowSchema
+from stateflow.api.streams.keyed_input import check_function
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.shapes import Leaf
 
@@ -52,14 +53,7 @@ class _FunctionInputs(Generic[Function, Stream]):
         Raises:
             JobDefinitionError: the function is not of the class that this connection needs.
         """
-        if not isinstance(function, self._function_class):
-            raise JobDefinitionError(
-                f"process of {self._description} needs a {self._function_class.__name__} object",
-                hint="pass an instance: process(MyFunction(), …)",
-                given=repr(function),
-                wanted=self._function_class.__name__,
-                uid=uid,
-            )
+        check_function(f"process of {self._description}", function, self._function_class, uid)
         inputs, name = self._ordered_inputs(function), type(function).__qualname__
         node = ProcessNode(uid, inputs, function, RowSchema.of(output), name, checked_policy(on_error))
         return self._add_operator(node)

@@ -69,3 +69,21 @@ def check_callable(method: str, function: object, uid: str) -> None:
             given=repr(function),
             uid=uid,
         )
+
+
+def check_function(called: str, function: object, wanted: type[object], uid: str) -> None:
+    """Raises JobDefinitionError for a function that is no object of a class.
+
+    Args:
+        called: the method that takes the function, for the error.
+        wanted: the class.
+        uid: uid of the operator.
+    """
+    if not isinstance(function, wanted):
+        raise JobDefinitionError(
+            f"{called} needs a {wanted.__name__} object",
+            hint="pass an instance: process(MyFunction(), …)",
+            given=repr(function)[:200],
+            wanted=wanted.__name__,
+            uid=uid,
+        )

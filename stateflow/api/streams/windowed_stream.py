@@ -14,8 +14,8 @@ from stateflow.api.column_windows.declared import AnySettings
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.schema import RowSchema
-from stateflow.api.side_outputs import OutputTag
-from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
+from stateflow.api.side_outputs import OutputTag, check_late_tag
+from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, check_function
 from stateflow.api.streams.window_columns import WindowColumns
 from stateflow.api.watermarks import event_time_reader
 from stateflow.api.windows.assigners import WindowAssigner
@@ -123,12 +123,7 @@ class WindowedStream(WindowColumns[Stream]):
         Raises:
             JobDefinitionError: `tag` is no OutputTag, or is of another class than the rows.
         """
-        if not isinstance(tag, OutputTag) or tag.row_class is not self._node.schema.row_class:
-            raise JobDefinitionError(
-                "the side output of late rows needs a tag of the class of the rows",
-                hint=f'OutputTag("late", {self._node.schema.row_class.__name__})',
-                given=repr(tag)[:200],
-            )
+        check_late_tag(tag, self._node.schema.row_class)
         return self._with(replace(self._settings, late_rows=tag))
 
     # -- operators ----------------------------------------------------------------------------------------------------
@@ -200,13 +195,7 @@ class WindowedStream(WindowColumns[Stream]):
         Args:
             output: class of the rows that the function emits.
         """
-        if not isinstance(function, ProcessWindowFunction):
-            raise JobDefinitionError(
-                "process of windows needs a ProcessWindowFunction object",
-                hint="pass an instance: process(MyFunction(), …)",
-                given=repr(function)[:200],
-                uid=uid,
-            )
+        check_function("process of windows", function, ProcessWindowFunction, uid)
         contents = self._contents(BufferedContents(self._node.schema.row_class), tuple)
         operator = self._operator_of(contents, function)
         return self._operator(operator, RowSchema.of(output), uid, self._name("process"), on_error)

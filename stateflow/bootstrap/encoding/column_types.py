@@ -147,11 +147,6 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def value_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the values of a column, which may be encoded with a dictionary."""
-    return kind.value_type if types.is_dictionary(kind) else kind
-
-
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether values are texts."""
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
@@ -183,7 +178,7 @@ _SCALARS: tuple[_Test, ...] = (
 
 def is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Returns whether values of a type can be cast to another one without another meaning."""
-    given = value_type(given)
+    given = plain_type(given)
     # Columns of nulls only have no other type.
     if given.equals(wanted) or types.is_null(given):
         return True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from stateflow.bootstrap.encoding.column_types import cast, is_binary, is_text, value_type
+from stateflow.bootstrap.encoding.column_types import cast, is_binary, is_text, plain_type
 from stateflow.bootstrap.encoding.frames import column_names, is_spark
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
@@ -167,7 +167,7 @@ def _type_of(frame: Frame, name: str) -> str:
 
 def spark_name(kind: pa.DataType) -> str:
     """Returns Spark's name of a type of Arrow; that of Arrow for one that a key cannot have."""
-    kind = value_type(kind)
+    kind = plain_type(kind)
     if pa.types.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):

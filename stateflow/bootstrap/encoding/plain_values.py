@@ -34,10 +34,12 @@ class Restoration:
     Attributes:
         function: None if they are equal. Raises SchemaMismatch for a text that is no JSON.
         removes_nulls: whether a null field may be an absent one.
+        type: the type of the column, as `stateflow.read_state` returns it.
     """
 
     function: Restore | None
     removes_nulls: bool
+    type: pa.DataType
 
 
 def restoration_of(codec: ValueSerializer[object]) -> Restoration:
@@ -47,8 +49,9 @@ def restoration_of(codec: ValueSerializer[object]) -> Restoration:
         codec: the state's serializer.
     """
     restorer = _Restorer(_tags_of(codec.value_type))
-    function = restorer.of(value_type(type_schema(codec.value_type)).python)
-    return Restoration(function, restorer.removes_nulls)
+    plain = value_type(type_schema(codec.value_type))
+    function = restorer.of(plain.python)
+    return Restoration(function, restorer.removes_nulls, plain.arrow)
 
 
 def serialized_bytes(column: pa.Array, codec: CustomValueSerializer[object]) -> list[bytes] | None:

@@ -76,8 +76,8 @@ class Values:
             return None
 
     @cached_property
-    def _restoration(self) -> Restoration:
-        return restoration_of(self._codec) if isinstance(self._codec, ValueSerializer) else Restoration(None, False)
+    def _restoration(self) -> Restoration | None:
+        return restoration_of(self._codec) if isinstance(self._codec, ValueSerializer) else None
 
     def encode(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
         """Returns the encoded value of each row.
@@ -103,12 +103,10 @@ class Values:
 
     def _is_converted(self, given: pa.DataType, wanted: pa.DataType) -> bool:
         """Returns whether values are converted one by one, although their type has columns of type `wanted`."""
-        if self._restoration.removes_nulls:
-            return True
-        if given.equals(wanted) or not isinstance(self._codec, ValueSerializer):
-            return False
-        plain = value_type(type_schema(self._codec.value_type)).arrow
-        return not is_same_kind(given, wanted) and is_same_kind(given, plain)
+        restoration = self._restoration
+        if restoration is None or restoration.removes_nulls:
+            return restoration is not None
+        return not is_same_kind(given, wanted) and is_same_kind(given, restoration.type)
 
     def _column(self, batch: pa.RecordBatch) -> pa.Array:
         names = self._columns.fields
@@ -122,12 +120,13 @@ class Values:
         codec = self._codec
         if isinstance(codec, CustomValueSerializer) and (stored := serialized_bytes(column, codec)) is not None:
             return stored
-        values = plain_values(column, self._columns.value or "the fields of the values")
-        if not isinstance(codec, ValueSerializer):
+        name = self._columns.value or "the fields of the values"
+        values = plain_values(column, name)
+        restoration = self._restoration
+        if restoration is None or not isinstance(codec, ValueSerializer):
             return [codec.encode(value) for value in values]
-        wanted = value_type(type_schema(codec.value_type)).arrow
-        check_fields(column.type, wanted, self._columns.value or "the fields of the values")
-        if (restore := self._restoration.function) is not None:
+        check_fields(column.type, restoration.type, name)
+        if (restore := restoration.function) is not None:
             values = [restore(value) for value in values]
         return [codec.encode(converted(value, codec)) for value in values]
 

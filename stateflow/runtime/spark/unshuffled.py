@@ -25,8 +25,10 @@ from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, ORDER, PHASE_SHI
 from stateflow.types.spark_sql import quoted
 
 _KEEPS_PARTITIONS = frozenset({"RDDScanExec", "ProjectExec", "FilterExec", "GenerateExec"})
-"""Spark's physical operators whose rows stay in the partitions of a batch's input. Without a subquery in one of their
-expressions, planning them runs nothing."""
+"""Spark's physical operators that keep rows in the partitions of a batch's input.
+
+Planning them runs nothing, unless an expression contains a subquery.
+"""
 
 
 class _Seq(Protocol):
@@ -70,7 +72,7 @@ def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:
         written: the frame of `written_rows`.
     """
     level = plan.levels[0]
-    # With more cores than tasks, the tasks that read for a shuffle are more than those of the level.
+    # For a shuffle, Spark reads with a task for each partition: faster if there are more cores than tasks here.
     if written.sparkSession.sparkContext.defaultParallelism > level.targets or _partitions(written) < level.targets:
         return None
     (node,) = level.inputs

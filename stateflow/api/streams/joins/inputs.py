@@ -10,7 +10,7 @@ from stateflow.api.changelog import check_appends
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.graph.nodes import Edge
 from stateflow.api.graph.traversal import level_of
-from stateflow.api.side_outputs import OutputTag
+from stateflow.api.side_outputs import OutputTag, check_late_tag
 from stateflow.api.streams.connected_streams import checked_pair
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.api.watermarks import event_time_reader
@@ -64,13 +64,7 @@ def time_readers(pair: tuple[Edge, Edge]) -> tuple[TimeReader, TimeReader]:
 
 def checked_late_tag(tag: OutputTag[Row], edge: Edge) -> OutputTag[object]:
     """Returns the side output for late rows. Raises JobDefinitionError if it is of another class than the rows."""
-    row_class = edge.node.schema.row_class
-    if not isinstance(tag, OutputTag) or tag.row_class is not row_class:
-        raise JobDefinitionError(
-            "the side output of late rows needs a tag of the class of the rows",
-            hint=f'OutputTag("late", {row_class.__name__})',
-            given=repr(tag)[:200],
-        )
+    check_late_tag(tag, edge.node.schema.row_class)
     return cast("OutputTag[object]", tag)
 
 

@@ -15,7 +15,7 @@ from stateflow.api.joins.interval_join import IntervalJoin, IntervalSettings
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag
-from stateflow.api.streams.keyed_input import Stream
+from stateflow.api.streams.keyed_input import Stream, check_function
 from stateflow.api.windows.durations import duration_ms
 from stateflow.errors import JobDefinitionError
 
@@ -97,13 +97,7 @@ class BoundedIntervalJoin(Generic[Stream]):
         Raises:
             JobDefinitionError: `function` is no `ProcessJoinFunction`.
         """
-        if not isinstance(function, ProcessJoinFunction):
-            raise JobDefinitionError(
-                "process of an interval join needs a ProcessJoinFunction object",
-                hint="pass an instance: process(MyFunction(), …)",
-                given=repr(function)[:200],
-                uid=uid,
-            )
+        check_function("process of an interval join", function, ProcessJoinFunction, uid)
         left, right = self._inputs
         operator = IntervalJoin(self._settings, function, (left.node.schema.row_class, right.node.schema.row_class))
         name = f"interval join {type(function).__qualname__}"
