@@ -160,6 +160,24 @@ def test_an_outer_join_corrects_flights_whose_plane_comes_later(
     assert table == {row.tailnum: n if n % 4 else None for n, row in enumerate(flights)}
 
 
+def test_a_join_of_a_changelog_replaces_the_seats_of_a_plane(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    flights = streams[0]
+    planes = [guide.Plane(row.tailnum, 2012, n) for n, row in enumerate(flights) if n % 4]
+    newer = [guide.Plane(row.tailnum, 2013, n + 500) for n, row in enumerate(flights) if n % 4 == 1]
+    inputs = KeyedInput(guide.Flight, "tailnum"), KeyedInput(guide.Plane, "tailnum")
+    table: dict[str, int | None] = {}
+    with KeyedHarness(lambda *keyed: guide.boardings_of_changing_planes(*map(unkeyed, keyed)), *inputs) as h:
+        for batch in ((flights[:50], planes), (flights[50:], newer)):
+            for row in h.push_both(*batch):
+                if row.kind.is_retraction:
+                    assert table.pop(row.tailnum) == row.seats
+                else:
+                    table[row.tailnum] = row.seats
+    assert table == {row.tailnum: None if n % 4 == 0 else n + 500 * (n % 4 == 1) for n, row in enumerate(flights)}
+
+
 def test_a_look_up_join_is_declared_with_the_columns_of_stream_and_table(guide: ModuleType) -> None:
     flights = StreamExecutionEnvironment().from_collection([], guide.Flight, uid="flights")
     assert guide.with_cities(flights, "airports").schema.names == ("time", "tailnum", "origin", "city")

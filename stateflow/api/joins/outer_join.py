@@ -90,19 +90,21 @@ class OuterJoin(KeyedCoProcessFunction[object, object, object]):
         waiting = [] if other.unmatched is None else list(other.unmatched.get())
         if own.unmatched is not None and not partners and not waiting:
             own.unmatched.add(row)
-            yield self._emit(pair(row, None), RowKind.INSERT)
+            yield with_kind(pair(row, None), self._row_kind, RowKind.INSERT)
             return
         own.matched.add(row)
         if waiting and other.unmatched is not None:
             other.unmatched.clear()
             other.matched.add_all(waiting)
         for partner in waiting:
-            yield self._emit(pair(None, partner), RowKind.DELETE)
+            yield with_kind(pair(None, partner), self._row_kind, RowKind.DELETE)
         for partner in (*partners, *waiting):
-            yield self._emit(pair(row, partner), RowKind.INSERT)
+            yield with_kind(pair(row, partner), self._row_kind, RowKind.INSERT)
 
-    def _emit(self, row: object, kind: RowKind) -> object:
-        if isinstance(row, msgspec.Struct):
-            return msgspec.structs.replace(row, **{self._row_kind: kind})
-        assert dataclasses.is_dataclass(row) and not isinstance(row, type)
-        return dataclasses.replace(row, **{self._row_kind: kind})
+
+def with_kind(row: object, name: str, kind: RowKind) -> object:
+    """Returns a copy of a row whose field `name` has a `RowKind`."""
+    if isinstance(row, msgspec.Struct):
+        return msgspec.structs.replace(row, **{name: kind})
+    assert dataclasses.is_dataclass(row) and not isinstance(row, type)
+    return dataclasses.replace(row, **{name: kind})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from stateflow.api.changelog import check_appends
+from stateflow.api.changelog import Changelog, check_appends
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.graph.nodes import Edge
 from stateflow.api.graph.traversal import level_of
@@ -17,6 +17,20 @@ from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import JobDefinitionError
 
 Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class ChangelogEdge:
+    """A keyed stream.
+
+    Attributes:
+        changelog: how its rows correct earlier ones; None if they only append.
+    """
+
+    edge: Edge
+    changelog: Changelog | None = None
+
+
 TimeReader = Callable[[object], int | None] | None
 """Returns the event time of a row; None for rows without event time."""
 
@@ -25,8 +39,44 @@ def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[E
     """Returns the edges of two keyed streams, in the order of event time where timers can fire between their rows.
 
     Raises:
-        JobDefinitionError: `right` is no keyed stream of the same job, or the keys have different types.
+        JobDefinitionError: `right` is no keyed stream of the same job, the keys have different types, or a stream is a
+            changelog.
     """
+    for stream in (left, _checked(left, right, method)):
+        check_appends(stream._changelog, method)
+    first, second = checked_pair(left._edge, _checked(left, right, method)._edge)
+    times = event_time_of(first.node), event_time_of(second.node)
+    if not _can_be_ordered(first, second, times):
+        return first, second
+    return _ordered(first, times[0]), _ordered(second, times[1])
+
+
+def changelog_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[ChangelogEdge, ChangelogEdge]:
+    """Returns the edges of two keyed streams that may be changelogs; as `joined_pair` if both only append rows.
+
+    Raises:
+        JobDefinitionError: `right` is no keyed stream of the same job, the keys have different types, or the rows of a
+            changelog have another order than that of their arrival.
+    """
+    given = _checked(left, right, method)
+    changelogs = left._changelog, given._changelog
+    if changelogs == (None, None):
+        first, second = joined_pair(left, right, method)
+        return ChangelogEdge(first), ChangelogEdge(second)
+    # A row that is taken back must come after the row that it takes back.
+    for edge, changelog in zip((left._edge, given._edge), changelogs, strict=True):
+        if changelog is not None and edge.keying is not None and edge.keying.order_by:
+            raise JobDefinitionError(
+                "the rows of a changelog are joined in the order of their arrival",
+                hint="call key_by without order_by",
+                called=method,
+                order_by=list(edge.keying.order_by),
+            )
+    first, second = checked_pair(left._edge, given._edge)
+    return ChangelogEdge(first, changelogs[0]), ChangelogEdge(second, changelogs[1])
+
+
+def _checked(left: KeyedInput[Stream], right: object, method: str) -> KeyedInput[Stream]:
     if not isinstance(right, KeyedInput) or right._graph is not left._graph:
         raise JobDefinitionError(
             f"{method} needs another keyed stream of the same job",
@@ -34,13 +84,7 @@ def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[E
             called=method,
             given=type(right).__name__,
         )
-    for stream in (left, right):
-        check_appends(stream._changelog, method)
-    first, second = checked_pair(left._edge, right._edge)
-    times = event_time_of(first.node), event_time_of(second.node)
-    if not _can_be_ordered(first, second, times):
-        return first, second
-    return _ordered(first, times[0]), _ordered(second, times[1])
+    return right
 
 
 def check_event_times(pair: tuple[Edge, Edge], method: str) -> None:

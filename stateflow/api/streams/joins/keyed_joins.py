@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateflow.api.streams.joins.inputs import joined_pair
+from stateflow.api.streams.joins.inputs import changelog_pair, joined_pair
 from stateflow.api.streams.joins.interval_joined import IntervalJoinedStreams
 from stateflow.api.streams.joins.regular_joined import RegularJoinedStreams
 from stateflow.api.streams.joins.temporal_joined import TemporalJoinedStreams
@@ -29,7 +29,8 @@ class KeyedJoins(KeyedInput[Stream]):
     ) -> RegularJoinedStreams[Stream]:
         """Joins each row with all rows of the same key, whenever they arrived, as Flink SQL's joins.
 
-        All rows of both streams are kept as state, unless `ttl` limits it.
+        All rows of both streams are kept as state, unless `ttl` limits it. The streams may be changelogs: the results
+        of a row that is taken back, or replaced by a row with its upsert key, are taken back.
 
         Args:
             other: the right stream, with a key of the same types.
@@ -38,9 +39,9 @@ class KeyedJoins(KeyedInput[Stream]):
             ttl: how long a row is kept, from its arrival; by default for ever. In Flink: `table.exec.state.ttl`.
 
         Raises:
-            JobDefinitionError: `other` is no such stream, or `how` is another kind.
+            JobDefinitionError: `other` is no such stream, `how` is another kind, or a changelog is keyed with an order.
         """
-        return RegularJoinedStreams(self._add_operator, joined_pair(self, other, "regular_join"), how, ttl)
+        return RegularJoinedStreams(self._add_operator, changelog_pair(self, other, "regular_join"), how, ttl)
 
     def temporal_join(self, versions: KeyedInput[Stream], *, how: str = "inner") -> TemporalJoinedStreams[Stream]:
         """Joins each row with the version of its key that was valid at its event time.

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic
 
-from stateflow.api.changelog import row_kind_of
+from stateflow.api.changelog import Changelog, check_appends, row_kind_of
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph.nodes import Edge, ProcessNode
+from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.joins.changelog_join import ChangelogInput, ChangelogJoin
 from stateflow.api.joins.outer_join import JoinKind, OuterJoin
 from stateflow.api.joins.regular_join import ColumnJoin, Condition, KeptRows, RegularJoin, Selected
 from stateflow.api.joins.window_join import Join
 from stateflow.api.schema import Column, RowSchema
+from stateflow.api.streams.joins.inputs import ChangelogEdge
 from stateflow.api.streams.keyed_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 from stateflow.types.ttl_config import StateTtlConfig
@@ -38,7 +40,7 @@ class RegularJoinedStreams(Generic[Stream]):
     def __init__(
         self,
         add_operator: Callable[[ProcessNode], Stream],
-        inputs: tuple[Edge, Edge],
+        inputs: tuple[ChangelogEdge, ChangelogEdge],
         how: str,
         ttl: StateTtlConfig | None,
     ) -> None:
@@ -50,9 +52,10 @@ class RegularJoinedStreams(Generic[Stream]):
             )
         self._kind = _KINDS[how]
         self._add_operator = add_operator
-        self._inputs = inputs
         left, right = inputs
-        self._rows = KeptRows(left.node.schema, right.node.schema, ttl)
+        self._inputs = left.edge, right.edge
+        self._changelogs = left.changelog, right.changelog
+        self._rows = KeptRows(left.edge.node.schema, right.edge.node.schema, ttl)
 
     def select(
         self,
@@ -74,8 +77,11 @@ class RegularJoinedStreams(Generic[Stream]):
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: a field has no column, or one of another type; or it is an outer join.
+            JobDefinitionError: a field has no column, or one of another type; or it is an outer join, or a join of
+                changelogs.
         """
+        for changelog in self._changelogs:
+            check_appends(changelog, "select of a regular join", uid)
         if self._kind != _KINDS["inner"]:
             raise JobDefinitionError(
                 "select is for inner joins", hint="pass a function to apply, which gets None for a missing row", uid=uid
@@ -102,16 +108,17 @@ class RegularJoinedStreams(Generic[Stream]):
         """Calls a function with the left and the right row of each pair; it returns the row to emit.
 
         In an outer join, the function is also called with None for a missing row. That result is deleted when the first
-        partner of the row arrives, so the stream is a changelog.
+        partner of the row arrives, so the stream is a changelog. It is also one if an input is a changelog: then the
+        function is called again to take a result back, and must return the same row.
 
         Args:
-            output: class of the rows that the function returns; for an outer join with a field of type `RowKind`, which
-                the operator sets.
+            output: class of the rows that the function returns; for an outer join, and for inputs that are changelogs,
+                with a field of type `RowKind`, which the operator sets.
             uid: identifies the operator's state across all versions of the job.
             on_error: see `KeyedStream.process`.
 
         Raises:
-            JobDefinitionError: the output class of an outer join has no field of type `RowKind`.
+            JobDefinitionError: the output class lacks the field of type `RowKind`.
         """
         check_callable("apply", function, uid)
         schema, policy = RowSchema.of(output), checked_policy(on_error)
@@ -119,17 +126,26 @@ class RegularJoinedStreams(Generic[Stream]):
         return self._add_operator(ProcessNode(uid, self._inputs, operator, schema, "regular join", policy))
 
     def _operator(self, function: Join[object], schema: RowSchema, uid: str) -> KeyedFunction[object]:
-        if self._kind == _KINDS["inner"]:
+        only_appends = self._changelogs == (None, None)
+        if only_appends and self._kind == _KINDS["inner"]:
             return RegularJoin[object, object](self._rows, function)
         row_kind = row_kind_of(schema)
         if not row_kind:
             raise JobDefinitionError(
-                "the output class of an outer join needs a row kind",
-                hint="declare a field: kind: RowKind; results without a partner are deleted when one arrives",
+                "the output class of a join whose results are taken back needs a row kind",
+                hint="declare a field: kind: RowKind; a result is deleted when a partner of its row arrives or leaves",
                 row_class=schema.row_class.__name__,
                 uid=uid,
             )
+        if not only_appends:
+            schemas = self._rows.left, self._rows.right
+            left, right = (ChangelogInput(*each) for each in zip(schemas, self._given_changelogs(), strict=True))
+            return ChangelogJoin((left, right), self._kind, function, row_kind, self._rows.ttl)
         return OuterJoin(self._rows, self._kind, function, row_kind)
+
+    def _given_changelogs(self) -> tuple[Changelog, Changelog]:
+        left, right = self._changelogs
+        return left or Changelog(), right or Changelog()
 
     def _origin(self, column: Column, given: str, uid: str) -> tuple[bool, str]:
         """Returns the side of a column of the output, and its name there."""

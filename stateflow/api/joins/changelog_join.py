@@ -1,0 +1,231 @@
+"""The operator of regular joins whose inputs take rows back or replace them.
+
+The semantics are those of Flink's `StreamingJoinOperator`: a row that is taken back removes one row of equal content,
+or the row of its upsert key, and takes back the results of that row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from stateflow.api.changelog import Changelog
+from stateflow.api.functions.connected import KeyedCoProcessFunction
+from stateflow.api.functions.process import Context, RuntimeContext
+from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.outer_join import JoinKind, with_kind
+from stateflow.api.schema import RowSchema
+from stateflow.state.kinds.maps.map_state import MapState
+from stateflow.types.columns.row_kind import RowKind
+from stateflow.types.descriptors import MapStateDescriptor
+from stateflow.types.ttl_config import StateTtlConfig
+
+LEFT_COUNTED, RIGHT_COUNTED = "left-counted", "right-counted"
+"""Names of the states with the rows of each side; part of the stored format."""
+_DIGEST_BYTES = 20
+_Pair = Callable[[Untyped, Untyped], object]
+"""Takes a row and its partner, or None in place of either; returns the row to emit."""
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class CountedRow:
+    """A row that a join keeps: the attributes of the class that `counted_class` returns.
+
+    Attributes:
+        row: the row, of kind `INSERT`.
+        count: how many rows of equal content there are.
+        is_alone: whether the row was emitted without a partner.
+    """
+
+    row: Untyped
+    count: int
+    is_alone: bool
+
+    def __init__(self, row: object, count: int, is_alone: bool) -> None:
+        self.row = row
+        self.count = count
+        self.is_alone = is_alone
+
+
+def counted_class(row_class: type[object]) -> type[CountedRow]:
+    """Returns the class of the kept rows of a side, which is part of the stored format."""
+    fields = [("row", row_class), ("count", int), ("is_alone", bool)]
+    return cast("type[CountedRow]", msgspec.defstruct("CountedRow", fields, frozen=True))
+
+
+@dataclass(frozen=True)
+class ChangelogInput:
+    """The rows of one side.
+
+    Attributes:
+        schema: the columns.
+        changelog: how rows correct earlier ones; without upsert key and row kind, they only append.
+    """
+
+    schema: RowSchema
+    changelog: Changelog = field(default_factory=Changelog)
+
+    def identity(self, row: object) -> bytes:
+        """Returns what a row and the row that it takes back or replaces have in common."""
+        names = self.changelog.keys or [name for name in self.schema.names if name != self.changelog.row_kind]
+        values = [getattr(row, name) for name in names]
+        return hashlib.blake2b(_ENCODER.encode(values), digest_size=_DIGEST_BYTES).digest()
+
+    def kind(self, row: object) -> RowKind:
+        """Returns the kind of a row."""
+        name = self.changelog.row_kind
+        return RowKind(getattr(row, name)) if name else RowKind.INSERT
+
+    def inserted(self, row: object) -> object:
+        """Returns the row as it is kept, so that a row that is taken back later gives the same results."""
+        name = self.changelog.row_kind
+        return with_kind(row, name, RowKind.INSERT) if name else row
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The rows of one side in the state.
+
+    Attributes:
+        is_outer: whether its rows are emitted without a partner.
+        made: the class of its kept rows.
+    """
+
+    given: ChangelogInput
+    is_outer: bool
+    made: type[CountedRow]
+    rows: MapState[bytes, CountedRow]
+
+    def mark(self, identity: bytes, kept: CountedRow, is_alone: bool) -> None:
+        """Stores whether a row was emitted without a partner."""
+        self.rows.put(identity, self.made(kept.row, kept.count, is_alone))
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """The side of the current row, and how a row of it and one of the other side are joined."""
+
+    own: _Side
+    other: _Side
+    pair: _Pair
+
+
+class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
+    """Calls a function with each pair of rows, and in outer joins with each row without a partner.
+
+    The function is called again with the same rows when their result is taken back, so it must be deterministic.
+
+    Args:
+        inputs: the left and the right side.
+        kind: which rows without a partner are emitted.
+        function: takes a left and a right row, one of which may be None, and returns the row to emit.
+        row_kind: the field of that row that gets its `RowKind`.
+        ttl: for how long a row is kept; None for ever.
+    """
+
+    _left: _Side
+    _right: _Side
+
+    def __init__(
+        self,
+        inputs: tuple[ChangelogInput, ChangelogInput],
+        kind: JoinKind,
+        function: _Pair,
+        row_kind: str,
+        ttl: StateTtlConfig | None,
+    ) -> None:
+        self.function = function
+        self._inputs = inputs
+        self._kind = kind
+        self._row_kind = row_kind
+        self._ttl = ttl
+
+    def open(self, ctx: RuntimeContext) -> None:
+        left, right = self._inputs
+        self._left = self._side(ctx, LEFT_COUNTED, left, self._kind.left)
+        self._right = self._side(ctx, RIGHT_COUNTED, right, self._kind.right)
+
+    def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
+        return self._arrive(row, _Arrival(self._left, self._right, self.function))
+
+    def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
+        return self._arrive(row, _Arrival(self._right, self._left, lambda own, other: self.function(other, own)))
+
+    def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
+        # Here, because a class that is made at run time cannot be sent to tasks.
+        made = counted_class(given.schema.row_class)
+        rows = ctx.get_map_state(MapStateDescriptor(name, bytes, made, ttl=self._ttl))
+        return _Side(given, is_outer, made, rows)
+
+    def _arrive(self, row: object, at: _Arrival) -> Iterator[object]:
+        given = at.own.given
+        kind, identity = given.kind(row), given.identity(row)
+        kept = at.own.rows.get(identity)
+        if kind.is_retraction:
+            # A row that is not kept has expired, or was never added: there is no result to take back.
+            if kept is not None:
+                yield from self._remove(identity, kept, kind, at)
+            return
+        added = given.inserted(row)
+        if kept is None:
+            yield from self._add(identity, at.own.made(added, 1, False), kind, at)
+        elif not given.changelog.keys:
+            more = at.own.made(kept.row, kept.count + 1, kept.is_alone)
+            at.own.rows.put(identity, more)
+            yield from self._results(more, kind, at)
+        else:
+            yield from self._replace(identity, kept, added, at)
+
+    def _add(self, identity: bytes, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
+        """Adds a row that has no equal; it may be the first partner of the rows of the other side."""
+        own, other = at.own, at.other
+        partners = list(other.rows.items())
+        if own.is_outer and not partners:
+            kept = own.made(kept.row, kept.count, True)
+        own.rows.put(identity, kept)
+        for of, partner in partners:
+            if partner.is_alone:
+                other.mark(of, partner, False)
+                yield from self._emit(at.pair(None, partner.row), RowKind.DELETE, partner.count)
+        yield from self._results(kept, kind, at)
+
+    def _remove(self, identity: bytes, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
+        """Takes one row back; it may have been the last partner of the rows of the other side."""
+        own, other = at.own, at.other
+        yield from self._results(kept, kind, at)
+        if kept.count > 1:
+            own.rows.put(identity, own.made(kept.row, kept.count - 1, kept.is_alone))
+            return
+        own.rows.remove(identity)
+        if other.is_outer and own.rows.is_empty():
+            for of, partner in list(other.rows.items()):
+                other.mark(of, partner, True)
+                yield from self._emit(at.pair(None, partner.row), RowKind.INSERT, partner.count)
+
+    def _replace(self, identity: bytes, kept: CountedRow, row: object, at: _Arrival) -> Iterator[object]:
+        """Replaces the row of an upsert key: the other side has the same partners as before."""
+        replaced = at.own.made(row, 1, kept.is_alone)
+        at.own.rows.put(identity, replaced)
+        if kept.row != row:
+            yield from self._results(kept, RowKind.UPDATE_BEFORE, at)
+            yield from self._results(replaced, RowKind.UPDATE_AFTER, at)
+
+    def _results(self, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
+        """Emits or takes back the results of a row: with each partner, or without one."""
+        if self._kind.left or self._kind.right:
+            # As in Flink: a result may appear without another one that it replaces.
+            kind = RowKind.DELETE if kind.is_retraction else RowKind.INSERT
+        if kept.is_alone:
+            yield from self._emit(at.pair(kept.row, None), kind, 1)
+            return
+        for partner in at.other.rows.values():
+            yield from self._emit(at.pair(kept.row, partner.row), kind, partner.count)
+
+    def _emit(self, row: object, kind: RowKind, count: int) -> Iterator[object]:
+        result = with_kind(row, self._row_kind, kind)
+        for _ in range(count):
+            yield result

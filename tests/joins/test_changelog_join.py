@@ -1,0 +1,289 @@
+"""Regular joins of changelogs: cases of Flink's tests, and random histories against nested loops over the tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind, StateTtlConfig
+from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.errors import JobDefinitionError
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.joins.joined_rows import Keyed, ms, unkeyed
+
+ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
+Result = tuple[str, Any, Any]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A row of a changelog."""
+
+    kind: RowKind
+    key: str
+    id: int
+    value: int = 0
+
+
+class Upsert(msgspec.Struct, frozen=True):
+    """A row that replaces the row of its key and id."""
+
+    key: str
+    id: int
+    value: int = 0
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A result: ids and values of both rows."""
+
+    left: str | None
+    right: str | None
+    kind: RowKind = RowKind.INSERT
+
+
+def _joined(left: Any, right: Any) -> Joined:
+    return Joined(_text(left), _text(right))
+
+
+def _text(row: Any) -> str | None:
+    return f"{row.id}:{row.value}" if row else None
+
+
+FORMS = {"appends": Upsert, "upserts": Upsert, "changes": Change, "changes-by-key": Change}
+"""How the rows of a side correct earlier ones, and their class."""
+
+
+def _keyed(stream: Keyed, form: str) -> Keyed:
+    if form in ("appends", "changes"):
+        return stream
+    return unkeyed(stream).as_changelog("key", "id").key_by("key")
+
+
+def _harness(
+    forms: Sequence[str], how: str = "inner", ttl: StateTtlConfig | None = None, **settings: Any
+) -> KeyedHarness:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        join = _keyed(left, forms[0]).regular_join(_keyed(right, forms[1]), how=how, ttl=ttl)
+        return join.apply(_joined, output=Joined, uid="join")
+
+    return KeyedHarness(declare, *(KeyedInput(FORMS[form], "key") for form in forms), **settings)
+
+
+def _found(rows: list[Joined]) -> list[Result]:
+    return [(row.kind.value, row.left, row.right) for row in rows]
+
+
+# -- cases of Flink's StreamingJoinOperatorTest -----------------------------------------------------------------------
+
+
+def test_a_retraction_removes_one_row_of_equal_content() -> None:
+    with _harness(["changes", "changes"]) as h:
+        h.push_both([Change(ADD, "k", 1), Change(ADD, "k", 1)], [])
+        assert _found(h.push_both([], [Change(ADD, "k", 7)])) == [("+I", "1:0", "7:0")] * 2
+        assert _found(h.push_both([Change(D, "k", 1)], [])) == [("-D", "1:0", "7:0")]
+        assert _found(h.push_both([], [Change(ADD, "k", 8)])) == [("+I", "1:0", "8:0")]
+        found = _found(h.push_both([Change(UB, "k", 1), Change(UA, "k", 1, 5)], []))
+        assert sorted(found[:2]) == [("-U", "1:0", "7:0"), ("-U", "1:0", "8:0")]
+        assert sorted(found[2:]) == [("+U", "1:5", "7:0"), ("+U", "1:5", "8:0")]
+
+
+def test_a_row_with_an_upsert_key_replaces_the_results_of_the_earlier_row() -> None:
+    with _harness(["upserts", "appends"]) as h:
+        h.push_both([Upsert("k", 1, 10)], [Upsert("k", 7)])
+        found = _found(h.push_both([Upsert("k", 1, 20), Upsert("k", 2, 5)], []))
+        assert found == [("-U", "1:10", "7:0"), ("+U", "1:20", "7:0"), ("+I", "2:5", "7:0")]
+        assert h.push_both([Upsert("k", 2, 5)], []) == []
+
+
+def test_a_delete_by_key_needs_the_key_only() -> None:
+    with _harness(["changes-by-key", "appends"]) as h:
+        h.push_both([Change(ADD, "k", 1, 10)], [Upsert("k", 7)])
+        assert _found(h.push_both([Change(D, "k", 1, 99)], [])) == [("-D", "1:10", "7:0")]
+        assert h.push_both([Change(D, "k", 1, 99)], [Upsert("k", 8)]) == []
+
+
+def test_an_outer_join_emits_a_row_alone_again_when_its_last_partner_is_taken_back() -> None:
+    with _harness(["appends", "changes"], "left") as h:
+        assert _found(h.push_both([Upsert("k", 1)], [])) == [("+I", "1:0", None)]
+        found = _found(h.push_both([], [Change(ADD, "k", 7), Change(ADD, "k", 8)]))
+        assert found == [("-D", "1:0", None), ("+I", "1:0", "7:0"), ("+I", "1:0", "8:0")]
+        assert _found(h.push_both([], [Change(D, "k", 7)])) == [("-D", "1:0", "7:0")]
+        assert _found(h.push_both([], [Change(D, "k", 8)])) == [("-D", "1:0", "8:0"), ("+I", "1:0", None)]
+
+
+def test_a_row_without_a_partner_is_taken_back() -> None:
+    with _harness(["changes", "changes"], "full") as h:
+        assert _found(h.push_both([Change(ADD, "x", 1)], [Change(ADD, "y", 2)])) in (
+            [("+I", "1:0", None), ("+I", None, "2:0")],
+            [("+I", None, "2:0"), ("+I", "1:0", None)],
+        )
+        assert _found(h.push_both([Change(D, "x", 1)], [])) == [("-D", "1:0", None)]
+        assert _found(h.push_both([], [Change(UB, "y", 2), Change(UA, "y", 2, 3)])) == [
+            ("-D", None, "2:0"),
+            ("+I", None, "2:3"),
+        ]
+        assert _found(h.push_both([], [Change(D, "y", 2, 3)])) == [("-D", None, "2:3")]
+        assert h.state_entries() == []
+
+
+def test_a_row_that_has_expired_is_not_taken_back() -> None:
+    with _harness(["changes", "appends"], "left", StateTtlConfig.new_builder(ms(10)).build()) as h:
+        h.push_both([Change(ADD, "k", 1)], [Upsert("k", 7)])
+        h.advance_processing_time(20)
+        assert h.push_both([Change(D, "k", 1)], []) == []
+        # Its partner has expired as well, so the next row has none.
+        assert _found(h.push_both([Change(ADD, "k", 2)], [])) == [("+I", "2:0", None)]
+
+
+# -- random histories -------------------------------------------------------------------------------------------------
+
+Steps = list[tuple[list[tuple[int, int]], list[tuple[int, int]], int]]
+steps = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), max_size=5)
+
+
+class _Side:
+    """Rows of one side: the changes of steps, and the table that they make."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.table: list[Any] = []
+
+    def changes(self, steps: list[tuple[int, int]]) -> list[Any]:
+        return [row for action, number in steps for row in self._apply(action, number)]
+
+    def _apply(self, action: int, number: int) -> list[Any]:
+        """Inserts, or changes or deletes one of the rows."""
+        new = Upsert("ab"[number % 2], number // 4, action)
+        if self.form == "appends":
+            self.table.append(new)
+            return [new]
+        if self.form == "changes":
+            return self._change(action, number, new)
+        old = [row for row in self.table if (row.key, row.id) == (new.key, new.id)]
+        self.table = [row for row in self.table if row not in old]
+        if self.form == "changes-by-key" and action > 4:
+            return [Change(D, new.key, new.id, -1)]
+        self.table.append(new)
+        kind = UA if old else ADD
+        return [new] if self.form == "upserts" else [Change(kind, new.key, new.id, new.value)]
+
+    def _change(self, action: int, number: int, new: Upsert) -> list[Any]:
+        if action < 4 or not self.table:
+            # Few values, so that there are rows of equal content.
+            self.table.append(new := Upsert(new.key, new.id, action % 2))
+            return [Change(ADD, *msgspec.structs.astuple(new))]
+        old = self.table.pop(number % len(self.table))
+        if action == 4:
+            self.table.append(new)
+            return [Change(UB, *msgspec.structs.astuple(old)), Change(UA, *msgspec.structs.astuple(new))]
+        return [Change(D, *msgspec.structs.astuple(old))]
+
+
+@dataclass(frozen=True)
+class _History:
+    """Steps of both sides by batch with the parallelism of a restore, or 0."""
+
+    batches: Steps
+    forms: tuple[str, str]
+    how: str
+
+
+histories = st.builds(
+    _History,
+    st.lists(st.tuples(steps, steps, st.sampled_from([0, 0, 0, 1, 3])), min_size=1, max_size=6),
+    st.tuples(st.sampled_from(sorted(FORMS)), st.sampled_from(sorted(FORMS))).filter(
+        lambda forms: forms != ("appends", "appends")
+    ),
+    st.sampled_from(["inner", "left", "right", "full"]),
+)
+
+
+def _tables(left: list[Any], right: list[Any], how: str) -> Counter[tuple[Any, Any]]:
+    """Returns the join of two tables, by nested loops."""
+    pairs = [(x, y) for x in left for y in right if x.key == y.key]
+    if how in ("left", "full"):
+        pairs += [(x, None) for x in left if all(x.key != y.key for y in right)]
+    if how in ("right", "full"):
+        pairs += [(None, y) for y in right if all(x.key != y.key for x in left)]
+    return Counter((row.left, row.right) for row in (_joined(*pair) for pair in pairs))
+
+
+def _check(history: _History, backend: StateBackend) -> None:
+    left, right = (_Side(form) for form in history.forms)
+    table: Counter[tuple[Any, Any]] = Counter()
+    h = _harness(history.forms, history.how, backend=backend)
+    for first, second, parallelism in history.batches:
+        if parallelism:
+            with h:
+                h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+        for row in h.push_both(left.changes(first), right.changes(second)):
+            table[row.left, row.right] += -1 if row.kind.is_retraction else 1
+            assert table[row.left, row.right] >= 0
+        assert +table == _tables(left.table, right.table, history.how)
+    with h:
+        if not left.table and not right.table:
+            assert h.state_entries() == []
+
+
+@given(histories)
+def test_the_changes_add_up_to_the_join_of_both_tables(history: _History) -> None:
+    _check(history, MemoryStateBackend())
+
+
+@pytest.mark.slow
+@given(histories)
+def test_the_changes_are_the_same_in_rocksdb(history: _History) -> None:
+    _check(history, RocksDBStateBackend())
+
+
+def test_results_of_joins_of_changelogs_are_joined_again() -> None:
+    class Third(msgspec.Struct, frozen=True):
+        kind: RowKind
+        key: str
+        left: int
+        right: int
+
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        first = left.regular_join(right)
+        both = first.apply(lambda x, y: Third(ADD, x.key, x.id, y.id), output=Third, uid="first")
+        again = both.key_by("key").regular_join(left)
+        return again.apply(lambda x, y: Third(ADD, x.key, x.left + y.id, x.right), output=Third, uid="again")
+
+    with KeyedHarness(declare, KeyedInput(Change, "key"), KeyedInput(Change, "key")) as h:
+        h.push_both([Change(ADD, "k", 1)], [Change(ADD, "k", 7)])
+        assert [row.kind for row in h.output] == [ADD]
+        h.push_both([Change(UB, "k", 1), Change(UA, "k", 2)], [])
+        table: Counter[tuple[int, int]] = Counter()
+        for row in h.output:
+            table[row.left, row.right] += -1 if row.kind.is_retraction else 1
+        assert +table == Counter({(4, 7): 1})
+
+
+def test_declarations_that_give_wrong_results_are_refused() -> None:
+    class NoKind(msgspec.Struct):
+        key: str
+
+    def no_kind(left: Keyed, right: Keyed) -> DataStream:
+        return left.regular_join(right).apply(_joined, output=NoKind, uid="join")
+
+    def columns(left: Keyed, right: Keyed) -> DataStream:
+        return left.regular_join(right).select(NoKind, {"key": "left.key"}, uid="join")
+
+    def ordered(left: Keyed, right: Keyed) -> DataStream:
+        join = unkeyed(left).as_changelog("key", "id").key_by("key", order_by=("id",)).regular_join(right)
+        return join.apply(_joined, output=Joined, uid="join")
+
+    def upserts_by_another_key(left: Keyed, right: Keyed) -> DataStream:
+        upserts = unkeyed(right).as_changelog("id").key_by("key")
+        return left.regular_join(upserts).apply(_joined, output=Joined, uid="join")
+
+    for declare in (no_kind, columns, ordered, upserts_by_another_key):
+        with pytest.raises(JobDefinitionError):
+            KeyedHarness(declare, KeyedInput(Change, "key"), KeyedInput(Change, "key"))
