@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
@@ -209,3 +209,37 @@ class NotNull(msgspec.Struct):
 def test_columns_that_do_not_fit_are_refused(output: type[object], columns: dict[str, str]) -> None:
     with pytest.raises(JobDefinitionError):
         harness(lambda left, right: left.regular_join(right).select(output, columns, uid="join"))
+
+
+SIDES = st.lists(st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 60))), max_size=3)
+
+
+def _limited(declare: Callable[[Keyed, Keyed], DataStream], ttl: StateTtlConfig) -> Declare:
+    def limited(left: Keyed, right: Keyed) -> DataStream:
+        join = left.regular_join(right, ttl=ttl)
+        if declare is _by_rows:
+            return join.apply(_pair, output=Pair, uid="join")
+        return join.select(Pair, COLUMNS, uid="join")
+
+    return limited
+
+
+@given(st.booleans(), st.lists(st.tuples(st.integers(0, 20), SIDES, SIDES), max_size=6))
+@example(True, [(20, [("a", 0)], [("a", 40)]), (20, [], []), (0, [], [("a", 50)])])
+@example(True, [(0, [("a", 0)], []), (0, [("b", 60)], [("b", 0)]), (20, [], [("a", 1)]), (20, [], [("a", 2)])])
+def test_rows_expire_as_row_by_row_whatever_other_rows_are_in_their_batch(
+    renews: bool, batches: list[tuple[int, list[tuple[str, int | None]], list[tuple[str, int | None]]]]
+) -> None:
+    ttl = StateTtlConfig.new_builder(ms(30)).use_event_time().disable_cleanup_in_background()
+    config = (ttl.update_ttl_on_read_and_write() if renews else ttl).build()
+    # Without an out-of-orderness, so that time advances between batches for both.
+    with harness(_limited(_by_rows, config)) as rows, harness(_limited(_by_columns, config)) as columns:
+        now = 0
+        for step, lefts, rights in batches:
+            made = []
+            for h in (rows, columns):
+                pairs = h.push_both([Left(*each) for each in lefts], [Right(*each) for each in rights])
+                made.append(Counter((pair.key, pair.left, pair.right) for pair in pairs))
+                h.advance_watermark(now + step)
+            now += step
+            assert made[0] == made[1]

@@ -10,6 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.functions.vectorized import Array
+from stateflow.state.columnar.key_encoding import Integers
+from stateflow.state.kinds.key_context import RowTimes
+from stateflow.state.kinds.keyed_state_batch import optional_times
+from stateflow.state.kinds.timers import NO_WATERMARK
 
 _PAIRS = 1 << 16
 
@@ -21,15 +25,42 @@ class Side:
     Attributes:
         of: for each row, the number of its key.
         rows: the rows, as structs.
+        times: the event time of each row in milliseconds since 1970, the lowest integer without one. None if no state
+            has a time to live in event time.
     """
 
     of: Array
     rows: pa.StructArray
+    times: Integers | None = None
 
     @property
     def keys(self) -> Array:
         """The numbers of the keys that have rows."""
         return np.unique(self.of)
+
+    def row_times(self, readers: Side | None = None) -> RowTimes:
+        """Returns the time that the TTL of each row counts from; None if no state needs it.
+
+        Args:
+            readers: rows of the other side that read these rows, and so extend their time to live; None without such.
+        """
+        times = self.times
+        if times is not None and readers is not None and readers.times is not None:
+            keys, latest = readers.latest_by_key()
+            at = np.minimum(np.searchsorted(keys, self.of), len(keys) - 1)
+            times = np.where(keys[at] == self.of, np.maximum(times, latest[at]), times) if len(keys) else times
+        return None if times is None else optional_times(times)
+
+    def latest_times(self) -> RowTimes:
+        """Returns the latest event time of the rows of each of `keys`; None if no state needs it."""
+        return None if self.times is None else optional_times(self.latest_by_key()[1])
+
+    def latest_by_key(self) -> tuple[Array, Integers]:
+        """Returns the keys, and the latest event time of each."""
+        keys, at = np.unique(self.of, return_inverse=True)
+        latest = np.full(len(keys), NO_WATERMARK, np.int64)
+        np.maximum.at(latest, at, self.times)
+        return keys, latest
 
     def followed_by(self, other: Side) -> Side:
         """Returns these rows, then those of `other`."""

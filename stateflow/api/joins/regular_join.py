@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
-from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.joins.functions import Untyped
 from stateflow.api.joins.pairs import PairedColumns, Side, pairs_of
 from stateflow.api.schema import RowSchema
@@ -43,6 +43,11 @@ class KeptRows:
     left: RowSchema
     right: RowSchema
     ttl: StateTtlConfig | None = None
+
+    @property
+    def renews_on_read(self) -> bool:
+        """Whether the time to live of a row begins again when a row of the other side is joined with it."""
+        return self.ttl is not None and self.ttl.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
 
     @property
     def descriptors(self) -> tuple[ListStateDescriptor[Untyped], ListStateDescriptor[Untyped]]:
@@ -118,22 +123,21 @@ class ColumnJoin(VectorizedKeyedFunction):
         left, right = self._rows.descriptors
         self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
 
-    def join(
-        self, left: tuple[Array, pa.StructArray], right: tuple[Array, pa.StructArray], keys: KeyedStateBatch
-    ) -> Iterator[pa.RecordBatch]:
+    def join(self, left: Side, right: Side, keys: KeyedStateBatch) -> Iterator[pa.RecordBatch]:
         """Adds rows of both sides to the state, and yields the new pairs.
 
         Args:
-            left, right: for each row the number of its key, and the rows.
+            left, right: the new rows of each side.
             keys: the keys.
         """
-        new_left, new_right = Side(*left), Side(*right)
-        old_left = Side(*keys.lists(self._left, new_right.keys))
-        old_right = Side(*keys.lists(self._right, new_left.keys))
-        keys.append(self._left, *left)
-        keys.append(self._right, *right)
-        yield from self._emit(new_left, old_right.followed_by(new_right))
-        yield from self._emit(old_left, new_right)
+        old_left = Side(*keys.lists(self._left, right.keys, right.latest_times()))
+        old_right = Side(*keys.lists(self._right, left.keys, left.latest_times()))
+        # A row that is read by later rows of its own batch lives as long after them as after those of later batches.
+        renews = self._rows.renews_on_read
+        keys.append(self._left, left.of, left.rows, left.row_times(right if renews else None))
+        keys.append(self._right, right.of, right.rows, right.row_times(left if renews else None))
+        yield from self._emit(left, old_right.followed_by(right))
+        yield from self._emit(old_left, right)
 
     def _emit(self, left: Side, right: Side) -> Iterator[pa.RecordBatch]:
         for left_at, right_at in pairs_of(left.of, right.of):

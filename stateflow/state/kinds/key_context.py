@@ -23,6 +23,8 @@ from stateflow.types.key_encoding import encode_key
 KEY_OFFSET = 6
 """Offset of the key in a stored key: the length of key group and state id."""
 VOID_NAMESPACE = b"\x00"
+RowTimes = Sequence[int | None] | None
+"""Event times of rows in milliseconds since 1970, None for a row without one; None if no state needs them."""
 _MAX_PENDING = 1000
 
 
@@ -91,9 +93,14 @@ class EventClock:
         """Sets the watermark of the batch again, when the rows of a key end."""
         self.set(self._batch_watermark)
 
-    def write_time(self) -> int | None:
-        """Returns the event time to store with an entry; None before the first watermark and without a row time."""
-        row = None if self.row_time is None else self.row_time()
+    def write_time(self, row: int | None = None) -> int | None:
+        """Returns the event time to store with an entry; None before the first watermark and without a row time.
+
+        Args:
+            row: the event time of the row that is written or that reads the entry; None for the current row.
+        """
+        if row is None and self.row_time is not None:
+            row = self.row_time()
         if row is None or self.now is None:
             return self.now if row is None else row
         return max(self.now, row)

@@ -15,7 +15,14 @@ from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
-from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime, EventClock, KeyContext, encode_namespace
+from stateflow.state.kinds.key_context import (
+    VOID_NAMESPACE,
+    BatchTime,
+    EventClock,
+    KeyContext,
+    RowTimes,
+    encode_namespace,
+)
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
@@ -229,13 +236,14 @@ class KeyedState:
         for state in self._single_values:
             state.prefetch(keys)
 
-    def batch_of(self, groups: Sequence[bytes], keys: Sequence[bytes]) -> KeyedStateBatch:
+    def batch_of(self, groups: Sequence[bytes], keys: Sequence[bytes], row_times: RowTimes = None) -> KeyedStateBatch:
         """Returns the states of many distinct keys in the void namespace, valid until `end_key_batch`.
 
-        No key is current afterwards. Arguments as for `set_key`, one of each per key.
+        No key is current afterwards. Arguments as for `set_key`, one of each per key; `row_times` as for
+        `KeyedStateBatch`.
         """
         self.clear_key()
-        return KeyedStateBatch(self._context, groups, keys)
+        return KeyedStateBatch(self._context, groups, keys, row_times=row_times)
 
     def end_key_batch(self) -> None:
         """Writes the changes since the last key batch to the backend."""

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.columnar.key_encoding import Integers, encode_keys, encode_windows
 from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
-from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext
+from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext, RowTimes
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
+from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.kinds.write_buffer import ABSENT
 from stateflow.types.key_encoding import decode_key
@@ -35,6 +36,7 @@ class KeyedStateBatch:
         groups: the key group of each key, 2 bytes.
         keys: the keys as encoded by `encode_key`.
         windows: the windows as encoded by `encode_windows`; None for the void namespace.
+        row_times: for each key, the latest event time of its rows, which a TTL counts from.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class KeyedStateBatch:
         groups: Sequence[bytes],
         keys: Sequence[bytes],
         windows: Sequence[bytes] | None = None,
+        row_times: RowTimes = None,
     ) -> None:
         self._context = context
         self._groups = groups
         self._keys = keys
         self._windows = windows
+        self._row_times = row_times
         self._stored: dict[bytes, list[bytes]] = {}
         self._read: dict[bytes, bytes | None] = {}
         """Values that were read of states with a TTL, by stored key: a write needs the previous timestamp."""
@@ -64,7 +68,8 @@ class KeyedStateBatch:
         """
         groups, keys, at = self._groups, self._keys, of.tolist()
         names = encode_windows(starts, ends)
-        return KeyedStateBatch(self._context, [groups[n] for n in at], [keys[n] for n in at], names)
+        times = None if self._row_times is None else [self._row_times[n] for n in at]
+        return KeyedStateBatch(self._context, [groups[n] for n in at], [keys[n] for n in at], names, times)
 
     def stored_keys(self, state_id: bytes, parts: Iterable[bytes] | None = None) -> list[bytes]:
         """Returns the stored keys of entries of each key or window.
@@ -93,7 +98,7 @@ class KeyedStateBatch:
             StateError: the state is of another kind.
         """
         _check_kind(state, SingleValueState)
-        found = self._fetch(self._prefixes(state), state.ttl)
+        found = self._fetch(self._prefixes(state), state.ttl, self._row_times)
         if state.default is not None:
             found = [state.default if data is None else data for data in found]
         return state.columns.decode(found)
@@ -112,13 +117,14 @@ class KeyedStateBatch:
         _check_kind(state, SingleValueState)
         values = _one_array(values)
         _check_length("values", len(values), len(self))
-        stored = self._prefixes(state)
+        stored, times = self._prefixes(state), self._row_times
         if where is not None:
             selected = np.asarray(where)
             _check_length("where", len(selected), len(self))
             indices = np.flatnonzero(selected)
             stored, values = [stored[at] for at in indices.tolist()], values.take(pa.array(indices))
-        self._put(stored, self._encoded(state, values), state.ttl)
+            times = self._times_of(indices)
+        self._put(stored, self._encoded(state, values), state.ttl, times)
 
     def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array) -> pa.Array:
         """Returns a column of m map values; null for an entry that does not exist.
@@ -127,7 +133,8 @@ class KeyedStateBatch:
             of: index of the key whose map contains the entry, for each of the m entries.
             keys: a column of m user keys without nulls.
         """
-        return state.columns.decode(self._fetch(self._entry_keys(state, of, keys), state.ttl))
+        stored = self._entry_keys(state, of, keys)
+        return state.columns.decode(self._fetch(stored, state.ttl, self._times_of(of)))
 
     def write_entries(self, state: AnyMapState, of: Array, keys: pa.Array, values: pa.Array) -> None:
         """Sets m map entries; the last one of several for the same entry wins.
@@ -142,7 +149,7 @@ class KeyedStateBatch:
         """
         stored, values = self._entry_keys(state, of, keys, is_write=True), _one_array(values)
         _check_length("values", len(values), len(stored))
-        self._put(stored, self._encoded(state, values), state.ttl)
+        self._put(stored, self._encoded(state, values), state.ttl, self._times_of(of))
 
     def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
         """Returns all map entries as columns (index of the key, user key, value), ordered by index and user key."""
@@ -150,37 +157,39 @@ class KeyedStateBatch:
         of: list[int] = []
         keys: list[object] = []
         stored: list[bytes] = []
-        for number, prefix in enumerate(self._prefixes(state)):
+        for number, (prefix, row) in enumerate(zip(self._prefixes(state), _each(self._row_times), strict=False)):
             for stored_key, data in self._context.scan(prefix):
-                if state.ttl is None or state.ttl.on_scan(stored_key, data):
+                if state.ttl is None or state.ttl.on_scan(stored_key, data, row):
                     of.append(number)
                     keys.append(decode_key(stored_key[len(prefix) :])[0])
                     stored.append(data)
         return np.array(of, np.int64), pa.array(keys, state.key_columns.type), state.columns.decode(stored)
 
-    def lists(self, state: AnyListState, of: Array) -> tuple[Array, pa.Array]:
+    def lists(self, state: AnyListState, of: Array, times: RowTimes = None) -> tuple[Array, pa.Array]:
         """Returns the elements of lists as columns (index of the key, element), by key in the order of addition.
 
         Args:
             of: indexes of the keys whose lists are read, in order.
+            times: for each of them, the event time of the latest row that reads the list; those of the keys if None.
         """
         _check_kind(state, ListState)
         prefixes, ttl = self._prefixes(state), state.ttl
         numbers: list[int] = []
         stored: list[bytes] = []
-        for number in of.tolist():
+        for number, row in zip(of.tolist(), _each(times or self._times_of(of)), strict=False):
             for key, data in self._context.scan(prefixes[number]):
-                if ttl is None or ttl.on_scan(key, data):
+                if ttl is None or ttl.on_scan(key, data, row):
                     numbers.append(number)
                     stored.append(data)
         return np.array(numbers, np.int64), state.columns.decode(stored)
 
-    def append(self, state: AnyListState, of: Array, elements: pa.Array) -> None:
+    def append(self, state: AnyListState, of: Array, elements: pa.Array, times: RowTimes = None) -> None:
         """Appends elements to lists.
 
         Args:
             of: for each element, the index of the key whose list it is added to.
             elements: a column without nulls.
+            times: for each element, the event time of its row; those of the keys if None.
 
         Raises:
             SchemaMismatch: the column is not of the state's type.
@@ -189,7 +198,12 @@ class KeyedStateBatch:
         _check_kind(state, ListState)
         encoded = [data for data in self._encoded(state, _one_array(elements)) if data is not None]
         prefixes = self._prefixes(state)
-        state.append_stored([prefixes[at] for at in of.tolist()], encoded)
+        state.append_stored([prefixes[at] for at in of.tolist()], encoded, times or self._times_of(of))
+
+    def _times_of(self, of: Array) -> RowTimes:
+        """Returns the latest event times of the rows of some keys."""
+        times = self._row_times
+        return None if times is None else [times[at] for at in np.asarray(of).tolist()]
 
     def _prefixes(self, state: AnySingleValueState | AnyMapState | AnyListState) -> list[bytes]:
         found = self._stored.get(state.id)
@@ -223,30 +237,39 @@ class KeyedStateBatch:
             raise map_key_too_large(state.schema.name, size, limits)
         return [prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encoded, strict=True)]
 
-    def _fetch(self, stored: list[bytes], ttl: Ttl | None) -> list[bytes | None]:
+    def _fetch(self, stored: list[bytes], ttl: Ttl | None, times: RowTimes) -> list[bytes | None]:
         found = self._context.read_many(stored)
         if ttl is None:
             return found
         self._read |= zip(stored, found, strict=True)
         return [
-            data if data is not None and ttl.on_read(key, data) else None
-            for key, data in zip(stored, found, strict=True)
+            data if data is not None and ttl.on_read(key, data, row) else None
+            for (key, data), row in zip(zip(stored, found, strict=True), _each(times), strict=False)
         ]
 
-    def _put(self, stored: list[bytes], encoded: list[bytes | None], ttl: Ttl | None) -> None:
+    def _put(self, stored: list[bytes], encoded: list[bytes | None], ttl: Ttl | None, times: RowTimes) -> None:
         if ttl is None:
             self._context.pending |= zip(stored, encoded, strict=True)
             return
         unread = [key for key in stored if key not in self._read] if ttl.clock is not None else []
         self._read |= zip(unread, self._context.read_many(unread), strict=True)
-        for key, data in zip(stored, encoded, strict=True):
+        for (key, data), row in zip(zip(stored, encoded, strict=True), _each(times), strict=False):
             old = self._context.pending.get(key, ABSENT)
             if old is ABSENT:
                 old = self._read.get(key, ABSENT)
             if data is None:
                 ttl.remove(key, old)
             else:
-                ttl.write(key, data, old)
+                ttl.write(key, data, old, row)
+
+
+def optional_times(times: Integers) -> list[int | None]:
+    """Returns event times, with None for the lowest integer: a row without one."""
+    return [None if time == NO_WATERMARK else time for time in times.tolist()]
+
+
+def _each(times: RowTimes) -> Iterable[int | None]:
+    return repeat(None) if times is None else times
 
 
 def _one_array(values: pa.Array | pa.ChunkedArray | Iterable[object]) -> pa.Array:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from stateflow.errors import StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.entry_limits import value_too_large
-from stateflow.state.kinds.key_context import KeyContext, state_id
+from stateflow.state.kinds.key_context import KeyContext, RowTimes, state_id
 from stateflow.state.kinds.ttl.entry_ttl import Ttl
 from stateflow.state.schema.describe import state_schema
 from stateflow.types.descriptors import ListStateDescriptor
@@ -80,14 +81,16 @@ class ListState(Generic[T]):
                 self.ttl.remove(key, data)
             self._context.write_through_if_many()
 
-    def append_stored(self, prefixes: Iterable[bytes], elements: Iterable[bytes]) -> None:
+    def append_stored(self, prefixes: Iterable[bytes], elements: Iterable[bytes], times: RowTimes = None) -> None:
         """Appends encoded elements to the lists of many keys.
 
         Args:
             prefixes: for each element, the prefix of the stored keys of its list.
+            times: for each element, the event time of its row, None without one; None for those of the current row.
         """
-        for prefix, data in zip(prefixes, elements, strict=True):
-            self._put(prefix + self._epoch, data)
+        rows: Iterable[tuple[bytes, bytes]] = zip(prefixes, elements, strict=True)
+        for (prefix, data), row in zip(rows, repeat(None) if times is None else times, strict=False):
+            self._put(prefix + self._epoch, data, row)
 
     def take(self) -> list[T]:
         """Removes and returns the elements, for `absorb`."""
@@ -118,13 +121,13 @@ class ListState(Generic[T]):
         for data in elements:
             self._put(prefix, data)
 
-    def _put(self, prefix: bytes, data: bytes) -> None:
+    def _put(self, prefix: bytes, data: bytes, row: int | None = None) -> None:
         key = prefix + struct.pack(">I", self._added)
         self._added += 1
         if self.ttl is None:
             self._context.pending[key] = data
         else:
-            self.ttl.write(key, data, None)
+            self.ttl.write(key, data, None, row)
 
     def _is_visible(self, key: bytes, data: bytes) -> bool:
         return self.ttl is None or self.ttl.on_scan(key, data)

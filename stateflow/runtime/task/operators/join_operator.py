@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.vectorized import Array
+from stateflow.api.joins.pairs import Side
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.operators.input_reader import KeyedInputs
@@ -17,7 +18,6 @@ from stateflow.runtime.task.row_conversion import event_times, group_starts
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_encoding import comparable
-from stateflow.state.kinds.timers import NO_WATERMARK
 
 Emitted = Iterator[tuple[int, pa.RecordBatch]]
 
@@ -53,24 +53,19 @@ class JoinOperator(VectorOperator):
         of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
         left, right = (self._side(number, parts.get(number), of) for number in (0, 1))
         phase = int(order[0]) >> PHASE_SHIFT
-        if self._expires_by_rows:
-            self._latest = self._latest_time(columns)
         emitted = self._call("join", lambda: self._join.join(left, right, many))
         while (rows := self._call("join", lambda: next(emitted, None))) is not None:
             for made in conform(rows, self._output, self._spec.uid):
                 yield phase, made
         self._state.end_key_batch()
 
-    def _latest_time(self, columns: Sequence[pa.Array]) -> int | None:
-        times = [each.time for each in (self._inputs[0], self._inputs[1])]
-        latest = max((int(event_times(columns[at]).max()) for at in times if at is not None), default=NO_WATERMARK)
-        return None if latest == NO_WATERMARK else latest
-
-    def _side(
-        self, number: int, part: tuple[Numbers, Sequence[pa.Array]] | None, of: Array
-    ) -> tuple[Array, pa.StructArray]:
+    def _side(self, number: int, part: tuple[Numbers, Sequence[pa.Array]] | None, of: Array) -> Side:
         kind = self._types[number]
         if part is None:
-            return np.empty(0, np.int64), pa.array([], kind)
+            return Side(np.empty(0, np.int64), pa.array([], kind))
         positions, columns = part
-        return of[positions], pa.StructArray.from_arrays(columns, fields=list(kind))
+        given, times = self._inputs[number], None
+        # Of each row: a batch has rows of many keys, and the time of one must not keep the rows of another.
+        if self._expires_by_rows and given.time is not None:
+            times = event_times(columns[given.time - given.columns.start])
+        return Side(of[positions], pa.StructArray.from_arrays(columns, fields=list(kind)), times)

@@ -25,8 +25,9 @@ from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_encoding import comparable, encode_keys
 from stateflow.state.entry_limits import key_too_large, largest
 from stateflow.state.handles import StateSchema
+from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.timers import NO_WATERMARK
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch, optional_times
 from stateflow.state.kinds.ttl.cleanup import TtlCleanup
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.key_groups import range_of
@@ -115,9 +116,6 @@ class VectorOperator:
         self._limits = limits
         self._state = KeyedState(backend, spec.known_states, batch_time(info), limits=self._limits)
         self._held: list[SortedRows] = []
-        self._latest: int | None = None
-        """The latest event time of the rows that the function processes, in milliseconds since 1970."""
-        self._state.clock.row_time = lambda: self._latest
         self._call("open", lambda: self._function.open(RuntimeContext(self._state, info)))
         self._expires_by_rows = any(
             config.ttl_time_characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime
@@ -204,9 +202,6 @@ class VectorOperator:
         groups = (rows.order[starts] >> GROUP_SHIFT & GROUP_MASK).astype(">u2").view("V2").tolist()
         state = self._new_state(rows, keys, starts, (groups, self._encode(keys)))
         batch = pa.RecordBatch.from_arrays(list(rows.columns), schema=self._schema.arrow)
-        if self._expires_by_rows and self._input.time is not None:
-            latest = int(event_times(rows.columns[self._input.time]).max())
-            self._latest = None if latest == NO_WATERMARK else latest
         emitted = self._call("process_batch", lambda: self._function.process_batch(batch, state))
         yield from self._end_call(emitted, rows.phase)
 
@@ -214,7 +209,14 @@ class VectorOperator:
         self, rows: SortedRows, keys: pa.RecordBatch, starts: Array, encoded: tuple[list[bytes], list[bytes]]
     ) -> VectorState:
         """Returns the argument for a call of the function; `encoded` are the key groups and encoded keys."""
-        return VectorState(keys, starts, len(rows), self._state.batch_of(*encoded))
+        return VectorState(keys, starts, len(rows), self._states(rows, starts, encoded))
+
+    def _states(self, rows: SortedRows, starts: Array, encoded: tuple[list[bytes], list[bytes]]) -> KeyedStateBatch:
+        """Returns the states of the keys of a call; a TTL in event time counts from the latest row of each key."""
+        times: RowTimes = None
+        if self._expires_by_rows and self._input.time is not None:
+            times = optional_times(np.maximum.reduceat(event_times(rows.columns[self._input.time]), starts))
+        return self._state.batch_of(*encoded, times)
 
     def _end_call(self, emitted: object, phase: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Writes the changes of a call, and yields what it emitted."""

@@ -86,7 +86,7 @@ class WindowVectorOperator(VectorOperator):
         times = self._times(rows, starts)
         # Reads the store, so before there are pending changes.
         due = self._timers.fire_of_keys(*encoded, times.reached)
-        state = WindowVectorState(keys, starts, self._state.batch_of(*encoded), times, self._timers)
+        state = WindowVectorState(keys, starts, self._states(rows, starts, encoded), times, self._timers)
         state.due = due
         self._calls.append((rows.phase, state))
         return state

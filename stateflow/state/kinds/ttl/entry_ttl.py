@@ -82,8 +82,8 @@ class Ttl:
         """The time that expiry is compared with, in milliseconds; None before the first watermark."""
         return self._processing_time if self.clock is None else self.clock.now
 
-    def _write_time(self) -> int | None:
-        return self._processing_time if self.clock is None else self.clock.write_time()
+    def _write_time(self, row: int | None) -> int | None:
+        return self._processing_time if self.clock is None else self.clock.write_time(row)
 
     def ttl_start(self, data: bytes) -> int | None:
         """Returns the time that an entry's TTL counts from, in milliseconds; None before the first watermark."""
@@ -102,8 +102,13 @@ class Ttl:
         now = self.now
         return now is not None and start + self._milliseconds <= now
 
-    def on_read(self, key: bytes, data: bytes) -> bool:
+    def on_read(self, key: bytes, data: bytes, row: int | None = None) -> bool:
         """Applies the TTL to an entry that is read: removes an expired one, renews another one if so configured.
+
+        Args:
+            key: the stored key.
+            data: the value.
+            row: the event time of the row that reads, in milliseconds since 1970; None for the current row.
 
         Returns:
             Whether the entry is visible.
@@ -112,20 +117,20 @@ class Ttl:
             self.remove(key, data)
             return self.returns_expired
         if self._renews:
-            self._renew(key, data)
+            self._renew(key, data, row)
         return True
 
-    def on_scan(self, key: bytes, data: bytes) -> bool:
+    def on_scan(self, key: bytes, data: bytes, row: int | None = None) -> bool:
         """Applies the TTL to an entry of a scan, which may have changed since the scan began; see `on_read`."""
         if not self._renews and not self.is_expired(data):
             return True
         if self._context.read(key) != data:
             return self.returns_expired or not self.is_expired(data)
-        visible = self.on_read(key, data)
+        visible = self.on_read(key, data, row)
         self._context.write_through_if_many()
         return visible
 
-    def write(self, key: bytes, data: bytes, old: bytes | Absent | None) -> None:
+    def write(self, key: bytes, data: bytes, old: bytes | Absent | None, row: int | None = None) -> None:
         """Sets an entry with the current time as its timestamp; in event time, its timestamp never decreases.
 
         Args:
@@ -133,10 +138,11 @@ class Ttl:
             data: the new value.
             old: the previous value, None without one, `ABSENT` if unknown. An unknown value is read for event time;
                 for processing time its expiry entry remains until the cleanup reaches it.
+            row: the event time of the row that is written, in milliseconds since 1970; None for the current row.
         """
         if old is ABSENT:
             old = None if self.clock is None else self._context.read(key)
-        now = self._write_time()
+        now = self._write_time(row)
         start = self.since if now is None else now
         before = None if old is None else timestamp_of(old, self.characteristic)
         if start is None:
@@ -159,11 +165,11 @@ class Ttl:
         """Returns the key of the expiry entry for the value at `key` with this timestamp."""
         return key[:_GROUP_BYTES] + self.id + struct.pack(">Q", timestamp + _ZERO) + key[KEY_OFFSET:]
 
-    def _renew(self, key: bytes, data: bytes) -> None:
+    def _renew(self, key: bytes, data: bytes, row: int | None) -> None:
         timestamp = timestamp_of(data, self.characteristic)
-        now = self._write_time()
+        now = self._write_time(row)
         if now is not None and (timestamp is None or timestamp < now):
-            self.write(key, data, data)
+            self.write(key, data, data, row)
 
     def _remove_index_entry(self, key: bytes, timestamp: int | None) -> None:
         if timestamp is not None:
