@@ -11,10 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateflow import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
+from stateflow import (
+    EventTimeSessionWindows,
+    GlobalWindows,
+    ProcessingTimeSessionWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
+from stateflow.errors import IncompatibleState
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.windows.timed_rows import Timed, ms
 
@@ -76,20 +84,25 @@ def test_windows_of_another_size_or_slide_fire_as_those_of_rows(
         with restored as h:
             made += [row for batch in batches[at:] for row in h.push(*batch)]
             made += h.drain()
-            # A window of rows whose lateness was changed, and that gets no more rows, is never removed.
-            assert method == "rows" or lateness[0] > lateness[1] or h.state_entries() == []
-            assert h.timers() == []
+            assert h.state_entries() == [] and h.timers() == []
         found[method] = {key: [row for row in made if row.key == key] for key in "ab"}
     assert found["rows"] == found["columns"]
 
 
-@pytest.mark.parametrize("assigner", [TENS, EventTimeSessionWindows.with_gap(ms(10))])
+SESSIONS: Any = EventTimeSessionWindows.with_gap(ms(10))
+by_both = pytest.mark.parametrize("method", ["rows", "columns"])
+
+
+@by_both
+@pytest.mark.parametrize("assigner", [TENS, SESSIONS])
 @pytest.mark.parametrize("row", [None, Timed("a", 4, 2)])
-def test_windows_are_removed_after_the_allowed_lateness_was_raised(assigner: Any, row: Timed | None) -> None:
-    with KeyedHarness(_by("columns", assigner), INPUT) as h:
+def test_windows_are_removed_after_the_allowed_lateness_was_raised(
+    assigner: Any, row: Timed | None, method: str
+) -> None:
+    with KeyedHarness(_by(method, assigner), INPUT) as h:
         h.push(Timed("a", 1, 0), Timed("a", 2, 2))
         snapshot = h.snapshot()
-    with KeyedHarness.restore(snapshot, _by("columns", assigner, ms(50))) as h:
+    with KeyedHarness.restore(snapshot, _by(method, assigner, ms(50))) as h:
         if row is not None:
             h.push(row)
         h.advance_watermark(30)
@@ -97,9 +110,89 @@ def test_windows_are_removed_after_the_allowed_lateness_was_raised(assigner: Any
         assert len(h.timers()) == 1 and h.state_entries()
         h.advance_watermark(80)
         assert h.state_entries() == [] and h.timers() == []
-    with KeyedHarness.restore(snapshot, _by("columns", assigner, ms(50))) as h:
+    with KeyedHarness.restore(snapshot, _by(method, assigner, ms(50))) as h:
         h.advance_watermark(1000)
         assert h.state_entries() == [] and h.timers() == []
+
+
+@by_both
+@pytest.mark.parametrize("assigner", [TENS, SESSIONS])
+@pytest.mark.parametrize("lateness", [(50, 20), (50, 0), (20, 50)])
+def test_windows_that_have_fired_are_removed_after_the_allowed_lateness_was_changed(
+    assigner: Any, lateness: tuple[int, int], method: str
+) -> None:
+    before, after = lateness
+    with KeyedHarness(_by(method, assigner, ms(before)), INPUT) as h:
+        h.push(Timed("a", 1, 0))
+        h.advance_watermark(15)
+        assert [made.total for made in h.output] == [1] and h.state_entries()
+        snapshot = h.snapshot()
+    with KeyedHarness.restore(snapshot, _by(method, assigner, ms(after))) as h:
+        h.advance_watermark(15 + min(lateness))
+        assert not h.push(Timed("a", 2, 5)) or after > before
+        h.advance_watermark(100)
+        assert h.state_entries() == [] and h.timers() == []
+
+
+GLOBAL = GlobalWindows.create()
+KINDS = [
+    (TENS, SESSIONS),
+    (SESSIONS, SlidingEventTimeWindows.of(ms(10), ms(5))),
+    (TENS, TumblingProcessingTimeWindows.of(ms(10))),
+    (ProcessingTimeSessionWindows.with_gap(ms(10)), SESSIONS),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "method"),
+    [(*kinds, method) for kinds in KINDS for method in ("rows", "columns")] + [(GLOBAL, TENS, "rows")],
+)
+def test_windows_of_another_kind_are_refused_while_windows_are_stored(before: Any, after: Any, method: str) -> None:
+    with KeyedHarness(_of_kind(method, before), INPUT) as h:
+        h.push(Timed("a", 1, 0))
+        snapshot = h.snapshot()
+    with pytest.raises(IncompatibleState) as e:
+        KeyedHarness.restore(snapshot, _of_kind(method, after))
+    assert e.value.facts["operator"] == "w" and e.value.hint
+    assert e.value.facts["stored"] != e.value.facts["declared"]
+
+
+def _of_kind(method: str, assigner: Any) -> Declare:
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        if method == "rows":
+            return rows.window(assigner).process(Sum(), output=Made, uid="w")
+        return rows.window(assigner).aggregate_columns(COLUMNS, output=Made, uid="w")
+
+    return declare
+
+
+@pytest.mark.parametrize("assigner", [TENS, SESSIONS])
+@pytest.mark.parametrize("kind", ["sum", "min", "max", "mean", "last"])
+def test_an_aggregate_that_open_windows_have_no_value_for_is_refused_at_the_start(assigner: Any, kind: str) -> None:
+    def of(*names: str) -> Declare:
+        wanted = {"rows": ("count", "key"), "more": (kind, "value")}
+        types = {"key": str, "rows": int, "more": float if kind == "mean" else int}
+        output = msgspec.defstruct("Some", [(name, types[name]) for name in ("key", *names)], frozen=True)
+
+        def declare(rows: KeyedStream[DataStream]) -> DataStream:
+            return rows.window(assigner).aggregate_columns({n: wanted[n] for n in names}, output=output, uid="w")
+
+        return declare
+
+    with KeyedHarness(of("rows"), INPUT) as h:
+        h.push(Timed("a", 1, 0))
+        snapshot = h.snapshot()
+    with pytest.raises(IncompatibleState) as e:
+        KeyedHarness.restore(snapshot, of("rows", "more"))
+    assert e.value.facts["operator"] == "w" and "more__" in str(e.value.facts["field"]) and e.value.hint
+    with KeyedHarness(of("rows", "more"), INPUT) as h:
+        h.push(Timed("a", 1, 0))
+        snapshot = h.snapshot()
+    # An aggregate may be removed, and columns may be in another order.
+    for names in (("rows",), ("more", "rows")):
+        with KeyedHarness.restore(snapshot, of(*names)) as h:
+            h.push(Timed("a", 4, 3))
+            assert [row.rows for row in h.drain()] == [2]
 
 
 @pytest.mark.parametrize("assigner", [TENS, EventTimeSessionWindows.with_gap(ms(10))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,19 +17,29 @@ class AccumulatorColumns:
     """The accumulators of several aggregates.
 
     They are columns ``<name>__<field>`` with one row per accumulator, and are stored as one struct.
+
+    Args:
+        aggregates: the aggregates by output column.
+        required: the output columns that are not nullable.
     """
 
-    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
+    def __init__(self, aggregates: Mapping[str, Aggregate], required: Collection[str] = ()) -> None:
         self._aggregates = aggregates
+        self._required = frozenset(required)
 
     def stored_class(self) -> type[object]:
-        """Returns the class of the stored value."""
-        fields = [
-            (f"{name}__{field}", kind | None, None)
-            for name, aggregate in self._aggregates.items()
-            for field, kind in aggregate.fields.items()
-        ]
-        return msgspec.defstruct("Aggregates", fields)
+        """Returns the class of the stored value.
+
+        A field is required if its aggregate cannot be null, and is null for rows that were added before the aggregate:
+        then it cannot be added while windows are open.
+        """
+        fields: list[tuple[str, type[object]] | tuple[str, type[object], None]] = []
+        for name, aggregate in self._aggregates.items():
+            is_required = name in self._required and bool(aggregate.result(aggregate.nothing(1)).null_count)
+            for field, kind in aggregate.fields.items():
+                stored = f"{name}__{field}", kind | None
+                fields.append(stored if is_required else (*stored, None))
+        return msgspec.defstruct("Aggregates", fields, kw_only=True)
 
     def nothing(self, count: int) -> Accumulators:
         """Returns accumulators to which nothing was added."""

@@ -22,6 +22,7 @@ from stateflow.api.windows.assigners import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowAssigner,
+    windows_kind,
 )
 from stateflow.api.windows.window_operator import WindowSettings
 from stateflow.errors import JobDefinitionError
@@ -62,7 +63,8 @@ def declared_aggregation(
         raise JobDefinitionError("an aggregate has the name of a key column", hint="rename it", names=sorted(clash))
     made = {**made_columns(aggregates, keys, given, output), **bounds.made()}
     check_output(made, keys, output)
-    return Aggregation(tuple(keys), AccumulatorColumns(aggregates), bounds, output.names)
+    required = {column.name for column in output.columns if not column.nullable}
+    return Aggregation(tuple(keys), AccumulatorColumns(aggregates, required), bounds, output.names)
 
 
 def declared_windows(settings: AnySettings, time_column: str, aggregation: Aggregation) -> WindowAggregates:
@@ -77,13 +79,13 @@ def declared_windows(settings: AnySettings, time_column: str, aggregation: Aggre
     assigner = settings.assigner
     if type(settings.trigger) is not type(assigner.default_trigger()):
         raise _refused("a trigger", type(settings.trigger).__name__)
-    time = time_column if assigner.is_event_time else ""
+    time, kind = time_column if assigner.is_event_time else "", windows_kind(assigner)
     # Not subclasses, which may assign other windows.
     if isinstance(assigner, _SLICED) and type(assigner) in _SLICED:
-        own = ColumnWindowSettings(time, assigner.size, settings.allowed_lateness, settings.late_rows)
+        own = ColumnWindowSettings(time, kind, assigner.size, settings.allowed_lateness, settings.late_rows)
         return TimeWindowAggregates(own, aggregation, Slicing(assigner.size, assigner.slide, assigner.offset))
     if isinstance(assigner, _SESSIONS) and type(assigner) in _SESSIONS and isinstance(assigner.gap, int):
-        own = ColumnWindowSettings(time, assigner.gap, settings.allowed_lateness, settings.late_rows)
+        own = ColumnWindowSettings(time, kind, assigner.gap, settings.allowed_lateness, settings.late_rows)
         return SessionAggregates(own, aggregation, assigner.gap)
     raise _refused("a window assigner", type(assigner).__name__)
 

@@ -84,7 +84,7 @@ class SessionAggregates(WindowAggregates):
             order = np.lexsort((times, of))
             batch, times = batch.take(pa.array(order)), times[order]
         before = state.times.before_rows if self._settings.time_column else np.full(len(of), self._watermark(state))
-        rows, opened = TimedRows(of, times, before), self._sets.read(state)
+        rows, opened = TimedRows(of, times, before), self._without_ended(state, self._sets.read(state))
         rules = SessionRules(self._gap, self._settings.lateness, self._watermark(state))
         kept = rules.kept(rows, opened)
         if not kept.all():
@@ -117,12 +117,26 @@ class SessionAggregates(WindowAggregates):
             self._register_removal(state, windows, np.full(len(windows), self._watermark(state)))
         # Those that fire may have no timer that removes them.
         is_past = (due.times == due.ends - 1) & (self._removal(due.ends) <= self._watermark(state))
-        removed = np.unique(at[is_found & ((due.times == self._removal(due.ends)) | is_past)])
+        # A timer is by the lateness that the job had when it was registered, which may have been another one.
+        is_early = is_found & (due.times >= due.ends) & (due.times < self._removal(due.ends))
+        early = Windows(due.of, due.starts, due.ends).at(np.flatnonzero(is_early))
+        self._register_removal(state, early, np.full(len(early), self._watermark(state)))
+        removed = np.unique(at[is_found & ((due.times >= self._removal(due.ends)) | is_past)])
         if len(removed):
             self._clear(state, opened.at(removed))
             rest = np.delete(np.arange(len(opened)), removed)
             self._sets.write(state, opened.at(rest), np.unique(opened.of[removed]))
         return emitted
+
+    def _without_ended(self, state: WindowVectorState, opened: Sessions) -> Sessions:
+        """Removes sessions that accept no more rows, although a timer is to remove them: the lateness was lowered."""
+        is_ended = self._removal(opened.ends) <= self._watermark(state)
+        if not is_ended.any():
+            return opened
+        self._clear(state, opened.at(np.flatnonzero(is_ended)))
+        rest = opened.at(np.flatnonzero(~is_ended))
+        self._sets.write(state, rest, np.unique(opened.of[is_ended]))
+        return rest
 
     # -- merging ------------------------------------------------------------------------------------------------------
 

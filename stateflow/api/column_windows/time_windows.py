@@ -85,7 +85,10 @@ class TimeWindowAggregates(WindowAggregates):
             at = np.flatnonzero(exists)
             emitted = self._aggregation.emitted(state, fired.at(at), taken(contents, at))
             self._end(state, fired.at(at))
-        self._clear(state, windows.at(np.flatnonzero(due.times == self._removal(due.ends))))
+        # A window has a timer by the lateness that the job had when it was stored, which may have been another one.
+        self._clear(state, windows.at(np.flatnonzero(due.times >= self._removal(due.ends))))
+        early = np.flatnonzero((due.times >= due.ends) & (due.times < self._removal(due.ends)))
+        self._register_removal(state, windows.at(early), np.full(len(early), self._watermark(state)))
         return emitted
 
     def _end(self, state: WindowVectorState, fired: Windows) -> None:

@@ -36,12 +36,14 @@ class ColumnWindowSettings:
 
     Attributes:
         time_column: the event time of the rows; empty for windows of processing time.
+        kind: the kind of the windows; part of the stored format.
         longest: milliseconds from a row to the end of its windows, at most.
         lateness: milliseconds after the end of a window for which late rows are added to it.
         late_rows: side output of the rows that are too late; None to drop them.
     """
 
     time_column: str
+    kind: str
     longest: int
     lateness: int = 0
     late_rows: OutputTag[Never] | None = None
@@ -113,6 +115,7 @@ class WindowAggregates(WindowVectorFunction):
 
     def open(self, ctx: RuntimeContext) -> None:
         self._contents = ctx.get_state(ValueStateDescriptor(STATE_NAME, self._columns.stored_class()))
+        ctx.keyed_state.registry.set_windows(self._contents, self._settings.kind)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | None:
         assert isinstance(state, WindowVectorState)

@@ -45,28 +45,31 @@ class Side:
             readers: rows of the other side that read these rows, and so extend their time to live; None without such.
         """
         times = self.times
-        if times is not None and readers is not None and readers.times is not None:
-            keys, latest = readers.latest_by_key()
+        if times is None:
+            return None
+        if readers is not None and readers.times is not None and len(readers.of):
+            keys, latest = latest_times(readers.of, readers.times)
             at = np.minimum(np.searchsorted(keys, self.of), len(keys) - 1)
-            times = np.where(keys[at] == self.of, np.maximum(times, latest[at]), times) if len(keys) else times
-        return None if times is None else optional_times(times)
+            times = np.where(keys[at] == self.of, np.maximum(times, latest[at]), times)
+        return optional_times(times)
 
     def latest_times(self) -> RowTimes:
         """Returns the latest event time of the rows of each of `keys`; None if no state needs it."""
-        return None if self.times is None else optional_times(self.latest_by_key()[1])
-
-    def latest_by_key(self) -> tuple[Array, Integers]:
-        """Returns the keys, and the latest event time of each."""
-        keys, at = np.unique(self.of, return_inverse=True)
-        latest = np.full(len(keys), NO_WATERMARK, np.int64)
-        np.maximum.at(latest, at, self.times)
-        return keys, latest
+        return None if self.times is None else optional_times(latest_times(self.of, self.times)[1])
 
     def followed_by(self, other: Side) -> Side:
         """Returns these rows, then those of `other`."""
         if not len(self.of):
             return other
         return Side(np.concatenate([self.of, other.of]), pa.concat_arrays([self.rows, other.rows]))
+
+
+def latest_times(of: Array, times: Integers) -> tuple[Array, Integers]:
+    """Returns the keys that have rows, and the latest of the rows' times of each."""
+    keys, at = np.unique(of, return_inverse=True)
+    latest = np.full(len(keys), NO_WATERMARK, np.int64)
+    np.maximum.at(latest, at, times)
+    return keys, latest
 
 
 class PairedColumns:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Never, Self, TypeVar
 
 from stateflow.api.windows.durations import duration_ms, positive_ms
 from stateflow.api.windows.trigger import Trigger
@@ -187,6 +187,18 @@ class GlobalWindows(WindowAssigner[object]):
     def default_trigger(self) -> Trigger[object]:
         """Returns a trigger that never fires."""
         return NeverTrigger()
+
+
+def windows_kind(assigner: WindowAssigner[Never]) -> str:
+    """Returns the kind of windows, which is part of the stored format: windows of one kind can replace each other.
+
+    Open windows fire at their own end, so size, slide, offset and gap may change while windows are open.
+    """
+    if isinstance(assigner, GlobalWindows):
+        return "global window"
+    return (
+        f"{'sessions' if assigner.merges else 'windows'} of {'event' if assigner.is_event_time else 'processing'} time"
+    )
 
 
 def _offset(offset: object, limit: int) -> int:

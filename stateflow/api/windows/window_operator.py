@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import checked_rows
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.windows.assigners import WindowAssigner
+from stateflow.api.windows.assigners import WindowAssigner, windows_kind
 from stateflow.api.windows.contents import WindowContents
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext, WindowOpenContext
 from stateflow.api.windows.sessions import Merge, OpenSessions
@@ -76,6 +76,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         self._triggers = WindowTriggerContext(ctx.keyed_state)
         self._opened = WindowOpenContext(ctx, merges=self._assigner.merges)
         self._contents.open(ctx)
+        ctx.keyed_state.registry.set_windows(self._contents.state, windows_kind(self._assigner))
         self._trigger.open(ctx)
         if self._sessions is not None:
             self._sessions.open(ctx)
@@ -97,7 +98,8 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             if merged is not None:
                 window = merged.window
             if self._is_late(window):
-                self._forget(window)
+                if merged is not None:
+                    self._discard(window, merged.state_window)
                 continue
             is_late = False
             self._enter(merged.state_window if merged is not None else window)
@@ -117,8 +119,15 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         triggers, is_event_time = self._triggers.enter(window), ctx.time_domain() is TimeDomain.EVENT_TIME
         call = self._trigger.on_event_time if is_event_time else self._trigger.on_processing_time
         yield from self._apply(call(timestamp, window, triggers), window, ctx)
-        if is_event_time == self._assigner.is_event_time and timestamp == self._removal_time(window):
+        if is_event_time == self._assigner.is_event_time:
+            self._remove_or_schedule(timestamp, window, ctx)
+
+    def _remove_or_schedule(self, timestamp: int, window: TimeWindow, ctx: Context) -> None:
+        """Removes a window at its end, or later: it has a timer by the lateness that the job had when it began."""
+        if timestamp >= self._removal_time(window):
             self._remove(window, ctx)
+        elif self._lateness and timestamp >= window.max_timestamp:
+            self._schedule_removal(window)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -169,6 +178,13 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
     def _state_window(self, window: TimeWindow) -> TimeWindow | None:
         """Returns the window whose namespace has the content; None for a session that no longer exists."""
         return window if self._sessions is None else self._sessions.state_window(window)
+
+    def _discard(self, window: TimeWindow, state_window: TimeWindow) -> None:
+        """Removes a session that a late row was merged into: it is empty, unless the job has lowered the lateness."""
+        self._enter(state_window)
+        self._contents.clear()
+        self._trigger.clear(window, self._triggers.enter(window))
+        self._forget(window)
 
     def _forget(self, window: TimeWindow) -> None:
         if self._sessions is not None:

@@ -72,6 +72,18 @@ class StateRegistry:
             )
         return found
 
+    def set_windows(self, state: RegisteredState, windows: str) -> None:
+        """Records that the namespaces of a registered state are windows.
+
+        Args:
+            windows: the kind of the windows.
+
+        Raises:
+            IncompatibleState: the stored values belong to windows of another kind.
+        """
+        state.schema = replace(state.schema, windows=windows)
+        check_state(self.stored.get(state.schema.name), _declaration(state))
+
     @property
     def schemas(self) -> list[StateSchema]:
         """The schemas to store in the manifest, in order of names."""

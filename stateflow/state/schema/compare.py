@@ -9,6 +9,7 @@ from stateflow.state.handles import ClassSchema, FieldSchema, TypeNode
 from stateflow.state.schema.describe import type_text
 
 NEW_NAME = "give the new state a new name, or change the type back"
+FIELD_MISSING = "stored values lack the field, and it has no default"
 _RENAME = "give the new field another stored name: msgspec.field(name=...)"
 
 
@@ -209,7 +210,7 @@ class Comparison:
                     where,
                     "no such field",
                     text,
-                    "stored values lack the field, and it has no default",
+                    FIELD_MISSING,
                     "declare a default, for example None for a type … | None",
                 )
             )

@@ -7,15 +7,21 @@ new form when it is written again. So a state may hold values of every type it h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from stateflow.errors import CorruptFile, IncompatibleState
 from stateflow.state.handles import StateSchema, TypeSchema
-from stateflow.state.schema.compare import NEW_NAME, Comparison, Conflict
+from stateflow.state.schema.compare import FIELD_MISSING, NEW_NAME, Comparison, Conflict
 from stateflow.state.schema.describe import declaration_text, type_text
 from stateflow.types.custom_serializer import Compatibility, Serializer
+
+_OTHER_WINDOWS = (
+    "windows that are open would never fire: give the operator another uid; or plan a restore that drops them, "
+    "stateflow restore JOB.py --plan latest --drop UID"
+)
+_NULLABLE = "declare the output column as … | None, or give the operator another uid"
 
 
 class Fit(StrEnum):
@@ -84,13 +90,26 @@ def compare_schemas(stored: StateSchema, declared: Declaration) -> FitResult:
             "", declaration_text(stored), declaration_text(wanted), "the kind of state has changed", NEW_NAME
         )
         return FitResult((), (conflict,))
+    if stored.windows and wanted.windows and stored.windows != wanted.windows:
+        conflict = Conflict("", stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
+        return FitResult((), (conflict,))
     if stored.type is None:
         return _judge_undescribed(stored, wanted)
     assert wanted.type is not None
     verdicts = [_judge_type(old, wanted.type, declared.serializer) for old in [*stored.earlier, stored.type]]
     changes = dict.fromkeys(change for verdict in verdicts for change in verdict.changes)
     conflicts = dict.fromkeys(conflict for verdict in verdicts for conflict in verdict.conflicts)
+    if wanted.windows and wanted.kind == "value":
+        conflicts = dict.fromkeys(_of_windows(conflict) for conflict in conflicts)
     return FitResult(tuple(changes), tuple(conflicts))
+
+
+def _of_windows(conflict: Conflict) -> Conflict:
+    """Returns a conflict with a hint for aggregates of windows, whose class the user does not declare."""
+    if conflict.reason != FIELD_MISSING:
+        return conflict
+    reason = "an aggregate was added whose output column is not nullable, and open windows have no value for it"
+    return replace(conflict, reason=reason, way_out=_NULLABLE)
 
 
 def check_state(stored: StateSchema | None, declared: Declaration, operator: str = "") -> None:
