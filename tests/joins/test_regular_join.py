@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
-from stateflow.api.joins.pairs import pairs_of
+from stateflow.api.joins.pairs import PairLimits, pairs_of
+from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, StateError, UserCodeError
@@ -45,6 +47,14 @@ def _check(history: History, declares: tuple[Declare, Declare], backend: StateBa
     arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     first, second = declares
+    limits = ColumnJoin.limits if arrow is None else PairLimits(arrow, 40 * arrow)
+    with patch.object(ColumnJoin, "limits", limits):
+        _check_batches(history, first, second, backend, more)
+
+
+def _check_batches(
+    history: History, first: Declare, second: Declare, backend: StateBackend, more: dict[str, Any]
+) -> None:
     found: Counter[Pair] = Counter()
     lefts: list[Left] = []
     rights: list[Right] = []
@@ -78,13 +88,23 @@ def test_regular_joins_are_the_same_in_rocksdb(history: History, declares: list[
     _check(history, (declares[0], declares[1]), RocksDBStateBackend())
 
 
-@given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 4), max_size=20), st.integers(1, 10))
-def test_pairs_are_those_of_nested_loops_in_limited_parts(left: list[int], right: list[int], limit: int) -> None:
+SIZED = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50)), max_size=20)
+
+
+@given(SIZED, SIZED, st.integers(1, 10), st.integers(1, 200))
+def test_pairs_are_those_of_nested_loops_in_parts_of_limited_number_and_bytes(
+    left: list[tuple[int, int]], right: list[tuple[int, int]], pairs: int, size: int
+) -> None:
+    (left_of, left_sizes), (right_of, right_sizes) = (
+        (np.array([key for key, _ in side], np.int64), np.array([bytes for _, bytes in side], np.int64))
+        for side in (left, right)
+    )
     found: list[tuple[int, int]] = []
-    for first, second in pairs_of(np.array(left, np.int64), np.array(right, np.int64), limit):
-        assert len(first) == len(second) and (len(first) <= limit or len(set(first.tolist())) == 1)
+    for first, second in pairs_of(left_of, right_of, (left_sizes, right_sizes), PairLimits(pairs, size)):
+        assert 1 <= len(first) == len(second) <= pairs
+        assert len(first) == 1 or left_sizes[first].sum() + right_sizes[second].sum() <= size
         found += zip(first.tolist(), second.tolist(), strict=True)
-    assert found == [(n, m) for n, x in enumerate(left) for m, y in enumerate(right) if x == y]
+    assert found == [(n, m) for n, (x, _) in enumerate(left) for m, (y, _) in enumerate(right) if x == y]
 
 
 @both

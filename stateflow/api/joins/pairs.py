@@ -15,8 +15,6 @@ from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state_batch import optional_times
 from stateflow.state.kinds.timers import NO_WATERMARK
 
-_PAIRS = 1 << 16
-
 
 @dataclass(frozen=True)
 class Side:
@@ -57,12 +55,6 @@ class Side:
         """Returns the latest event time of the rows of each of `keys`; None if no state needs it."""
         return None if self.times is None else optional_times(latest_times(self.of, self.times)[1])
 
-    def followed_by(self, other: Side) -> Side:
-        """Returns these rows, then those of `other`."""
-        if not len(self.of):
-            return other
-        return Side(np.concatenate([self.of, other.of]), pa.concat_arrays([self.rows, other.rows]))
-
 
 def latest_times(of: Array, times: Integers) -> tuple[Array, Integers]:
     """Returns the keys that have rows, and the latest of the rows' times of each."""
@@ -93,11 +85,31 @@ class PairedColumns:
         return PairedColumns(self._rows, self._at[kept])
 
 
-def pairs_of(left: Array, right: Array, limit: int = _PAIRS) -> Iterator[tuple[Array, Array]]:
+@dataclass(frozen=True)
+class PairLimits:
+    """How many pairs are joined at once, at least one.
+
+    Attributes:
+        pairs: number of pairs.
+        bytes: size of the columns of both rows of all pairs. A column of texts has at most 2 GiB.
+    """
+
+    pairs: int = 1 << 16
+    bytes: int = 64 << 20
+
+
+_LIMITS = PairLimits()
+
+
+def pairs_of(
+    left: Array, right: Array, sizes: tuple[Array, Array] | None = None, limits: PairLimits = _LIMITS
+) -> Iterator[tuple[Array, Array]]:
     """Yields the positions of left and right rows with equal numbers, in order of the left rows.
 
     Args:
-        limit: how many pairs are yielded at once, unless one left row has more.
+        left, right: the number of each row's key.
+        sizes: the bytes of each left and each right row; None for none.
+        limits: how many pairs are yielded at once.
     """
     if not len(left) or not len(right):
         return
@@ -105,14 +117,36 @@ def pairs_of(left: Array, right: Array, limit: int = _PAIRS) -> Iterator[tuple[A
     in_order = right[order]
     first = np.searchsorted(in_order, left, "left")
     counts = np.searchsorted(in_order, left, "right") - first
-    until = np.cumsum(counts)
+    # Each pair costs its bytes and a share of them, so that one sum is within both limits.
+    share = -(-limits.bytes // limits.pairs)
+    of_left = np.full(len(left), share) if sizes is None else sizes[0] + share
+    of_right = np.zeros(len(right), np.int64) if sizes is None else sizes[1][order]
+    before = np.append(0, np.cumsum(of_right))
+    until = np.cumsum(counts * of_left + before[first + counts] - before[first])
     start = 0
     while start < len(left):
-        before = until[start - 1] if start else 0
-        end = max(int(np.searchsorted(until, before + limit, "right")), start + 1)
-        some = counts[start:end]
-        total = int(some.sum())
-        if total:
-            within = np.arange(total) - np.repeat(np.cumsum(some) - some, some)
-            yield np.repeat(np.arange(start, end), some), order[np.repeat(first[start:end], some) + within]
+        spent = until[start - 1] if start else 0
+        end = int(np.searchsorted(until, spent + limits.bytes, "right"))
+        if end > start:
+            some = counts[start:end]
+            total = int(some.sum())
+            if total:
+                within = np.arange(total) - np.repeat(np.cumsum(some) - some, some)
+                yield np.repeat(np.arange(start, end), some), order[np.repeat(first[start:end], some) + within]
+        else:
+            end = start + 1
+            partners = slice(int(first[start]), int(first[start] + counts[start]))
+            costs = np.cumsum(of_right[partners] + of_left[start])
+            for part in _parts(costs, limits.bytes):
+                yield np.full(part.stop - part.start, start), order[partners][part]
+        start = end
+
+
+def _parts(until: Array, limit: int) -> Iterator[slice]:
+    """Yields slices of rows, each of which costs no more than a limit, or has one row; `until` are sums of costs."""
+    start = 0
+    while start < len(until):
+        spent = until[start - 1] if start else 0
+        end = max(int(np.searchsorted(until, spent + limit, "right")), start + 1)
+        yield slice(start, end)
         start = end

@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
-from stateflow.api.functions.vectorized import VectorizedKeyedFunction
+from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
 from stateflow.api.joins.functions import Untyped
-from stateflow.api.joins.pairs import PairedColumns, Side, pairs_of
+from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, pairs_of
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
+from stateflow.types.columns.row_bytes import row_bytes
 from stateflow.types.descriptors import ListStateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig
 
@@ -100,6 +102,19 @@ class Selected:
     columns: Sequence[tuple[bool, str]]
     where: Condition | None = None
 
+    def sizes(self, left: pa.StructArray, right: pa.StructArray) -> tuple[Array, Array]:
+        """Returns the bytes of each left and each right row that a pair of them takes."""
+        return self._sizes(left, True), self._sizes(right, False)
+
+    def _sizes(self, rows: pa.StructArray, is_left: bool) -> Array:
+        names = {name for of_left, name in self.columns if of_left == is_left}
+        if self.where is not None:
+            names = {field.name for field in rows.type}  # the condition may read any column
+        found = np.zeros(len(rows), np.int64)
+        for name in names:
+            found += row_bytes(rows.field(name))
+        return found
+
     def rows(self, left: PairedColumns, right: PairedColumns) -> pa.RecordBatch:
         """Returns the rows of the pairs for which the condition is true."""
         if self.where is not None:
@@ -111,6 +126,9 @@ class Selected:
 
 class ColumnJoin(VectorizedKeyedFunction):
     """Joins the columns of many keys at once."""
+
+    limits = PairLimits()
+    """How much is joined at once, whatever the number of rows of a key."""
 
     _left: ListState[Untyped]
     _right: ListState[Untyped]
@@ -130,15 +148,19 @@ class ColumnJoin(VectorizedKeyedFunction):
             left, right: the new rows of each side.
             keys: the keys.
         """
-        old_left = Side(*keys.lists(self._left, right.keys, right.latest_times()))
-        old_right = Side(*keys.lists(self._right, left.keys, left.latest_times()))
+        for of, rows in keys.lists(self._right, left.keys, left.latest_times(), self.limits.bytes):
+            yield from self._emit(left, Side(of, rows))
+        for of, rows in keys.lists(self._left, right.keys, right.latest_times(), self.limits.bytes):
+            yield from self._emit(Side(of, rows), right)
         # A row that is read by later rows of its own batch lives as long after them as after those of later batches.
         renews = self._rows.renews_on_read
         keys.append(self._left, left.of, left.rows, left.row_times(right if renews else None))
         keys.append(self._right, right.of, right.rows, right.row_times(left if renews else None))
-        yield from self._emit(left, old_right.followed_by(right))
-        yield from self._emit(old_left, right)
+        yield from self._emit(left, right)
 
     def _emit(self, left: Side, right: Side) -> Iterator[pa.RecordBatch]:
-        for left_at, right_at in pairs_of(left.of, right.of):
+        if not len(left.of) or not len(right.of):
+            return
+        sizes = self._selected.sizes(left.rows, right.rows)
+        for left_at, right_at in pairs_of(left.of, right.of, sizes, self.limits):
             yield self._selected.rows(PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at))

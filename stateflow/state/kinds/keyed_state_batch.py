@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -165,23 +165,32 @@ class KeyedStateBatch:
                     stored.append(data)
         return np.array(of, np.int64), pa.array(keys, state.key_columns.type), state.columns.decode(stored)
 
-    def lists(self, state: AnyListState, of: Array, times: RowTimes = None) -> tuple[Array, pa.Array]:
-        """Returns the elements of lists as columns (index of the key, element), by key in the order of addition.
+    def lists(
+        self, state: AnyListState, of: Array, times: RowTimes = None, limit: int = 64 << 20
+    ) -> Iterator[tuple[Array, pa.Array]]:
+        """Yields the elements of lists as columns (index of the key, element), by key in the order of addition.
 
         Args:
             of: indexes of the keys whose lists are read, in order.
             times: for each of them, the event time of the latest row that reads the list; those of the keys if None.
+            limit: the bytes of encoded elements that are returned at once, but one element at least.
         """
         _check_kind(state, ListState)
         prefixes, ttl = self._prefixes(state), state.ttl
         numbers: list[int] = []
         stored: list[bytes] = []
+        size = 0
         for number, row in zip(of.tolist(), _each(times or self._times_of(of)), strict=False):
             for key, data in self._context.scan(prefixes[number]):
                 if ttl is None or ttl.on_scan(key, data, row):
+                    if stored and size + len(data) > limit:
+                        yield np.array(numbers, np.int64), state.columns.decode(stored)
+                        numbers, stored, size = [], [], 0
                     numbers.append(number)
                     stored.append(data)
-        return np.array(numbers, np.int64), state.columns.decode(stored)
+                    size += len(data)
+        if stored:
+            yield np.array(numbers, np.int64), state.columns.decode(stored)
 
     def append(self, state: AnyListState, of: Array, elements: pa.Array, times: RowTimes = None) -> None:
         """Appends elements to lists.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stateflow.runtime.task.operators.vector_operator as vector_operator_module
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
@@ -148,6 +150,24 @@ def test_whole_keys_of_an_arrow_batch_are_not_kept_until_the_end() -> None:
     rows = [Row(key, 1) for key in "abcdefgh"]
     emitted = [made for piece in pieces_of(chain, rows, [4]) for made in operator.process(*piece)]
     assert [len(made) for _, made in [*emitted, *operator.finish()]] == [3, 4, 1]
+
+
+class LongText(msgspec.Struct):
+    key: str
+    text: str
+
+
+class CountRows(VectorizedKeyedFunction):
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([state.keys.column("key"), pa.array(state.counts)], names=["key", "number"])
+
+
+def test_a_key_whose_rows_do_not_fit_into_one_array_is_an_error_that_names_it() -> None:
+    chain = chain_of(CountRows(), row_class=LongText)
+    rows = [LongText("a", "x"), *[LongText("b", "x" * 400) for _ in range(6)]]
+    with patch.object(vector_operator_module, "_LARGEST_COLUMN", 2000), pytest.raises(StateError) as e:
+        outputs_of(vector_operator(chain), pieces_of(chain, rows, [2, 4]))
+    assert e.value.facts["key"] == "{'key': 'b'}" and e.value.facts["operator"] == "op" and e.value.hint
 
 
 def test_what_is_held_back_of_a_phase_is_emitted_in_that_phase() -> None:

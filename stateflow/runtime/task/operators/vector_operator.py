@@ -34,6 +34,8 @@ from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
 
 T = TypeVar("T")
+_LARGEST_COLUMN = (1 << 31) - 1
+"""Bytes of texts in one Arrow array, of which offsets have 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,27 @@ def _concatenate(parts: Sequence[SortedRows]) -> SortedRows:
     origins = [part.origins for part in parts if part.origins is not None]
     return SortedRows(
         np.concatenate([p.order for p in parts]),
-        tuple(pa.concat_arrays(c) for c in columns),
+        tuple(_one_column(c) for c in columns),
         np.concatenate(origins) if origins else None,
     )
+
+
+def _one_column(parts: Sequence[pa.Array]) -> pa.Array:
+    """Returns parts of a column as one array.
+
+    Raises:
+        StateError: texts, bytes or lists are larger than one array may be. Only the rows of one key are, since the
+            parts that are held back for a call of many keys are limited.
+    """
+    size = sum(part.nbytes for part in parts)
+    if size > _LARGEST_COLUMN and not pa.types.is_primitive(parts[0].type):
+        raise StateError(
+            "the rows of a key in one batch are too large to be processed at once",
+            hint="limit the rows or files of a batch at the source, or use a function that gets one row at a time",
+            bytes=size,
+            limit=_LARGEST_COLUMN,
+        )
+    return pa.concat_arrays(parts)
 
 
 class VectorOperator:
@@ -148,14 +168,15 @@ class VectorOperator:
         if last == 0 and self._continues_held_key(rows):
             self._held.append(rows)
             return
-        whole = _concatenate([*self._held, rows.slice(0, last)])
+        whole = self._joined([*self._held, rows.slice(0, last)])
         self._held = [rows.slice(last, len(rows))]
         yield from self._feed(whole)
 
     def flush(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Processes the key whose rows are held back, after the last row of its phase."""
         if self._held:
-            whole, self._held = _concatenate(self._held), []
+            whole = self._joined(self._held)
+            self._held = []
             yield from self._feed(whole)
 
     def fire(self) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -178,6 +199,15 @@ class VectorOperator:
     def abort(self) -> None:
         """Closes the function after a failure."""
         self._call("close", self._function.close)
+
+    def _joined(self, parts: Sequence[SortedRows]) -> SortedRows:
+        try:
+            return _concatenate(parts)
+        except StateError as e:
+            held = self._held[-1].columns
+            key = {name: held[at][-1].as_py() for name, at in zip(self._names, self._keys, strict=True)}
+            e.add_facts(operator=self._spec.uid, key=described(key))
+            raise
 
     def _is_few(self, rows: SortedRows) -> bool:
         """Returns whether rows and those that are held back are less than a call should have."""
