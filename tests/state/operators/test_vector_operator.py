@@ -162,7 +162,7 @@ class CountRows(VectorizedKeyedFunction):
         return pa.RecordBatch.from_arrays([state.keys.column("key"), pa.array(state.counts)], names=["key", "number"])
 
 
-def test_a_key_whose_rows_do_not_fit_into_one_array_is_an_error_that_names_it() -> None:
+def test_a_key_whose_rows_do_not_fit_into_one_array_is_an_error_that_names_the_key() -> None:
     chain = chain_of(CountRows(), row_class=LongText)
     rows = [LongText("a", "x"), *[LongText("b", "x" * 400) for _ in range(6)]]
     with patch.object(vector_operator_module, "_LARGEST_COLUMN", 2000), pytest.raises(StateError) as e:
