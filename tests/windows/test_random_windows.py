@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import AggregateFunction, MemoryStateBackend, OutputTag, RocksDBStateBackend
+from stateflow.api.column_windows import time_windows
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
@@ -260,7 +261,10 @@ def _fired(row: Fired | Summed) -> Fired:
 def _check(history: History, method: str, backend: StateBackend) -> None:
     # So that a key of an operator by columns may be in several Arrow batches, and a call has few keys.
     few = history.arrow_rows or 1 << 17
-    with patch.multiple(WindowVectorOperator, rows_at_once=few, additions_at_once=few):
+    with (
+        patch.multiple(WindowVectorOperator, rows_at_once=few, additions_at_once=few),
+        patch.object(time_windows, "_FEW", 16 if history.arrow_rows is None else 1),
+    ):
         _check_windows(history, method, backend)
 
 

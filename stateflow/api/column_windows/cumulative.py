@@ -51,12 +51,14 @@ def cumulated(parts: Accumulators, window: Array, cuts: Array, merge: Merge) -> 
     of = window[last]
     found = parts if len(starts) == len(window) else merge(parts, starts, of)
     place = np.arange(len(of)) - np.searchsorted(of, of)
-    for step in range(1, int(place.max(initial=0)) + 1):
-        # Few windows fire more than once, for rows that are late.
-        now = np.flatnonzero(place == step)
-        pairs = np.stack([now - 1, now], axis=1).ravel()
+    step, last_place = 1, int(place.max(initial=0))
+    while step <= last_place:
+        # A prefix sum by doubling: a segment has the contents of the `step` segments up to it, then of twice as many.
+        now = np.flatnonzero(place >= step)
+        pairs = np.stack([now - step, now], axis=1).ravel()
         more = merge(taken(found, pairs), np.arange(0, 2 * len(now), 2), of[now])
         at = np.arange(len(of))
         at[now] = len(of) + np.arange(len(now))
         found = taken(joined([found, more]), at)
+        step *= 2
     return Segments(last, of, found)

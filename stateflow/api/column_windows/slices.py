@@ -29,6 +29,15 @@ class Slicing:
         """Whether each row belongs to one window."""
         return self.size == self.slide
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether times exist that belong to no window."""
+        return self.slide > self.size
+
+    def counts(self, times: Array) -> Array:
+        """Returns the number of windows of each time."""
+        return self._count(times, self.latest(times))
+
     def slices(self, times: Array) -> Array:
         """Returns the start of the slice of each time. All times of a slice belong to the same windows."""
         found: Array = times - (times - self.offset) % math.gcd(self.size, self.slide)
@@ -54,6 +63,18 @@ class Slicing:
         of = np.repeat(np.arange(len(times)), counts)
         step = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
         return of, latest[of] - step * self.slide
+
+    def added(self, times: Array, is_first: Array) -> Array:
+        """Returns for each time the number of its windows that do not contain the time before.
+
+        Args:
+            times: times of several keys, in order within each key.
+            is_first: which times are the first of a key.
+        """
+        latest = self.latest(times)
+        counts = self._count(times, latest)
+        more = np.append(0, np.diff(latest)) // self.slide
+        return np.where(is_first, counts, np.clip(more, 0, counts))
 
     def _count(self, times: Array, latest: Array) -> Array:
         counts: Array = np.maximum((self.size - 1 - (times - latest)) // self.slide + 1, 0)

@@ -14,12 +14,18 @@ import pyarrow as pa
 from stateflow.api.aggregates.aggregate import Accumulators
 from stateflow.api.column_windows.accumulators import joined, taken
 from stateflow.api.column_windows.cumulative import Segments, cumulated
+from stateflow.api.column_windows.shared_slices import SliceRanges, merged_pairs
 from stateflow.api.column_windows.slices import Slicing, is_sorted, starts_of_groups
 from stateflow.api.column_windows.window_aggregates import Aggregation, ColumnWindowSettings, WindowAggregates, Windows
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.functions.window_vectors import WindowVectorState
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
+
+_FEW = 16
+"""Windows of a row up to which each slice is added to each of its windows."""
+_PARTS = 16
+"""About how many parts a window of many slices has."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,23 @@ class _Parts:
     part: Array
     rows: Array
     accumulators: Accumulators
+
+    def at(self, positions: Array) -> _Parts:
+        """Returns some of the additions."""
+        return _Parts(
+            self.of[positions], self.starts[positions], self.part[positions], self.rows[positions], self.accumulators
+        )
+
+    def followed_by(self, other: _Parts) -> _Parts:
+        """Returns these additions, then those of `other`."""
+        first = len(next(iter(self.accumulators.values())))
+        return _Parts(
+            np.concatenate([self.of, other.of]),
+            np.concatenate([self.starts, other.starts]),
+            np.concatenate([self.part, other.part + first]),
+            np.concatenate([self.rows, other.rows]),
+            joined([self.accumulators, other.accumulators]),
+        )
 
 
 class TimeWindowAggregates(WindowAggregates):
@@ -120,16 +143,51 @@ class TimeWindowAggregates(WindowAggregates):
             alone = np.where(is_late, np.arange(1, len(times) + 1), 0)
         starts = starts_of_groups(of_row, slices, alone)
         of, slices = of_row[starts], slices[starts]
-        part, first = slicing.windows(slices)
-        kept = self._removal(first + slicing.size) > watermark
-        part, first = part[kept], first[kept]
-        has_window = np.zeros(len(starts), bool)
-        has_window[part] = True
-        if not has_window.all():
-            is_left = ~np.repeat(has_window, np.diff(starts, append=len(times)))
+        is_kept = self._removal(slicing.latest(slices) + slicing.size) > watermark
+        if slicing.has_gaps:
+            is_kept &= slicing.counts(slices) > 0
+        if not is_kept.all():
+            is_left = ~np.repeat(is_kept, np.diff(starts, append=len(times)))
             self._output_late(batch, state, is_left & (times + self._settings.lateness <= watermark))
         accumulators = self._columns.of_rows(batch, self._groups(state, starts, of, len(batch)))
-        return _Parts(of[part], first, part, starts[part], accumulators)
+        if self.windows_of_row <= _FEW:
+            part, first = slicing.windows(slices)
+            return self._without_removed(_Parts(of[part], first, part, starts[part], accumulators), watermark)
+        late, shared = np.flatnonzero(alone[starts]), np.flatnonzero((alone[starts] == 0) & is_kept)
+        part, first = slicing.windows(slices[late])
+        each = _Parts(of[late][part], first, late[part], starts[late][part], accumulators)
+        nodes = self._shared(state, of[shared], slices[shared], taken(accumulators, shared))
+        return self._without_removed(each.followed_by(nodes), watermark)
+
+    def _shared(self, state: WindowVectorState, of: Array, slices: Array, accumulators: Accumulators) -> _Parts:
+        """Returns the windows of slices that are not late, with few parts for each window."""
+        if not len(of):
+            return _Parts(of, slices, of, of, accumulators)
+        ranges = SliceRanges.of_slices(self._slicing, of, slices)
+        ranges = ranges.at(np.flatnonzero(self._removal(ranges.starts + self._slicing.size) > self._watermark(state)))
+        number, nodes = ranges.nodes(len(of))
+        longest = int((ranges.until - ranges.first).max(initial=1))
+        merged = merged_pairs(
+            accumulators,
+            of,
+            longest,
+            lambda some, starts, keys: self._columns.merged(
+                some, self._groups(state, starts, keys, len(next(iter(some.values()))))
+            ),
+        )
+        return _Parts(ranges.of[number], ranges.starts[number], nodes, np.zeros(len(nodes), np.int64), merged)
+
+    def _without_removed(self, parts: _Parts, watermark: int) -> _Parts:
+        kept = np.flatnonzero(self._removal(parts.starts + self._slicing.size) > watermark)
+        return parts if len(kept) == len(parts.of) else parts.at(kept)
+
+    def additions(self, times: Array, is_first: Array) -> Array:
+        """Returns for each row about how many accumulators its windows need in addition to those of the row before."""
+        slices = self._slicing.slices(times)
+        if self.windows_of_row > _FEW:
+            return self._slicing.added(slices, is_first) * _PARTS
+        is_new = is_first | np.append(True, slices[1:] != slices[:-1])[: len(slices)]
+        return np.where(is_new, self._slicing.counts(slices), 0)
 
     def _windows(self, parts: _Parts, due: DueTimers) -> tuple[Windows, Array]:
         """Returns the windows that rows are added to or that are due, and for each addition the number of its window.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Never, NoReturn
 
+import numpy as np
 import pyarrow as pa
 
 from stateflow.api.functions.process import OnTimerContext
@@ -83,6 +84,15 @@ class WindowVectorFunction(VectorizedKeyedFunction):
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | None:
         """Called as for `VectorizedKeyedFunction`, with a `WindowVectorState`."""
         raise NotImplementedError(f"{type(self).__name__} has no process_batch")
+
+    def additions(self, times: Array, is_first: Array) -> Array:
+        """Returns for each row about how many accumulators its windows need in addition to those of the row before.
+
+        Args:
+            times: event times of the rows, in order within each key.
+            is_first: which rows are the first of a key.
+        """
+        return np.ones(len(times), np.int64)
 
     def on_timers(self, domain: TimeDomain, due: DueTimers, state: WindowVectorState) -> pa.RecordBatch | None:
         """Called with timers that are due, in order of time; `state` has their keys, and no rows."""

@@ -17,7 +17,7 @@ from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.operators.key_watermarks import watermarks_before_rows
 from stateflow.runtime.task.operators.vector_operator import SortedRows, VectorOperator
 from stateflow.runtime.task.row_conversion import event_times, group_starts
-from stateflow.runtime.task_spec import TIMER_PHASE, ChainSpec
+from stateflow.runtime.task_spec import TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_reader import KeyLayout
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
@@ -27,6 +27,23 @@ from stateflow.state.kinds.window_timers import DueKeys
 _GROUP_BYTES = 2
 
 
+def calls_of(starts: Array, added: Numbers, limit: int) -> Iterator[tuple[int, int]]:
+    """Yields the first row and the end of adjacent groups of rows: as many groups as fit a limit, one at least.
+
+    Args:
+        starts: the first row of each group.
+        added: the number of accumulators for the rows up to each one.
+        limit: how many accumulators are in memory at once.
+    """
+    edges = np.append(starts, len(added))
+    until = np.append(0, added)[edges]
+    at = 0
+    while at < len(starts):
+        end = max(int(np.searchsorted(until, until[at] + limit, side="right")) - 1, at + 1)
+        yield int(edges[at]), int(edges[end])
+        at = end
+
+
 class WindowVectorOperator(VectorOperator):
     """Calls a `WindowVectorFunction`; arguments as for `VectorOperator`, and the index of the timers in the backend."""
 
@@ -34,7 +51,7 @@ class WindowVectorOperator(VectorOperator):
     """A call costs some milliseconds, whatever the number of rows."""
 
     additions_at_once = 1 << 20
-    """Rows of a call, each counted once for each of its windows, which are in memory together. No key is divided."""
+    """Accumulators of the windows of a call, which are in memory together."""
 
     def __init__(
         self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits, index: TimerIndex
@@ -45,6 +62,7 @@ class WindowVectorOperator(VectorOperator):
         self._timers = self._state.window_timers(self._groups, index)
         self._now = epoch_milliseconds(info.processing_time)
         self._watermark = spec.watermark_before
+        self._times_of_part: BatchTimes | None = None
         self._calls: list[tuple[int, WindowVectorState]] = []
         kinds = [spec.inputs[0].schema.column(name).arrow_type for name in spec.keying.columns]
         self._layout = KeyLayout(tuple(kinds), _GROUP_BYTES)
@@ -69,21 +87,38 @@ class WindowVectorOperator(VectorOperator):
                 yield tag, self._spec.inputs[0].schema, [(phase, rows) for rows in batches]
 
     def _feed(self, rows: SortedRows) -> Iterator[tuple[int, pa.RecordBatch]]:
-        at_once = max(self.additions_at_once // self._windows.windows_of_row, 1)
-        if len(rows) <= at_once:
+        if len(rows) * self._windows.windows_of_row <= self.additions_at_once:
             yield from super()._feed(rows)
             return
-        edges = np.array([*group_starts(rows.order, self._key_columns(rows)), len(rows)])
-        at = 0
-        while at < len(edges) - 1:
-            end = max(int(np.searchsorted(edges, edges[at] + at_once, side="right")) - 1, at + 1)
-            yield from super()._feed(rows.slice(int(edges[at]), int(edges[end])))
-            at = end
+        starts = np.array(group_starts(rows.order, self._key_columns(rows)))
+        column = None if self._input.time is None else rows.columns[self._input.time]
+        times = np.zeros(len(rows), np.int64) if column is None else event_times(column)
+        is_first = np.zeros(len(rows), bool)
+        is_first[starts] = True
+        added = np.cumsum(self._windows.additions(times, is_first))
+        is_in_order = bool(((times[1:] >= times[:-1]) | is_first[1:]).all())
+        for first, last in calls_of(starts, added, self.additions_at_once):
+            some, at = rows.slice(first, last), starts[(starts >= first) & (starts < last)]
+            if not is_in_order or len(at) != 1 or added[last - 1] - added[first] < self.additions_at_once:
+                yield from super()._feed(some)
+            else:
+                yield from self._feed_key(some, added[first:last] - (added[first - 1] if first else 0))
+
+    def _feed_key(self, rows: SortedRows, added: Numbers) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Passes the rows of one key in several calls, by time: as many smaller batches would have them."""
+        whole = self._times(rows, np.zeros(1, np.int64))
+        watermark = whole.watermark
+        for first, last in calls_of(np.arange(len(rows)), added, self.additions_at_once):
+            before = whole.before_rows[first:last]
+            self._times_of_part = BatchTimes(self._now, watermark, before[-1:], before)
+            yield from super()._feed(rows.slice(first, last))
+            watermark = int(before[-1])
+        self._times_of_part = None
 
     def _new_state(
         self, rows: SortedRows, keys: pa.RecordBatch, starts: Array, encoded: tuple[list[bytes], list[bytes]]
     ) -> VectorState:
-        times = self._times(rows, starts)
+        times = self._times_of_part or self._times(rows, starts)
         # Reads the store, so before there are pending changes.
         due = self._timers.fire_of_keys(*encoded, times.reached)
         state = WindowVectorState(keys, starts, self._states(rows, starts, encoded), times, self._timers)

@@ -1,0 +1,134 @@
+"""Windows by columns that overlap many times: few parts for each window, calls of limited size, work for late rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import SlidingEventTimeWindows
+from stateflow.api.aggregates.aggregate import Accumulators
+from stateflow.api.column_windows.cumulative import cumulated
+from stateflow.api.column_windows.shared_slices import SliceRanges, merged_pairs
+from stateflow.api.column_windows.slices import Slicing
+from stateflow.api.column_windows.time_windows import TimeWindowAggregates
+from stateflow.api.functions.vectorized import Array
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.windows.timed_rows import Timed, ms
+
+
+class Work:
+    """Merges texts, and counts how many."""
+
+    def __init__(self) -> None:
+        self.merged = 0
+
+    def merge(self, some: Accumulators, starts: Array, of: Array) -> Accumulators:
+        texts = some["text"].to_pylist()
+        self.merged += len(texts)
+        edges = [*starts.tolist(), len(texts)]
+        return {"text": pa.array(["".join(texts[a:b]) for a, b in pairwise(edges)], pa.string())}
+
+
+def _texts(count: int) -> Accumulators:
+    return {"text": pa.array([f"{number}," for number in range(count)], pa.string())}
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-60, 60)), min_size=1, max_size=60, unique=True),
+)
+def test_each_window_has_its_slices_in_order_in_few_parts(
+    size: int, slide: int, given_slices: list[tuple[int, int]]
+) -> None:
+    slicing = Slicing(size * slide, slide, 1)
+    every = sorted({(key, int(slicing.slices(np.array([at]))[0])) for key, at in given_slices})
+    of, slices = (np.array(column, np.int64) for column in zip(*every, strict=True))
+    ranges = SliceRanges.of_slices(slicing, of, slices)
+    wanted: dict[tuple[int, int], str] = defaultdict(str)
+    for number, (key, at) in enumerate(every):
+        for start in slicing.windows(np.array([at]))[1].tolist():
+            wanted[key, start] += f"{number},"
+    window, nodes = ranges.nodes(len(of))
+    longest = int((ranges.until - ranges.first).max())
+    merged = merged_pairs(_texts(len(of)), of, longest, Work().merge)["text"].to_pylist()
+    found: dict[tuple[int, int], str] = defaultdict(str)
+    for number, node in zip(window.tolist(), nodes.tolist(), strict=True):
+        found[int(ranges.of[number]), int(ranges.starts[number])] += merged[node]
+    assert found == wanted
+    assert len(nodes) <= len(wanted) * 2 * max(longest.bit_length(), 1)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+def test_a_window_that_fires_many_times_needs_work_in_proportion(sizes: Sequence[int]) -> None:
+    window = np.repeat(np.arange(len(sizes)), sizes)
+    parts, work = _texts(len(window)), Work()
+    found = cumulated(parts, window, np.ones(len(window), bool), work.merge)
+    texts, at = parts["text"].to_pylist(), 0
+    for size in sizes:
+        for number in range(size):
+            assert found.accumulators["text"][at + number].as_py() == "".join(texts[at : at + number + 1])
+        at += size
+    assert work.merged <= 2 * len(window) * max(sizes).bit_length()
+
+
+class Summed(msgspec.Struct, frozen=True):
+    key: str
+    start: int
+    total: int
+    first: int
+    last: int
+
+
+COLUMNS = {
+    "start": ("window_start",),
+    "total": ("sum", "value"),
+    "first": ("first", "value"),
+    "last": ("last", "value"),
+}
+
+
+def test_a_key_with_thousands_of_overlapping_windows_is_processed_in_calls_of_limited_size() -> None:
+    size, slide, limit = 2000, 1, 1 << 14
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(slide)))
+        return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
+
+    rows = [Timed("a", number, number * 2 + number % 2) for number in range(1, 1500)] + [Timed("b", 1, 3)]
+    wanted: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row in rows:
+        assert row.at is not None
+        for start in range(row.at - size + 1, row.at + 1):
+            wanted[row.key, start].append(row.value)
+    parts: list[int] = []
+    shared = TimeWindowAggregates._shared
+
+    def counted(*given: object) -> object:
+        made = shared(*given)  # type: ignore[arg-type]
+        parts.append(len(made.of))
+        return made
+
+    with (
+        patch.object(WindowVectorOperator, "additions_at_once", limit),
+        patch.object(TimeWindowAggregates, "_shared", counted),
+        KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at", out_of_orderness=ms(5))) as h,
+    ):
+        h.push(*rows)
+        h.drain()
+        found = {(row.key, row.start): (row.total, row.first, row.last) for row in h.output}
+        assert len(h.output) == len(found) and h.state_entries() == [] and h.timers() == []
+    assert found == {window: (sum(values), values[0], values[-1]) for window, values in wanted.items()}
+    # Each slice in each of its windows are three million.
+    assert len(parts) >= 4 and max(parts) < 2 * limit
