@@ -22,6 +22,10 @@ from stateflow.api.functions.timers import TimerService
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction
 from stateflow.api.joins.window_join import TaggedRow
+from stateflow.api.patterns.conditions import MatchedRows
+from stateflow.api.patterns.functions import PatternProcessFunction
+from stateflow.api.patterns.pattern import Pattern
+from stateflow.api.patterns.skip import AfterMatchSkipStrategy
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.api.watermarks import WatermarkStrategy
@@ -136,6 +140,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AfterMatchSkipStrategy",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
@@ -185,6 +190,7 @@ __all__ = [
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "MatchedRows",
     "MemoryStateBackend",
     "NeverTrigger",
     "OnMergeContext",
@@ -193,6 +199,8 @@ __all__ = [
     "OperatorStateStore",
     "OutputTag",
     "PartitionedSource",
+    "Pattern",
+    "PatternProcessFunction",
     "PostgresSink",
     "ProcessJoinFunction",
     "ProcessWindowFunction",

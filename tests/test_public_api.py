@@ -17,6 +17,7 @@ ROOT = Path(stateflow.__file__).parents[1]
 
 
 PUBLIC_NAMES = [
+    "AfterMatchSkipStrategy",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
@@ -66,6 +67,7 @@ PUBLIC_NAMES = [
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "MatchedRows",
     "MemoryStateBackend",
     "NeverTrigger",
     "OnMergeContext",
@@ -74,6 +76,8 @@ PUBLIC_NAMES = [
     "OperatorStateStore",
     "OutputTag",
     "PartitionedSource",
+    "Pattern",
+    "PatternProcessFunction",
     "PostgresSink",
     "ProcessJoinFunction",
     "ProcessWindowFunction",

@@ -31,15 +31,14 @@ class _Auction:
 class _Winner:
     price: int
     at: datetime
-    position: int
 
 
 def average_selling_prices(events: pa.Table) -> Rows:
     """Returns the result of q6 for events in order: for each auction that has a winning bid, its seller and an average.
 
     The average is that of the winning bids of this auction and up to ten earlier ones of the seller, by the times of
-    these bids, rounded down. Of equal prices the first bid wins, and bids of the same time are in the order of the
-    stream.
+    these bids, rounded down. Of equal prices the first bid wins, and winning bids of the same time are in the order of
+    their auctions.
     """
     auctions = {
         number: _Auction(seller, opened, expires)
@@ -48,11 +47,11 @@ def average_selling_prices(events: pa.Table) -> Rows:
         )
     }
     by_seller: defaultdict[int, list[_Winner]] = defaultdict(list)
-    for number, winner in _winners(events, auctions).items():
+    for number, winner in sorted(_winners(events, auctions).items()):
         by_seller[auctions[number].seller].append(winner)
     result: Rows = Counter()
     for seller, winners in by_seller.items():
-        prices = [winner.price for winner in sorted(winners, key=lambda winner: (winner.at, winner.position))]
+        prices = [winner.price for winner in sorted(winners, key=lambda winner: winner.at)]
         for end in range(1, len(prices) + 1):
             frame = prices[max(end - 1 - _EARLIER_AUCTIONS, 0) : end]
             result[(seller, sum(frame) // len(frame))] += 1
@@ -72,13 +71,13 @@ def bids_by_arrival(events: pa.Table, arrivals_ms: Numbers) -> Rows:
 
 def _winners(events: pa.Table, auctions: dict[int, _Auction]) -> dict[int, _Winner]:
     winners: dict[int, _Winner] = {}
-    for position, (number, price, at) in enumerate(_rows(events, BID, ["bid_auction", "bid_price", "dateTime"])):
+    for number, price, at in _rows(events, BID, ["bid_auction", "bid_price", "dateTime"]):
         # A bid can come before its auction, at the same time.
         auction, winner = auctions.get(number), winners.get(number)
         if auction is None or not auction.opened <= at <= auction.expires:
             continue
         if winner is None or price > winner.price:
-            winners[number] = _Winner(price, at, position)
+            winners[number] = _Winner(price, at)
     return winners
 
 

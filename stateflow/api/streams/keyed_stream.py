@@ -10,6 +10,7 @@ from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.api.functions.queryable import KeepQueryableRow
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.graph.nodes import Edge
+from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.connected_streams import (
     BroadcastConnectedStream,
@@ -23,6 +24,7 @@ from stateflow.api.streams.keyed_input import Stream
 from stateflow.api.streams.keyed_over import KeyedOver
 from stateflow.api.streams.keyed_ranking import KeyedRanking
 from stateflow.api.streams.keyed_row_operators import KeyedRowOperators
+from stateflow.api.streams.pattern_stream import PatternStream
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import WindowAssigner
 from stateflow.errors import JobDefinitionError
@@ -110,6 +112,18 @@ class KeyedStream(
             JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have.
         """
         return WindowedStream.of(self, assigner)
+
+    def match_pattern(self, pattern: Pattern) -> PatternStream[Stream]:
+        """Matches the rows of each key with a pattern, in the order of event time.
+
+        Args:
+            pattern: such as ``Pattern.begin("low", lambda row: row.price < 10).next("high", lambda row: …)``.
+
+        Raises:
+            JobDefinitionError: `pattern` is no pattern or cannot be matched, or the stream has no event time or is a
+                changelog.
+        """
+        return PatternStream.of(self, pattern)
 
     def as_queryable_state(self, name: str, descriptor: StateDescriptor | None = None, *, uid: str) -> None:
         """Keeps the newest row of each key as a state that can be queried; the stream ends here, as in Flink.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from stateflow.state.handles import ClassSchema, FieldSchema, TypeNode
 from stateflow.state.schema.describe import type_text
 
+_OTHER_DECLARATION = "change the declaration back, or give the operator a new uid: it then starts without this state"
 NEW_NAME = "give the new state a new name, or change the type back"
 FIELD_MISSING = "stored values lack the field, and it has no default"
 _RENAME = "give the new field another stored name: msgspec.field(name=...)"
@@ -99,6 +100,10 @@ class Comparison:
 
     def _compare_members(self, old: TypeNode, new: TypeNode, at: str) -> None:
         """Compares limits, choices and member types of two types of the same kind."""
+        if old.kind == "literal" and len(old.choices) == len(new.choices) == 1 and old.choices != new.choices:
+            # A field with one value identifies what the values belong to.
+            self._add_conflict(at, old, new, "the values belong to another declaration", _OTHER_DECLARATION)
+            return
         if len(old.parts) != len(new.parts) or not set(old.choices) <= set(new.choices):
             self._conflict(
                 at, old, new, "the type has changed" if old.parts else "values that were allowed no longer exist"
@@ -224,6 +229,9 @@ class Comparison:
 
     def _conflict(self, at: str, old: TypeNode, new: TypeNode, reason: str) -> None:
         way_out = f"{_RENAME}, with a default; or change the type back" if at else NEW_NAME
+        self._add_conflict(at, old, new, reason, way_out)
+
+    def _add_conflict(self, at: str, old: TypeNode, new: TypeNode, reason: str, way_out: str) -> None:
         self.conflicts.append(Conflict(at, self._old(old), self._new(new), reason, way_out))
 
     def _old(self, node: TypeNode) -> str:

@@ -1,0 +1,1 @@
+"""Patterns: sequences of rows of a key, in the order of event time."""
