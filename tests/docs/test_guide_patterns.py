@@ -97,7 +97,7 @@ def test_delays_that_grow_are_those_of_plain_python(guide: ModuleType, flights: 
             while end + 1 < len(rows) and (rows[end + 1]["arr_delay"] or -999) > (rows[end]["arr_delay"] or -999):
                 end += 1
             in_time = end + 1 < len(rows) and rows[end + 1]["time"] - rows[at]["time"] < 7 * DAY
-            if _is_late(rows[at]) and end - at >= 2 and in_time:
+            if _is_late(rows[at]) and end > at and in_time:
                 wanted.append(
                     {"tailnum": rows[0]["tailnum"], "delays": [row["arr_delay"] for row in rows[at : end + 1]]}
                 )
