@@ -107,7 +107,8 @@ def pairs_of(
     """Yields the positions of left and right rows with equal numbers, in order of the left rows.
 
     Args:
-        left, right: the number of each row's key.
+        left: the number of each left row's key.
+        right: the number of each right row's key.
         sizes: the bytes of each left and each right row; None for none.
         limits: how many pairs are yielded at once.
     """
