@@ -39,7 +39,14 @@ from stateflow.api.windows.assigners import (
     TumblingProcessingTimeWindows,
     WindowAssigner,
 )
-from stateflow.api.windows.evictors import CountEvictor, DeltaEvictor, Evictor, TimeEvictor, TimestampedRow
+from stateflow.api.windows.evictors import (
+    CountEvictor,
+    DeltaEvictor,
+    Evictor,
+    EvictorContext,
+    TimeEvictor,
+    TimestampedRow,
+)
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext, WindowOpenContext
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
 from stateflow.api.windows.triggers import (
@@ -166,6 +173,7 @@ __all__ = [
     "EventTimeSessionWindows",
     "EventTimeTrigger",
     "Evictor",
+    "EvictorContext",
     "FileSink",
     "FileSource",
     "FoldingStateDescriptor",

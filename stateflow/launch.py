@@ -333,6 +333,7 @@ class _Runs:
             stopped_because=reached,
             duration_s=round(seconds, 3),
             restarts=self._restarts,
+            late_rows_dropped=run.totals.late_rows_dropped,
             quarantined_count=run.totals.quarantined_count,
             quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],
         )

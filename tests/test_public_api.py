@@ -43,6 +43,7 @@ PUBLIC_NAMES = [
     "EventTimeSessionWindows",
     "EventTimeTrigger",
     "Evictor",
+    "EvictorContext",
     "FileSink",
     "FileSource",
     "FoldingStateDescriptor",

@@ -31,6 +31,7 @@ class RunResult:
         restarts: number of restarts by the restart strategy.
         quarantined_count: number of corrupt input files that the run skipped.
         quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
+        late_rows_dropped: number of rows that operators dropped because they were too late.
         idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
             `generation` is that of the last run.
     """
@@ -50,6 +51,7 @@ class RunResult:
     restarts: int = 0
     quarantined_count: int = 0
     quarantined: list[dict[str, str]] = field(default_factory=list)
+    late_rows_dropped: int = 0
     idle: bool = False
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
+from stateflow import (
+    Context,
+    KeyedProcessFunction,
+    OutputTag,
+    StreamExecutionEnvironment,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
 from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
@@ -46,6 +53,37 @@ class Stamp(KeyedProcessFunction[Row, Stamped]):
 
     def on_batch_end(self, ctx: Context) -> Iterator[Stamped]:
         yield Stamped(-1, ctx.current_processing_time().isoformat())
+
+
+class Sum(msgspec.Struct):
+    key: str
+    number: int
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("has_output", [False, True])
+def test_rows_that_windows_drop_because_they_are_late_are_counted(
+    tmp_path: Path, by_columns: bool, has_output: bool
+) -> None:
+    recorder, source = MemoryRecorder(), Growing([Row("a", at) for at in (1, 500, 2, 3, 490, 600)], Row)
+    jobs = LocalJobs(tmp_path, ManualClock(), source__max_rows_per_batch=2)
+    jobs.recorder = recorder
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("number")
+        rows = env.from_source(source, uid="rows").assign_timestamps_and_watermarks(strategy).key_by("key")
+        windows = rows.window(TumblingEventTimeWindows.of(timedelta(milliseconds=100)))
+        windows = windows.side_output_late_data(OutputTag("late", Row)) if has_output else windows
+        if by_columns:
+            stream = windows.aggregate_columns({"number": ("sum", "number")}, output=Sum, uid="w")
+        else:
+            stream = windows.reduce(lambda first, second: second, uid="w")
+        stream.sink_to(jobs.sink("out"), uid="out")
+
+    run = jobs.prepare(build)
+    run.start()
+    run_local(run, {"rows": source}, lambda result: None)
+    assert recorder.counters["num_late_records_dropped"] == run.totals.late_rows_dropped == (0 if has_output else 3)
 
 
 def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_time(tmp_path: Path) -> None:

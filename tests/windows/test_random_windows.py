@@ -6,7 +6,7 @@ For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/windows/
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,13 +23,15 @@ from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.windows.assigners import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
-from stateflow.api.windows.evictors import CountEvictor
+from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.testing import KeyedHarness, KeyedInput
+from stateflow.types.time_window import TimeWindow
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 KEYS = "abc"
+KEPT = 2
 METHODS = ["process", "aggregate", "evict", "columns"]
 
 
@@ -101,6 +103,21 @@ class EmitNumbers(ProcessWindowFunction[list[int], Fired]):
         yield Fired(key, ctx.window.start, ctx.window.end, sorted(numbers))
 
 
+class KeepNewest(Evictor[Row]):
+    """Keeps the two rows of a window that came last, whatever their order is after sessions were merged."""
+
+    def evict_before(
+        self, rows: Sequence[TimestampedRow[Row]], window: TimeWindow, ctx: EvictorContext
+    ) -> Sequence[TimestampedRow[Row]]:
+        assert ctx.current_watermark() >= window.max_timestamp and ctx.current_processing_time() >= 0
+        return sorted(rows, key=lambda row: row.row.number)[-KEPT:]
+
+    def evict_after(
+        self, rows: Sequence[TimestampedRow[Row]], window: TimeWindow, ctx: EvictorContext
+    ) -> Sequence[TimestampedRow[Row]]:
+        return rows
+
+
 class CollectNumbers(AggregateFunction[Row, list[int], list[int]]):
     def create_accumulator(self) -> list[int]:
         return []
@@ -149,6 +166,7 @@ class Model:
     kind: Kind
     bound: int
     lateness: int
+    evicts: bool = False
     latest: int | None = None
     keys: dict[str, Key] = field(default_factory=lambda: defaultdict(Key))
     late: list[int] = field(default_factory=list)
@@ -174,6 +192,8 @@ class Model:
     def fire(self, name: str, window: tuple[int, int]) -> None:
         key = self.keys[name]
         key.due.discard(window)
+        if self.evicts:
+            key.open[window] = sorted(key.open[window])[-KEPT:]
         key.fired.append(Fired(name, *window, sorted(key.open[window])))
 
     def add(self, row: Row, watermark: int) -> None:
@@ -248,7 +268,7 @@ def _windowed(history: History, method: str) -> Callable[[KeyedStream[DataStream
         if method == "aggregate":
             return windows.aggregate(CollectNumbers(), EmitNumbers(), accumulator=list[int], output=Fired, uid="w")
         if method == "evict":
-            windows = windows.evictor(CountEvictor.of(1000))
+            windows = windows.evictor(KeepNewest())
         return windows.process(EmitRows(), output=Fired, uid="w")
 
     return declare
@@ -269,7 +289,8 @@ def _check(history: History, method: str, backend: StateBackend) -> None:
 
 
 def _check_windows(history: History, method: str, backend: StateBackend) -> None:
-    model, fired, late, number = Model(history.kind, history.bound, history.lateness), defaultdict(list), [], 0
+    model = Model(history.kind, history.bound, history.lateness, method == "evict")
+    fired, late, number = defaultdict(list), [], 0
     arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     given_rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))

@@ -79,13 +79,14 @@ def declared_windows(settings: AnySettings, time_column: str, aggregation: Aggre
     assigner = settings.assigner
     if type(settings.trigger) is not type(assigner.default_trigger()):
         raise _refused("a trigger", type(settings.trigger).__name__)
-    time, kind = time_column if assigner.is_event_time else "", windows_kind(assigner)
+    time = time_column if assigner.is_event_time else ""
+    names, late = (windows_kind(assigner), settings.text), (settings.allowed_lateness, settings.late_rows)
     # Not subclasses, which may assign other windows.
     if isinstance(assigner, _SLICED) and type(assigner) in _SLICED:
-        own = ColumnWindowSettings(time, kind, assigner.size, settings.allowed_lateness, settings.late_rows)
+        own = ColumnWindowSettings(time, *names, assigner.size, *late)
         return TimeWindowAggregates(own, aggregation, Slicing(assigner.size, assigner.slide, assigner.offset))
     if isinstance(assigner, _SESSIONS) and type(assigner) in _SESSIONS and isinstance(assigner.gap, int):
-        own = ColumnWindowSettings(time, kind, assigner.gap, settings.allowed_lateness, settings.late_rows)
+        own = ColumnWindowSettings(time, *names, assigner.gap, *late)
         return SessionAggregates(own, aggregation, assigner.gap)
     raise _refused("a window assigner", type(assigner).__name__)
 

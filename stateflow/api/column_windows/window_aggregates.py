@@ -37,6 +37,7 @@ class ColumnWindowSettings:
     Attributes:
         time_column: the event time of the rows; empty for windows of processing time.
         kind: the kind of the windows; part of the stored format.
+        text: the windows and their trigger, for plans.
         longest: milliseconds from a row to the end of its windows, at most.
         lateness: milliseconds after the end of a window for which late rows are added to it.
         late_rows: side output of the rows that are too late; None to drop them.
@@ -44,6 +45,7 @@ class ColumnWindowSettings:
 
     time_column: str
     kind: str
+    text: str
     longest: int
     lateness: int = 0
     late_rows: OutputTag[Never] | None = None
@@ -109,6 +111,7 @@ class WindowAggregates(WindowVectorFunction):
     _contents: ValueState[object]
 
     def __init__(self, settings: ColumnWindowSettings, aggregation: Aggregation) -> None:
+        self.windows_text = settings.text
         self._settings = settings
         self._aggregation = aggregation
         self._columns = aggregation.accumulators
@@ -157,8 +160,10 @@ class WindowAggregates(WindowVectorFunction):
     # -- output and state ---------------------------------------------------------------------------------------------
 
     def _output_late(self, batch: pa.RecordBatch, state: WindowVectorState, is_late: Array) -> None:
-        """Emits rows to the side output of late rows."""
-        if self._settings.late_rows is not None and is_late.any():
+        """Emits rows to the side output of late rows, or drops them."""
+        if self._settings.late_rows is None:
+            self.late_rows_dropped += int(np.count_nonzero(is_late))
+        elif is_late.any():
             state.output(self._settings.late_rows, batch.filter(pa.array(is_late)))
 
     def _groups(self, state: WindowVectorState, starts: Array, of: Array, count: int) -> VectorState:

@@ -213,7 +213,13 @@ class KeyedFunction(Generic[Out]):
     """Base class of all functions of keyed streams.
 
     A copy of the object lives for one batch of one subtask. Store data that later batches need in state.
+
+    Attributes:
+        late_rows_dropped: number of rows of the batch that the function has dropped because they were too late. A
+            metric has the sum of all functions.
     """
+
+    late_rows_dropped = 0
 
     def open(self, ctx: RuntimeContext) -> None:
         """Called once per batch and subtask, before the first row, to declare state."""

@@ -106,6 +106,7 @@ class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Righ
     ) -> None:
         self.function = function
         self._sides = sides
+        self.windows_text = settings.text
         self._settings = settings
         self._evictor = evictor
 
@@ -117,6 +118,7 @@ class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Righ
 
     def close(self) -> None:
         self._operator.close()
+        self.late_rows_dropped = self._operator.late_rows_dropped
 
     def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
         return self._operator.process_element(self._tagged(left=row), ctx)

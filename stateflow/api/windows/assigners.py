@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Generic, Never, Self, TypeVar
 
-from stateflow.api.windows.durations import duration_ms, positive_ms
+from stateflow.api.windows.durations import duration_ms, duration_text, positive_ms
 from stateflow.api.windows.trigger import Trigger
 from stateflow.api.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
 from stateflow.api.windows.window import GlobalWindow
@@ -38,6 +38,10 @@ class WindowAssigner(ABC, Generic[In]):
             timestamp: event time of the row, or processing time, in milliseconds since 1970.
         """
 
+    def __str__(self) -> str:
+        """Returns the text that plans show."""
+        return type(self).__name__
+
     def default_trigger(self) -> Trigger[object]:
         """Returns the trigger that is used unless the job declares one."""
         return EventTimeTrigger() if self.is_event_time else ProcessingTimeTrigger()
@@ -56,6 +60,11 @@ class _Sliding(WindowAssigner[object]):
     size: int
     slide: int
     offset: int
+
+    def __str__(self) -> str:
+        every = f" every {duration_text(self.slide)}" if self.slide != self.size else ""
+        offset = f", offset {duration_text(self.offset)}" if self.offset else ""
+        return f"{type(self).__name__} of {duration_text(self.size)}{every}{offset}"
 
     def assign_windows(self, row: object, timestamp: int) -> list[TimeWindow]:
         """Returns the windows that contain the timestamp, the latest first."""
@@ -152,6 +161,10 @@ class _Sessions(WindowAssigner[Row], Generic[Row]):
                 given=repr(gap),
             )
         return cls(gap)
+
+    def __str__(self) -> str:
+        gap = f"a gap of {duration_text(self.gap)}" if isinstance(self.gap, int) else "a dynamic gap"
+        return f"{type(self).__name__} with {gap}"
 
     def assign_windows(self, row: Row, timestamp: int) -> list[TimeWindow]:
         """Returns the window from the row to the end of its gap."""

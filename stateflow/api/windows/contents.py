@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from stateflow.api.functions.process import RuntimeContext
-from stateflow.api.windows.evictors import Evictor, TimestampedRow
+from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
 from stateflow.state.kinds.keyed_state import MergeableState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState
@@ -50,7 +50,7 @@ class WindowContents(ABC, Generic[Row, Element]):
         self.state.add(row)
 
     @abstractmethod
-    def evaluate(self, window: TimeWindow, emit: Emit[Element]) -> Iterator[object]:
+    def evaluate(self, window: TimeWindow, emit: Emit[Element], ctx: EvictorContext) -> Iterator[object]:
         """Yields what `emit` returns for the content; nothing for a window without content."""
 
     def clear(self) -> None:
@@ -61,7 +61,7 @@ class WindowContents(ABC, Generic[Row, Element]):
 class _OneValue(WindowContents[Row, Element]):
     """A single value."""
 
-    def evaluate(self, window: TimeWindow, emit: Emit[Element]) -> Iterator[object]:
+    def evaluate(self, window: TimeWindow, emit: Emit[Element], ctx: EvictorContext) -> Iterator[object]:
         value = self._value()
         if value is not None:
             yield from emit((value,))
@@ -119,7 +119,7 @@ class _StoredRows(WindowContents[Row, Element]):
 class BufferedContents(_StoredRows[Row, Row]):
     """All rows of a window, which the window function is called with."""
 
-    def evaluate(self, window: TimeWindow, emit: Emit[Row]) -> Iterator[object]:
+    def evaluate(self, window: TimeWindow, emit: Emit[Row], ctx: EvictorContext) -> Iterator[object]:
         rows = list(self.state.get())
         if rows:
             yield from emit(rows)
@@ -141,13 +141,13 @@ class EvictedContents(_StoredRows[Row, Element]):
         self._time_of = time_of
         self._summary = summary
 
-    def evaluate(self, window: TimeWindow, emit: Emit[Element]) -> Iterator[object]:
+    def evaluate(self, window: TimeWindow, emit: Emit[Element], ctx: EvictorContext) -> Iterator[object]:
         time_of = self._time_of
         stored = [TimestampedRow(row, time_of(row) if time_of else None) for row in self.state.get()]
         if not stored:
             return
-        kept = self._evictor.evict_before(stored, window)
+        kept = self._evictor.evict_before(stored, window, ctx)
         yield from emit(self._summary([each.row for each in kept]))
-        kept = self._evictor.evict_after(kept, window)
+        kept = self._evictor.evict_after(kept, window, ctx)
         if len(kept) < len(stored):
             self.state.update([each.row for each in kept])

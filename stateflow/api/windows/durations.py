@@ -23,6 +23,16 @@ def duration_ms(what: str, duration: object) -> int:
     return duration // _MILLISECOND
 
 
+def duration_text(milliseconds: int) -> str:
+    """Returns a duration such as ``1 d 12 h``, without units that are zero."""
+    rest, found = abs(milliseconds), []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            found.append(f"{count} {unit}")
+    return ("-" if milliseconds < 0 else "") + " ".join(found)
+
+
 def positive_ms(what: str, duration: object) -> int:
     """Returns a duration of a millisecond or more. Raises JobDefinitionError for another one."""
     length = duration_ms(what, duration)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from stateflow.api.windows.durations import positive_ms
 from stateflow.errors import JobDefinitionError
@@ -26,15 +26,25 @@ class TimestampedRow(Generic[Row]):
 Rows = Sequence[TimestampedRow[Row]]
 
 
+class EvictorContext(Protocol):
+    """The current times, for an evictor. They are milliseconds since 1970."""
+
+    def current_processing_time(self) -> int:
+        """Returns the batch's processing time, which is constant during the batch."""
+
+    def current_watermark(self) -> int:
+        """Returns the current watermark; see `TimerService.current_watermark`."""
+
+
 class Evictor(ABC, Generic[Row]):
     """Removes rows of a window. A window with an evictor stores all of its rows."""
 
     @abstractmethod
-    def evict_before(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
+    def evict_before(self, rows: Rows[Row], window: TimeWindow, ctx: EvictorContext) -> Rows[Row]:
         """Returns the rows to keep, before the window is evaluated with them."""
 
     @abstractmethod
-    def evict_after(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
+    def evict_after(self, rows: Rows[Row], window: TimeWindow, ctx: EvictorContext) -> Rows[Row]:
         """Returns the rows to keep, after the window was evaluated."""
 
 
@@ -43,10 +53,10 @@ class _OneSidedEvictor(Evictor[Row]):
 
     _after: bool
 
-    def evict_before(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
+    def evict_before(self, rows: Rows[Row], window: TimeWindow, ctx: EvictorContext) -> Rows[Row]:
         return rows if self._after else self._kept(rows)
 
-    def evict_after(self, rows: Rows[Row], window: TimeWindow) -> Rows[Row]:
+    def evict_after(self, rows: Rows[Row], window: TimeWindow, ctx: EvictorContext) -> Rows[Row]:
         return self._kept(rows) if self._after else rows
 
     @abstractmethod

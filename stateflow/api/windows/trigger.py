@@ -68,6 +68,10 @@ class Trigger(ABC, Generic[In]):
     of a subtask: changes of other attributes are lost after the batch.
     """
 
+    def __str__(self) -> str:
+        """Returns the text that plans show."""
+        return type(self).__name__
+
     def open(self, ctx: RuntimeContext) -> None:
         """Called once per batch and subtask, to declare state: ``self._count = ctx.get_reducing_state(…)``."""
 

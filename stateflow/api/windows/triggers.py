@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar
 
 from stateflow.api.functions.process import RuntimeContext
-from stateflow.api.windows.durations import positive_ms
+from stateflow.api.windows.durations import duration_text, positive_ms
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ReducingState, ValueState
@@ -101,6 +101,9 @@ class CountTrigger(Trigger[object]):
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of {self._max_count}"
+
     @classmethod
     def of(cls, max_count: int) -> Self:
         """Returns the trigger. Raises JobDefinitionError if `max_count` is no int of 1 or more."""
@@ -140,6 +143,9 @@ class _ContinuousTrigger(Trigger[object]):
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of {duration_text(self._interval)}"
 
     @classmethod
     def of(cls, interval: timedelta) -> Self:
@@ -235,6 +241,9 @@ class DeltaTrigger(Trigger[Row], Generic[Row]):
         self._delta = delta
         self._row_class = row_class
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of {self._threshold}"
+
     @classmethod
     def of(cls, threshold: float, delta: Callable[[Row, Row], float], row_class: type[Row]) -> Self:
         """Returns the trigger.
@@ -279,6 +288,9 @@ class PurgingTrigger(Trigger[In], Generic[In]):
 
     def __init__(self, trigger: Trigger[In]) -> None:
         self._trigger = trigger
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of {self._trigger}"
 
     @classmethod
     def of(cls, trigger: Trigger[In]) -> Self:

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK
 from stateflow.types.time_window import TimeWindow
+
+
+@runtime_checkable
+class HasWindows(Protocol):
+    """A function that evaluates windows.
+
+    Attributes:
+        windows_text: the windows and their trigger, for plans.
+    """
+
+    windows_text: str
 
 
 class GlobalWindow(TimeWindow):

@@ -15,6 +15,7 @@ from stateflow.api.functions.returned import checked_rows
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.windows.assigners import WindowAssigner, windows_kind
 from stateflow.api.windows.contents import WindowContents
+from stateflow.api.windows.durations import duration_text
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext, WindowOpenContext
 from stateflow.api.windows.sessions import Merge, OpenSessions
 from stateflow.api.windows.trigger import Trigger, TriggerResult
@@ -44,6 +45,12 @@ class WindowSettings(Generic[Row]):
     allowed_lateness: int = 0
     late_rows: OutputTag[Row] | None = None
 
+    @property
+    def text(self) -> str:
+        """The windows and their trigger, for plans."""
+        lateness = f", allowed lateness {duration_text(self.allowed_lateness)}" if self.allowed_lateness else ""
+        return f"{self.assigner}, {self.trigger}{lateness}"
+
 
 class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
     """Evaluates the windows of a keyed stream.
@@ -64,6 +71,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         function: ProcessWindowFunction[Element, object],
     ) -> None:
         self.function = function
+        self.windows_text = settings.text
         self._assigner = settings.assigner
         self._trigger = settings.trigger
         self._lateness = settings.allowed_lateness
@@ -107,8 +115,11 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             result = self._trigger.on_element(row, time, window, self._triggers.enter(window))
             yield from self._apply(result, window, ctx)
             self._schedule_removal(window)
-        if is_late and self._is_late_row(timestamp) and self._late_rows is not None:
-            ctx.output(self._late_rows, row)
+        if is_late and self._is_late_row(timestamp):
+            if self._late_rows is None:
+                self.late_rows_dropped += 1
+            else:
+                ctx.output(self._late_rows, row)
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:
         window = window_of(self._state.namespace)
@@ -136,7 +147,8 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         assert state_window is not None
         if result.is_fire:
             self._enter(state_window)
-            yield from self._contents.evaluate(window, lambda elements: self._call(elements, window, ctx))
+            call = self._contents.evaluate
+            yield from call(window, lambda elements: self._call(elements, window, ctx), self._triggers)
         if result.is_purge:
             self._enter(state_window)
             self._contents.clear()

@@ -88,6 +88,8 @@ class TaskReport(Document, frozen=True, kw_only=True):
     dead_letters: int = 0
     last_dead_letter: Failure | None = None
     """The error of the last dead letter."""
+    late_rows_dropped: int = 0
+    """Number of rows that the operator dropped because they were too late."""
     event_times: dict[str, int] = {}
     """The latest event time of the rows of each source, in milliseconds, by uid."""
     barrier_at: datetime | None = None

@@ -98,6 +98,7 @@ class CompletedBarrier:
         rows_in: rows that the first operators read.
         rows_out: rows in `output`, by uid of the sink.
         quarantined: input files that the batch skipped.
+        late_rows_dropped: rows that operators dropped because they were too late.
         metrics: the metrics for the checkpoint's history record.
     """
 
@@ -108,6 +109,7 @@ class CompletedBarrier:
     rows_out: dict[str, int]
     quarantined: tuple[QuarantinedFile, ...] = ()
     metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
+    late_rows_dropped: int = 0
 
 
 def barrier_metrics(began: datetime, trigger_ms: float, reports: Iterable[TaskReport]) -> BarrierMetrics:

@@ -122,6 +122,7 @@ class BatchRunner:
             {sink: sum(c.rows for c in files) for sink, files in output.items()},
             positions.quarantined,
             barrier_metrics(began_at, trigger_ms, pending.reports.values()),
+            sum(report.late_rows_dropped for report in pending.reports.values()),
         )
 
     def advance(self, barrier: CompletedBarrier) -> None:

@@ -276,11 +276,12 @@ class JobRun:
         self._executor.keep_workers_alive(self.job.plan, info)
 
     def _count(self, result: BatchResult, barrier: CompletedBarrier) -> None:
-        recorder, skipped = self.job.recorder, barrier.quarantined
+        recorder, skipped, late = self.job.recorder, barrier.quarantined, barrier.late_rows_dropped
         self.totals.count(result.rows_in, result.rows_out)
-        self.totals.skip(skipped)
-        if skipped:
-            recorder.count("num_files_quarantined", len(skipped))
+        self.totals.skip(skipped, late)
+        for name, number in (("num_files_quarantined", len(skipped)), ("num_late_records_dropped", late)):
+            if number:
+                recorder.count(name, number)
         recorder.count("num_records_in", result.rows_in)
         recorder.count("num_records_out", sum(result.rows_out.values()))
         recorder.gauge("last_batch_duration", result.seconds)

@@ -111,6 +111,7 @@ class RunTotals:
         rows_in, rows_out: as in `BatchResult`.
         quarantined_count: number of skipped input files.
         quarantined: records of the newest of them.
+        late_rows_dropped: rows that operators dropped because they were too late.
     """
 
     batches: int = 0
@@ -118,9 +119,11 @@ class RunTotals:
     rows_out: dict[str, int] = field(default_factory=dict)
     quarantined_count: int = 0
     quarantined: Sequence[QuarantinedFile] = ()
+    late_rows_dropped: int = 0
 
-    def skip(self, files: Sequence[QuarantinedFile]) -> None:
-        """Adds skipped input files."""
+    def skip(self, files: Sequence[QuarantinedFile], late_rows: int = 0) -> None:
+        """Adds skipped input files, and rows that were dropped because they were too late."""
+        self.late_rows_dropped += late_rows
         self.quarantined_count += len(files)
         self.quarantined = (*self.quarantined, *files)[-MAX_QUARANTINE_RECORDS:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.job_graph import Graph
@@ -24,6 +24,8 @@ from stateflow.api.graph.nodes import (
 from stateflow.api.graph.traversal import parents_of
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Delivery, Sink
+from stateflow.api.windows.durations import duration_text
+from stateflow.api.windows.window import HasWindows
 from stateflow.config.settings import AT_LEAST_ONCE, Settings
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain, plan_job
 from stateflow.runtime.planning.state_discovery import discover_states
@@ -100,6 +102,7 @@ class ChainExplanation:
         states: None if the function cannot be opened outside of a run.
         unknown_because: the error of opening the function.
         relay: whether the chain only forwards rows.
+        windows: the windows of the operator and their trigger; empty without windows.
     """
 
     uid: str
@@ -111,6 +114,7 @@ class ChainExplanation:
     unknown_because: str
     sinks: tuple[SinkExplanation, ...]
     relay: bool
+    windows: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,8 @@ def _chain_lines(chain: ChainExplanation) -> Iterator[str]:
         return
     if chain.function:
         yield f"operator {chain.uid}: {chain.function}"
+        if chain.windows:
+            yield f"  windows: {chain.windows}"
         yield from ("  " + _input_line(given) for given in chain.inputs)
         yield from ("  " + line for line in _state_lines(chain))
         yield f"  emits {chain.output}"
@@ -219,6 +225,7 @@ def _chain(chain: OperatorChain, level: Level, graph: Graph, settings: Settings)
         states=states,
         unknown_because=why,
         relay=chain.is_relay,
+        windows=_windows(operator),
         sinks=tuple(
             SinkExplanation(s.uid, type(s.sink).__name__, _lineage(o.node), delivery_of(s.sink, settings))
             for o in chain.outputs
@@ -256,20 +263,15 @@ def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[StateExplanati
     return (*keyed, *operator_states), ""
 
 
+def _windows(operator: ProcessNode | None) -> str:
+    function = None if operator is None else operator.function
+    return function.windows_text if isinstance(function, HasWindows) else ""
+
+
 def _time_to_live(config: StateTtlConfig) -> str:
     reads = config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
     since = "each read and write" if reads else "each write"
-    return f"{_duration(config.ttl)} after {since}, in {config.ttl_time_characteristic.value} time"
-
-
-def _duration(time: timedelta) -> str:
-    """Returns a duration such as ``1 d 12 h``, without units that are zero."""
-    rest, found = time // timedelta(milliseconds=1), []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
-        count, rest = divmod(rest, size)
-        if count:
-            found.append(f"{count} {unit}")
-    return " ".join(found)
+    return f"{duration_text(config.milliseconds)} after {since}, in {config.ttl_time_characteristic.value} time"
 
 
 def _lineage(node: Node) -> str:

@@ -36,12 +36,14 @@ class OperatorResult:
         operator_states: the operator states that the function declared.
         dead_letters: number of rows that failed and became dead letters.
         last_dead_letter: the error of the last one.
+        late_rows_dropped: number of rows that were dropped because they were too late.
     """
 
     states: list[StateSchema] = field(default_factory=list)
     operator_states: list[StateSchema] = field(default_factory=list)
     dead_letters: int = 0
     last_dead_letter: Failure | None = None
+    late_rows_dropped: int = 0
 
 
 class ChainRunner(ABC):
@@ -108,7 +110,7 @@ class KeyedRunner(ChainRunner):
     def result(self) -> OperatorResult:
         operator = self._operator
         count, last = operator.dead_letters
-        return OperatorResult(operator.schemas, operator.operator_states, count, last)
+        return OperatorResult(operator.schemas, operator.operator_states, count, last, operator.late_rows_dropped)
 
     def operator_content(self) -> OperatorContent | None:
         return self._operator.operator_content
@@ -141,7 +143,7 @@ class VectorRunner(ChainRunner):
         self._operator.abort()
 
     def result(self) -> OperatorResult:
-        return OperatorResult(self._operator.schemas)
+        return OperatorResult(self._operator.schemas, late_rows_dropped=self._operator.late_rows_dropped)
 
     def operator_content(self) -> OperatorContent | None:
         return None

@@ -5,21 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import msgspec
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import (
     Context,
+    CountTrigger,
+    GlobalWindows,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
+    ProcessingTimeSessionWindows,
+    PurgingTrigger,
     RuntimeContext,
+    SlidingProcessingTimeWindows,
     StateTtlConfig,
+    Trigger,
     ValueStateDescriptor,
 )
 from stateflow.config.sources import resolve
 from stateflow.runtime.planning.explain import explain_job, to_lines
 from tests.support.graphs import DeclaredJob, Nowhere, Pass, Row, process
 
+
+class Summed(msgspec.Struct):
+    key: str
+    number: int
+
+
+HOUR = timedelta(hours=1)
 LATE = OutputTag("late", Row)
 
 
@@ -68,10 +82,21 @@ def _united(job: DeclaredJob) -> None:
     first.union(job.rows).sink_to(Nowhere(), uid="out")
 
 
+def _windowed(job: DeclaredJob) -> None:
+    windows = job.rows.key_by("key").window(SlidingProcessingTimeWindows.of(HOUR, HOUR / 12, -HOUR / 60))
+    windows.reduce(lambda first, second: first, uid="hours").sink_to(Nowhere(), uid="out")
+    sessions = job.rows.key_by("key").window(ProcessingTimeSessionWindows.with_gap(HOUR / 2))
+    sessions.aggregate_columns({"number": ("sum", "number")}, output=Summed, uid="columns")
+    trigger: Trigger[Row] = PurgingTrigger.of(CountTrigger.of(100))
+    ever = job.rows.key_by("key").window(GlobalWindows.create()).trigger(trigger)
+    ever.apply(lambda key, window, rows: rows, output=Row, uid="ever")
+
+
 JOBS: dict[str, Callable[[DeclaredJob], object]] = {
     "keys, types, states, shuffles and sinks": _chained,
     "times-to-live": lambda job: process(job.rows, "op", WithTtl()),
     "unions and relays": _united,
+    "windows and triggers": _windowed,
     "states that only a task can declare": lambda job: process(job.rows, "op", NeedsTask()),
 }
 

@@ -188,6 +188,11 @@ class KeyedOperator:
     # -- what else was emitted ----------------------------------------------------------------------------------------
 
     @property
+    def late_rows_dropped(self) -> int:
+        """The number of rows that the function has dropped because they were too late."""
+        return self._runtime.function.late_rows_dropped
+
+    @property
     def dead_letters(self) -> tuple[int, Failure | None]:
         """The number of rows that became dead letters, and the error of the last one."""
         return self._rows.dead_letters

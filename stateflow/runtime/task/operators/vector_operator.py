@@ -143,6 +143,11 @@ class VectorOperator:
         )
 
     @property
+    def late_rows_dropped(self) -> int:
+        """The number of rows that the function has dropped because they were too late."""
+        return self._function.late_rows_dropped
+
+    @property
     def schemas(self) -> list[StateSchema]:
         """The states that the function declared."""
         return self._state.registry.schemas
