@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,12 +15,17 @@ import pytest
 
 from stateflow import (
     Context,
+    JoinContext,
     KeyedProcessFunction,
     OutputTag,
+    Pattern,
+    ProcessJoinFunction,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
@@ -60,11 +65,50 @@ class Sum(msgspec.Struct):
     number: int
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
-@pytest.mark.parametrize("has_output", [False, True])
-def test_rows_that_windows_drop_because_they_are_late_are_counted(
-    tmp_path: Path, by_columns: bool, has_output: bool
-) -> None:
+Keyed = KeyedStream[DataStream]
+HUNDREDS = TumblingEventTimeWindows.of(timedelta(milliseconds=100))
+LATE = OutputTag("late", Row)
+SUM = {"number": ("sum", "number")}
+
+
+def _first(first: Row, second: Row) -> Row:
+    return first
+
+
+def _of_match(match: Mapping[str, list[Row]]) -> Row:
+    return match["any"][0]
+
+
+def _joined(rows: Keyed) -> DataStream:
+    second = timedelta(seconds=1)
+    join = rows.interval_join(rows).between(-second, second).side_output_left_late_data(LATE)
+    return join.process(FirstOfPair(), output=Row, uid="op")
+
+
+class FirstOfPair(ProcessJoinFunction[Row, Row, Row]):
+    def process_element(self, left: Row, right: Row, ctx: JoinContext) -> Iterator[Row]:
+        yield left
+
+
+OPERATORS: dict[str, tuple[Callable[[Keyed], DataStream], int]] = {
+    "windows of rows": (lambda rows: rows.window(HUNDREDS).reduce(_first, uid="op"), 3),
+    "windows by columns": (lambda rows: rows.window(HUNDREDS).aggregate_columns(SUM, output=Sum, uid="op"), 3),
+    "late rows of windows in an output": (
+        lambda rows: rows.window(HUNDREDS).side_output_late_data(LATE).reduce(_first, uid="op"),
+        0,
+    ),
+    "late rows by columns in an output": (
+        lambda rows: rows.window(HUNDREDS).side_output_late_data(LATE).aggregate_columns(SUM, output=Sum, uid="op"),
+        0,
+    ),
+    "the right side of an interval join": (_joined, 3),
+    "patterns": (lambda rows: rows.match_pattern(Pattern.begin("any")).select(_of_match, output=Row, uid="op"), 3),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_rows_that_are_dropped_because_they_are_late_are_counted(tmp_path: Path, name: str) -> None:
+    declare, dropped = OPERATORS[name]
     recorder, source = MemoryRecorder(), Growing([Row("a", at) for at in (1, 500, 2, 3, 490, 600)], Row)
     jobs = LocalJobs(tmp_path, ManualClock(), source__max_rows_per_batch=2)
     jobs.recorder = recorder
@@ -72,18 +116,12 @@ def test_rows_that_windows_drop_because_they_are_late_are_counted(
     def build(env: StreamExecutionEnvironment) -> None:
         strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("number")
         rows = env.from_source(source, uid="rows").assign_timestamps_and_watermarks(strategy).key_by("key")
-        windows = rows.window(TumblingEventTimeWindows.of(timedelta(milliseconds=100)))
-        windows = windows.side_output_late_data(OutputTag("late", Row)) if has_output else windows
-        if by_columns:
-            stream = windows.aggregate_columns({"number": ("sum", "number")}, output=Sum, uid="w")
-        else:
-            stream = windows.reduce(lambda first, second: second, uid="w")
-        stream.sink_to(jobs.sink("out"), uid="out")
+        declare(rows).sink_to(jobs.sink("out"), uid="out")
 
     run = jobs.prepare(build)
     run.start()
     run_local(run, {"rows": source}, lambda result: None)
-    assert recorder.counters["num_late_records_dropped"] == run.totals.late_rows_dropped == (0 if has_output else 3)
+    assert recorder.counters["num_late_records_dropped"] == run.totals.late_rows_dropped == dropped
 
 
 def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_time(tmp_path: Path) -> None:

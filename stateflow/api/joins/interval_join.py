@@ -92,6 +92,7 @@ class IntervalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
     def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
         time, settings = time_of_row(ctx), self._settings
         if _is_late(time, ctx, settings.late_left):
+            self.late_rows_dropped += settings.late_left is None
             return
         _add(self._left, time, row)
         for other_time, others in _between(self._right, time + settings.lower, time + settings.upper):
@@ -103,6 +104,7 @@ class IntervalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
     def process_element2(self, row: Right, ctx: Context) -> Iterator[object]:
         time, settings = time_of_row(ctx), self._settings
         if _is_late(time, ctx, settings.late_right):
+            self.late_rows_dropped += settings.late_right is None
             return
         _add(self._right, time, row)
         for other_time, others in _between(self._left, time - settings.upper, time - settings.lower):

@@ -127,6 +127,8 @@ class OverAggregates(KeyedProcessFunction[object, object]):
         if time > ctx.timer_service().current_watermark():
             self._waiting.put(time, [*(self._waiting.get(time) or []), row])
             ctx.timer_service().register_event_time_timer(time)
+        else:
+            self.late_rows_dropped += 1
         return iter(())
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:

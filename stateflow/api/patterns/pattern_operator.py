@@ -89,6 +89,8 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
             ctx.timer_service().register_event_time_timer(time)
         elif self._settings.late_rows is not None:
             ctx.output(self._settings.late_rows, row)
+        else:
+            self.late_rows_dropped += 1
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:
         buffer = MatchBuffer(self._partial.value() or PartialMatches(self._structure), self._matched)
