@@ -200,6 +200,12 @@ class KeyedState:
             self._context.current_key = None
             self._context.namespace = VOID_NAMESPACE
 
+    def flush_event_times(self) -> None:
+        """Writes the changes of the current key to states with a TTL in event time, before the current row ends."""
+        for state in self._states.values():
+            if state.ttl is not None and state.ttl.clock is not None:
+                state.flush()
+
     def savepoint(self) -> None:
         """Marks the point that `rollback` returns to, like SQL's SAVEPOINT; unrelated to savepoints of the job."""
         undo = self._undo

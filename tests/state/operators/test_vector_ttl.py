@@ -66,6 +66,24 @@ class ByColumn(_States, VectorizedKeyedFunction):
         return pa.RecordBatch.from_arrays([state.keys.column("key"), count, last], names=["key", "count", "last"])
 
 
+class ByRowAtEnd(_States, KeyedProcessFunction[Timed, Found]):
+    def process_element(self, row: Timed, ctx: Context) -> None:
+        self.count.update((self.count.value() or 0) + row.number)
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Found]:
+        yield Found(ctx.get_current_key(), self.count.value(), None)
+
+
+def test_a_value_counts_from_its_row_also_if_the_function_is_called_at_the_end_of_the_batch() -> None:
+    ttl = StateTtlConfig.new_builder(timedelta(milliseconds=30)).use_event_time().disable_cleanup_in_background()
+    with _harness(ByRowAtEnd, ttl.build()) as h:
+        h.advance_watermark(20)
+        h.push(Timed("a", 60, 1), Timed("b", 10, 1))
+        h.advance_watermark(55)
+        # The row of b is earlier than the watermark, from which its value counts then.
+        assert set(h.push(Timed("a", 61, 2), Timed("b", 62, 2))) == {Found("a", 3, None), Found("b", 2, None)}
+
+
 ROWS = st.lists(st.builds(Timed, st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 60)), st.integers(0, 3)))
 
 

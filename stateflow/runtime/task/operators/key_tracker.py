@@ -70,6 +70,8 @@ class KeyTracker:
         runtime = self._runtime
         runtime.emitters.add(len(emitted), key[2])
         self._make_current(key)
+        # What its last row has written counts from the time of that row.
+        self._state.flush_event_times()
         self._context.row = None
         self._clock.reset()
         returned = None
