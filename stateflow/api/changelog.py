@@ -10,6 +10,12 @@ from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.columns.shapes import Leaf
 
+TAKE_BACK = (
+    "emit each row that is replaced once more: with retract=True of deduplicate, top_n or aggregate_columns, or from a "
+    "source or function of yours that is declared with as_changelog(…, retracts=True)"
+)
+NO_KIND = "rows that are taken back need a column of type RowKind"
+KIND_HINT = "declare a field in the output class: kind: RowKind"
 AS_APPENDS = "to process each row as a row of its own, call as_append_only() on the stream"
 
 
@@ -28,14 +34,27 @@ class Changelog:
     retracts: bool = False
 
     def check_sink_keys(self, keys: Sequence[str]) -> None:
-        """Raises JobDefinitionError if a sink matches rows by other columns than the upsert key."""
-        if self.keys and set(keys) != set(self.keys):
+        """Raises JobDefinitionError if rows that are replaced would stay in a sink that matches rows by other columns.
+
+        Rows that are taken back leave the table, so other keys may identify them as well, but no part of the upsert
+        key.
+        """
+        if set(keys) != set(self.keys) and (not self.retracts or set(keys) < set(self.keys)):
             raise JobDefinitionError(
                 "the keys of a sink are not the upsert key of its stream",
-                hint="rows that are replaced would stay in the table: pass the upsert key as keys=…",
+                hint="rows that are replaced would stay: pass the upsert key as keys=…; or, for other keys of rows, "
+                f"{TAKE_BACK}",
                 keys=list(keys),
                 upsert_key=list(self.keys),
             )
+
+    def compares_content(self, keys: Sequence[str]) -> bool:
+        """Returns whether a sink with these keys deletes a row only if it equals the one that is taken back.
+
+        By the upsert key, all rows of a key of the sink come from one task, in order. By other keys, they come from
+        several.
+        """
+        return self.retracts and set(keys) != set(self.keys)
 
 
 def row_kind_of(schema: RowSchema) -> str:
@@ -61,17 +80,25 @@ def declared_changelog(schema: RowSchema) -> Changelog | None:
     return Changelog(row_kind=name, retracts=True) if name else None
 
 
-def with_keys(schema: RowSchema, keys: Sequence[str]) -> Changelog:
-    """Returns the changelog of rows with an upsert key, which a user declares.
+def with_keys(schema: RowSchema, keys: Sequence[str], *, retracts: bool = False) -> Changelog:
+    """Returns the changelog of rows that a user declares.
+
+    Args:
+        schema: columns of the rows.
+        keys: the upsert key; may be empty if each row that is replaced is taken back.
+        retracts: whether it is.
 
     Raises:
-        JobDefinitionError: there is no key, or no such column.
+        JobDefinitionError: there is no key, no such column, or no row kind of rows that are taken back.
     """
+    kind = row_kind_of(schema)
     for name in keys:
         schema.column(name)
-    if not keys:
+    if not keys and not retracts:
         raise JobDefinitionError("an upsert key needs at least one column", hint="name the columns of the key")
-    return Changelog(tuple(keys), row_kind_of(schema))
+    if retracts and not kind:
+        raise JobDefinitionError(NO_KIND, hint=KIND_HINT, row_class=schema.row_class.__name__)
+    return Changelog(tuple(keys), kind, retracts)
 
 
 def after_map(before: Changelog | None, given: RowSchema, output: RowSchema) -> Changelog | None:
@@ -80,9 +107,10 @@ def after_map(before: Changelog | None, given: RowSchema, output: RowSchema) -> 
     Raises:
         JobDefinitionError: the output class lacks the upsert key or the row kind.
     """
-    kind = row_kind_of(output)
     if before is None:
         return None if row_kind_of(given) else declared_changelog(output)
+    # Without a kind in the changelog, that of the rows is a column like others.
+    kind = row_kind_of(output) if before.row_kind or not row_kind_of(given) else ""
     lost = [name for name in before.keys if name not in output.names]
     if lost or bool(kind) != bool(before.row_kind):
         raise JobDefinitionError(
@@ -104,7 +132,7 @@ def after_filter(before: Changelog | None) -> Changelog | None:
     if before is not None and not before.retracts:
         raise JobDefinitionError(
             "a filter of upserts would keep rows that are replaced by rows that it drops",
-            hint=f"filter before the operator; {AS_APPENDS}",
+            hint=f"filter before the operator; or {TAKE_BACK}; {AS_APPENDS}",
             upsert_key=list(before.keys),
         )
     return before
@@ -128,7 +156,7 @@ def of_union(changelogs: Sequence[Changelog | None]) -> Changelog | None:
     if len(kinds) != 1 or not all(each is not None and each.retracts for each in changelogs):
         raise JobDefinitionError(
             "only changelogs that take back replaced rows can be united",
-            hint=f"all streams of the union need rows of kind UPDATE_BEFORE; {AS_APPENDS}",
+            hint=f"in all streams of the union, {TAKE_BACK}; {AS_APPENDS}",
             called="union",
         )
     (kind,) = kinds
@@ -140,7 +168,8 @@ def check_key_by(before: Changelog | None, columns: Sequence[str]) -> None:
     if before is not None and not before.retracts and not set(columns) <= set(before.keys):
         raise JobDefinitionError(
             "a changelog of upserts cannot be keyed by columns outside of its upsert key",
-            hint=f"the row that is replaced may have another key: use columns of the upsert key; {AS_APPENDS}",
+            hint=f"the row that is replaced may have another key: use columns of the upsert key; or {TAKE_BACK}; "
+            f"{AS_APPENDS}",
             columns=list(columns),
             upsert_key=list(before.keys),
         )
@@ -157,6 +186,28 @@ def check_appends(before: Changelog | None, called: str, uid: str = "") -> None:
             upsert_key=list(before.keys),
             row_kind=before.row_kind,
         )
+
+
+def check_aggregated(before: Changelog | None, kind: str, uid: str = "") -> None:
+    """Raises JobDefinitionError for aggregates by columns of rows that replace others without taking them back.
+
+    Args:
+        before: of the rows.
+        kind: the column with the kinds of the results; empty without.
+    """
+    if before is None or (before.retracts and kind):
+        return
+    way_out = f"{KIND_HINT}, because a result is deleted with its last row" if before.retracts else TAKE_BACK
+    raise JobDefinitionError(
+        "aggregate_columns of a changelog needs rows that are taken back, and a row kind of its results",
+        hint=f"{way_out}; {AS_APPENDS}",
+        called="aggregate_columns",
+        uid=uid,
+        upsert_key=list(before.keys),
+        row_kind=before.row_kind,
+        retracts=before.retracts,
+        result_kind=kind,
+    )
 
 
 def check_row_kind(before: Changelog | None, called: str, uid: str = "") -> None:

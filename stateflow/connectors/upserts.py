@@ -1,13 +1,20 @@
-"""Upserts of any sink: how rows are matched, and which row of a key wins within a checkpoint."""
+"""Upserts of any sink: how rows are matched, and which row of a key wins within a checkpoint.
+
+Of a changelog without an upsert key, rows of one key of the sink come from several keys of an operator, and so from
+several tasks, in no defined order. A row that is taken back then cancels an equal row of the checkpoint, and deletes a
+row of the table only if that is equal, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
@@ -15,8 +22,11 @@ from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RETRACTIONS
 from stateflow.types.columns.shapes import Leaf
 
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 POSITION = "_sf_position"
-"""A column with the numbers of rows; no column of a row class has such a name."""
+_TAKEN_BACK = "_sf_taken_back"
+"""Columns with the numbers of rows; no column of a row class has such a name."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,14 @@ class UpsertSettings:
         deletes: column that is true in rows that delete their key; empty for none. The table does not have it.
         row_kind: column of type `RowKind` of a changelog, whose retractions delete their key; empty for none. The table
             does not have it.
+        by_content: whether a retraction deletes only a row of equal content.
     """
 
     keys: tuple[str, ...]
     order_by: tuple[str, ...] = ()
     deletes: str = ""
     row_kind: str = ""
+    by_content: bool = False
 
     def check(self, schema: RowSchema) -> None:
         """Raises JobDefinitionError if the rows do not have such columns."""
@@ -75,7 +87,7 @@ class UpsertSettings:
         """Returns the settings for rows of a changelog.
 
         Raises:
-            JobDefinitionError: the keys are not its upsert key, or something else marks deletes or orders rows.
+            JobDefinitionError: the keys do not identify its rows, or something else marks deletes or orders rows.
         """
         changelog.check_sink_keys(self.keys)
         # A later checkpoint replaces rows in any case: an order would hold within a checkpoint only.
@@ -87,7 +99,7 @@ class UpsertSettings:
                 deletes=self.deletes,
                 row_kind=changelog.row_kind,
             )
-        return replace(self, row_kind=changelog.row_kind)
+        return replace(self, row_kind=changelog.row_kind, by_content=changelog.compares_content(self.keys))
 
 
 def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -95,7 +107,39 @@ def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) and given else tuple(given)
 
 
-def last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
+def winning_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
+    """Returns the rows of a checkpoint that change the table.
+
+    One row of each key; or, by content, the last row of a key that is not taken back, and otherwise each of its rows
+    that is taken back and was not emitted in the checkpoint.
+
+    Args:
+        rows: the rows of the checkpoint, in the order of emission.
+        settings: how rows are matched.
+    """
+    if not settings.by_content:
+        return _last_rows(rows, settings)
+    taken_back = is_retraction(rows, settings)
+    keys = group_numbers(rows.select(list(settings.keys)))
+    has_retraction = np.bincount(keys, weights=taken_back) > 0
+    if not has_retraction.any():
+        return _last_rows(rows, settings)
+    # The content of other rows is not compared, which takes most of the time.
+    compared = np.flatnonzero(has_retraction[keys])
+    net = np.ones(len(rows), np.int64)
+    content = group_numbers(rows.take(pa.array(compared)).drop_columns([settings.row_kind]))
+    net[compared] = np.bincount(content, weights=np.where(taken_back[compared], -1, 1))[content]
+    kept = np.flatnonzero((net > 0) & ~taken_back)
+    last = np.full(len(has_retraction), -1)
+    last[keys[kept]] = kept
+    numbers = np.full(len(rows), -1)
+    numbers[compared] = content
+    deletes = np.flatnonzero((net < 0) & taken_back & (last[keys] < 0))
+    _, first = np.unique(numbers[deletes], return_index=True)
+    return rows.take(pa.array(np.sort(np.concatenate([last[last >= 0], deletes[first]]))))
+
+
+def _last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
     """Returns the last row of each key: in the declared order, or else in the order of the rows."""
     names = rows.schema.names
     rows = numbered(rows)
@@ -109,11 +153,75 @@ def last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
 def without_deletes(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
     """Returns the rows that do not delete their key."""
     if settings.row_kind:
-        kinds = pa.array([kind.value for kind in RETRACTIONS])
-        return rows.filter(pc.invert(pc.is_in(rows.column(settings.row_kind), value_set=kinds)))
+        return rows.filter(pa.array(~is_retraction(rows, settings)))
     if settings.deletes:
         return rows.filter(pc.invert(pc.fill_null(rows.column(settings.deletes), False)))
     return rows
+
+
+def is_retraction(rows: pa.Table, settings: UpsertSettings) -> Flags:
+    """Returns for each row of a changelog whether it is taken back."""
+    kinds = pa.array([kind.value for kind in RETRACTIONS])
+    found: Flags = pc.is_in(rows.column(settings.row_kind), value_set=kinds).to_numpy()
+    return found
+
+
+def deleted_by_content(stored: pa.Table, taken_back: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
+    """Returns which rows of a table are equal to one that is taken back.
+
+    A null in a column that is never null in emitted rows is equal to all values: the row was written before the table
+        had
+    the column.
+
+    Args:
+        stored: rows of the table, with its columns.
+        taken_back: rows of the changelog.
+        settings: how rows are matched.
+        schema: columns of the table.
+    """
+    keys = list(settings.keys)
+    left = stored.select(keys).append_column(POSITION, pa.array(np.arange(len(stored))))
+    right = taken_back.select(keys).append_column(_TAKEN_BACK, pa.array(np.arange(len(taken_back))))
+    pairs = left.join(right, keys, join_type="inner")
+    at, of = pairs.column(POSITION).to_numpy(), pairs.column(_TAKEN_BACK).to_numpy()
+    equal = np.ones(len(pairs), bool)
+    for column in schema.columns:
+        own = stored.column(column.name).take(pa.array(at))
+        other = taken_back.column(column.name).take(pa.array(of)).cast(own.type)
+        numbers = _value_numbers(pa.chunked_array([*own.chunks, *other.chunks], own.type))
+        same = numbers[: len(at)] == numbers[len(at) :]
+        equal &= same if column.nullable else same | own.is_null().to_numpy()
+    found: Flags = np.zeros(len(stored), bool)
+    found[at[equal]] = True
+    return found
+
+
+def group_numbers(rows: pa.Table) -> Numbers:
+    """Returns a number for each row, from 0, which is that of all equal rows; null equals null, and NaN NaN."""
+    numbers: Numbers = np.zeros(len(rows), np.int64)
+    for column in rows.columns:
+        own = _value_numbers(column)
+        _, numbers = np.unique(numbers * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
+    return numbers
+
+
+def _value_numbers(column: pa.ChunkedArray) -> Numbers:
+    """Returns a number for each value, from 0, which is that of all equal values."""
+    values = column.combine_chunks()
+    kind = values.type
+    if pa.types.is_nested(kind):
+        encoded = [None if value is None else msgspec.msgpack.encode(value) for value in values.to_pylist()]
+        values = pa.array(encoded, pa.binary())
+    elif pa.types.is_floating(kind):
+        # One binary form for both zeros, and one for each NaN.
+        floats = values.fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+        floats[np.isnan(floats)] = np.nan
+        values = pa.array(floats.view(np.int64), mask=values.is_null().to_numpy(zero_copy_only=False))
+    elif pa.types.is_duration(kind):
+        values = values.cast(pa.int64())
+    encoded_values = values.dictionary_encode()
+    found: Numbers = encoded_values.indices.fill_null(len(encoded_values.dictionary)).to_numpy().astype(np.int64)
+    return found
 
 
 def numbered(rows: pa.Table) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateflow import RowKind
 from stateflow.api.changelog import Changelog
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors.postgres.sink import PostgresSink
 from stateflow.errors import InternalError, JobDefinitionError, SinkDiverged, SinkRefused
+from tests.changelogs.seats import Move, SeatChange, Seats, as_texts, histories
 from tests.connectors.test_changelog_sinks import CHECKPOINTS, EXPECTED, Change
 from tests.servers.postgres import Postgres
 from tests.servers.running import CANARY
@@ -271,3 +274,45 @@ def test_a_table_has_the_rows_after_all_changes_of_a_changelog(postgres: Postgre
     for token, rows in enumerate(CHECKPOINTS, 1):
         table.put(token, rows)
     assert table.rows("id") == EXPECTED
+
+
+@given(histories)
+@settings(max_examples=8, deadline=None)
+def test_a_table_has_the_rows_that_are_not_taken_back(
+    postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, history: list[list[Move]]
+) -> None:
+    folder = tmp_path_factory.mktemp("seats")
+    table = PostgresTable.create(postgres, folder, SeatChange, mode="upsert", keys="seat", undo=_DAY)
+    sink = table.sink.for_changelog(Changelog(row_kind="kind", retracts=True))
+    assert isinstance(sink, PostgresSink)
+    table, seats, contents = replace(table, sink=sink).prepare(), Seats(), [list[str]()]
+    for token, moves in enumerate(history, 1):
+        changes = [(move[0], change) for move in moves for change in seats.move(move)]
+        # As of two tasks, of which the second one comes first.
+        rows = [change for user, change in changes if user % 2] + [change for user, change in changes if not user % 2]
+        table.put(token, rows)
+        contents.append(seats.table)
+        assert as_texts(table.rows("seat")) == seats.table
+    handle = table.sink.open_table(table.about)
+    assert handle.rewind(handle.plan_rewind(1).to_version, len(history) + 1) is not None
+    assert as_texts(table.rows("seat")) == contents[1]
+
+
+class Identified(msgspec.Struct):
+    kind: RowKind
+    id: int
+    uid: uuid.UUID
+    tags: list[str]
+
+
+def test_a_delete_compares_values_with_columns_of_other_types(postgres: Postgres, tmp_path: Path) -> None:
+    ddl = "CREATE TABLE {table} (id numeric PRIMARY KEY, uid text, tags json)"
+    table = PostgresTable.create(postgres, tmp_path, Identified, ddl, mode="upsert", keys="id")
+    sink = table.sink.for_changelog(Changelog(row_kind="kind", retracts=True))
+    assert isinstance(sink, PostgresSink)
+    table = replace(table, sink=sink).prepare()
+    rows = [Identified(RowKind.INSERT, number, uuid.UUID(int=number), ["a"]) for number in range(3)]
+    table.put(1, rows)
+    other = msgspec.structs.replace(rows[1], kind=RowKind.DELETE, tags=["b"])
+    table.put(2, [msgspec.structs.replace(rows[0], kind=RowKind.DELETE), other])
+    assert [row["id"] for row in table.rows("id")] == [1, 2]

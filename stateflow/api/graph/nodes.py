@@ -135,6 +135,7 @@ class ProcessNode:
         name: the function's name, for display.
         on_error: what happens to rows for which the function raises.
         changelog: how its rows correct earlier ones; None if they do not, or if their class declares it.
+        appends: whether its rows only append although their class may have a row kind, as the rows that it takes.
     """
 
     uid: str
@@ -144,6 +145,7 @@ class ProcessNode:
     name: str = ""
     on_error: OnError = None
     changelog: Changelog | None = None
+    appends: bool = False
 
     @property
     def keying(self) -> Keying:

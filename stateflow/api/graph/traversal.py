@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stateflow.api.changelog import Changelog, declared_changelog
 from stateflow.api.functions.rich import RowStep
 from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SideOutputNode, SourceNode, UnionNode
 
@@ -66,3 +67,11 @@ def producer_of(node: Node) -> tuple[ProcessNode, str, tuple[RowStep, ...]]:
         return node.parent, node.tag.name, steps
     assert isinstance(node, ProcessNode)
     return node, "", steps
+
+
+def changelog_of(node: Node) -> Changelog | None:
+    """Returns how the rows of a source or an operator correct earlier ones, by its declaration or a `RowKind` field."""
+    declared = node.changelog if isinstance(node, ProcessNode) else None
+    operator = node.parent if isinstance(node, SideOutputNode) else node
+    appends = isinstance(operator, ProcessNode) and operator.appends
+    return declared if appends else declared or declared_changelog(node.schema)

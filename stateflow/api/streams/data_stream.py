@@ -12,7 +12,6 @@ from stateflow.api.changelog import (
     after_map,
     check_key_by,
     check_row_kind,
-    declared_changelog,
     of_union,
     with_keys,
 )
@@ -30,7 +29,7 @@ from stateflow.api.graph.event_time import watermark_strategies
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.keying import add_stream_facts, make_keying
 from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SinkNode, TransformNode, UnionNode, WatermarkNode
-from stateflow.api.graph.traversal import level_of, sources_of
+from stateflow.api.graph.traversal import changelog_of, level_of, sources_of
 from stateflow.api.printing import PrintSink
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
@@ -60,8 +59,7 @@ class DataStream(StreamJoins["DataStream"]):
     @classmethod
     def made_by(cls, graph: Graph, node: Node) -> DataStream:
         """Returns the rows of a source or an operator, which its declaration or a `RowKind` field makes a changelog."""
-        declared = node.changelog if isinstance(node, ProcessNode) else None
-        return cls(graph, node, declared or declared_changelog(node.schema))
+        return cls(graph, node, changelog_of(node))
 
     @property
     def schema(self) -> RowSchema:
@@ -219,17 +217,19 @@ class DataStream(StreamJoins["DataStream"]):
         return KeyedStream(self._graph, self._node, keying, self._add_operator, self._changelog)
 
     def as_append_only(self) -> DataStream:
-        """Returns the stream with each row as a row of its own, also where it corrects an earlier one."""
+        """Returns the stream with each row as a row of its own; a `RowKind` is a column like others from then on."""
         return DataStream(self._graph, self._node)
 
-    def as_changelog(self, *keys: str) -> DataStream:
+    def as_changelog(self, *keys: str, retracts: bool = False) -> DataStream:
         """Returns the stream as a changelog: each row replaces the earlier row of its key.
 
         Args:
             keys: the columns of the upsert key. All rows of a key must come from the same key of an operator, or the
                 same partition of a source. By a column of type `RowKind`, some of them are deletes.
+            retracts: whether each row that is replaced or deleted is taken back by an equal row of kind `UPDATE_BEFORE`
+                or `DELETE`. Operators may then drop, count and divide the rows in any way, and no key is needed.
         """
-        return DataStream(self._graph, self._node, with_keys(self.schema, keys))
+        return DataStream(self._graph, self._node, with_keys(self.schema, keys, retracts=retracts))
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> None:
         """Writes the rows to `sink`.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from stateflow.api.aggregates.changelog_aggregates import ChangelogAggregates, Changes
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
-from stateflow.api.changelog import Changelog, check_appends, row_kind_of
+from stateflow.api.changelog import KIND_HINT, NO_KIND, Changelog, check_aggregated, row_kind_of
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.functions.adapters import AggregateRows, ReduceRows, StreamAggregateFunction
 from stateflow.api.graph.event_time import event_time_of, ordered_by_event_time
@@ -110,18 +110,14 @@ class KeyedAggregations(KeyedInput[Stream]):
         edge = ordered_by_event_time(self._edge, function)
         if partial is not None:
             edge = Edge(PartialNode(self._node, partial), replace(self._keying, order_by=()))
-        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, changelog=made))
+        node = ProcessNode(uid, (edge,), function, schema, name, changelog=made)
+        return self._add_operator(node)
 
     def _aggregates(self, wanted: Mapping[str, Sequence[str]], output: RowSchema, retract: bool) -> ColumnAggregates:
         kind, before = row_kind_of(output), self._changelog
-        if before is not None and not (before.retracts and kind):
-            check_appends(before, "aggregate_columns without a RowKind of its results")
+        check_aggregated(before, kind)
         if retract and not kind:
-            raise JobDefinitionError(
-                "rows that are taken back need a column of type RowKind",
-                hint="declare a field in the output class: kind: RowKind",
-                output=output.row_class.__name__,
-            )
+            raise JobDefinitionError(NO_KIND, hint=KIND_HINT, output=output.row_class.__name__)
         if not kind:
             return ColumnAggregates(wanted, self._keying.columns, self._node.schema, output)
         changes = Changes(before.row_kind if before else "", kind, retract)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from stateflow.api.changelog import Changelog, check_appends
+from stateflow.api.changelog import Changelog, check_appends, row_kind_of
 from stateflow.api.dead_letters import DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph.event_time import ordered_by_event_time
@@ -51,7 +51,13 @@ class KeyedInput(Generic[Stream]):
     ) -> Stream:
         """Adds an operator that may take the rows of a changelog."""
         edge = ordered_by_event_time(self._edge, function)
-        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, checked_policy(on_error)))
+        policy = checked_policy(on_error)
+        return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, policy, appends=self._appends))
+
+    @property
+    def _appends(self) -> bool:
+        """Whether rows with a row kind are rows of their own, because the user called `as_append_only`."""
+        return self._changelog is None and bool(row_kind_of(self._node.schema))
 
 
 def operator_name(method: str, function: object) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,7 +25,15 @@ from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.partitions.columns import data_columns
 from stateflow.connectors.delta.partitions.values import folder_of, scalar, split
 from stateflow.connectors.delta.versions import DataFile
-from stateflow.connectors.upserts import POSITION, UpsertSettings, last_rows, numbered, without_deletes
+from stateflow.connectors.upserts import (
+    POSITION,
+    UpsertSettings,
+    deleted_by_content,
+    is_retraction,
+    numbered,
+    winning_rows,
+    without_deletes,
+)
 from stateflow.errors import SinkDiverged
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
@@ -64,8 +73,8 @@ class Upsert:
         self._partition_by = partition_by
         self._data_schema = data_columns(settings.table_schema(schema), partition_by)
         self._stored = stored_schema(self._data_schema)
-        every = stored_schema(schema)
-        self._keys = pa.schema([every.field(name) for name in settings.keys])
+        self._every = stored_schema(schema)
+        self._keys = pa.schema([self._every.field(name) for name in settings.keys])
 
     def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile], vectors: DeletionVectors) -> Rewrite:
         """Writes the new data files.
@@ -88,10 +97,10 @@ class Upsert:
         return Rewrite(tuple(match.file for match in matches), added)
 
     def _winners(self, emitted: Sequence[Committable]) -> pa.Table:
-        """Returns the last row of each key."""
+        """Returns the rows that change the table."""
         ordered = sorted(emitted, key=_order)
         rows = pa.concat_tables([self._emitted(self._table / file.path) for file in ordered])
-        return last_rows(rows, self._settings)
+        return winning_rows(rows, self._settings)
 
     def _emitted(self, path: Path) -> pa.Table:
         try:
@@ -108,7 +117,7 @@ class Upsert:
 
     def _partition_value(self, file: DataFile, column: str) -> pa.Scalar:
         try:
-            return scalar(file.partition_values.get(column), self._keys.field(column).type)
+            return scalar(file.partition_values.get(column), self._every.field(column).type)
         except ValueError as e:
             raise self._unusable(file, str(e)) from e
 
@@ -126,12 +135,33 @@ class Upsert:
         except pa.ArrowException as e:
             raise self._unusable(file, str(e)) from e
         matched = self._matched(self._cast(keys, stored, file), keys.num_rows, file, winners)
+        if self._settings.by_content and pc.any(matched).as_py():
+            matched = self._without_unequal(_Match(file, path, matched), winners)
         if not pc.any(matched).as_py():
             return None
         if file.vector is None:
             return _Match(file, path, pc.invert(matched))
         kept = vectors.kept_rows(path, keys.num_rows)
         return _Match(file, path, pc.and_not(kept, matched)) if pc.any(pc.and_(kept, matched)).as_py() else None
+
+    def _without_unequal(self, match: _Match, winners: pa.Table) -> pa.ChunkedArray:
+        """Returns which rows of a file are replaced, or equal a row that is taken back.
+
+        Args:
+            match: the file; `remaining` is true for rows with a key of `winners`.
+        """
+        taken_back = winners.filter(pa.array(is_retraction(winners, self._settings)))
+        if not len(taken_back):
+            return match.remaining
+        table = self._settings.table_schema(self._schema)
+        rows = pa.Table.from_batches(list(self._remaining(match)), self._stored)
+        for name in self._partition_by:
+            rows = rows.append_column(name, pa.repeat(self._partition_value(match.file, name), len(rows)))
+        is_kept = _matched(rows.select(self._keys.names), without_deletes(winners, self._settings), self._settings.keys)
+        replaced = pc.or_(is_kept, pa.array(deleted_by_content(rows, taken_back, self._settings, table)))
+        found = np.zeros(len(match.remaining), bool)
+        found[np.flatnonzero(match.remaining.to_numpy())] = replaced.to_numpy()
+        return pa.chunked_array([pa.array(found)])
 
     def _matched(self, stored: pa.Table, count: int, file: DataFile, winners: pa.Table) -> pa.ChunkedArray:
         columns = [

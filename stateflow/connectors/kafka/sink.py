@@ -15,6 +15,7 @@ from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.kafka.sink_table import KafkaTable
 from stateflow.connectors.kafka.transactions import Connection, Transactions
 from stateflow.connectors.staged_output import StagedSink
+from stateflow.connectors.upserts import UpsertSettings
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused
 
 _SUFFIX = "_shadow"
@@ -37,13 +38,14 @@ _LARGEST_BATCH = 1_000_000
 
 @dataclass(frozen=True)
 class _Settings:
-    """All arguments of a sink."""
+    """All settings of a sink: its arguments, whether its rows are a changelog, and how rows of a checkpoint cancel."""
 
     bootstrap_servers: str
     layout: RecordLayout
     security: KafkaSecurity | None
     options: Mapping[str, str] = field(repr=False)
     is_changelog: bool = False
+    cancels: UpsertSettings | None = None
 
 
 class KafkaSink(StagedSink):
@@ -123,7 +125,9 @@ class KafkaSink(StagedSink):
             return super().for_changelog(changelog)
         changelog.check_sink_keys(layout.key)
         layout = replace(layout, row_kind=changelog.row_kind)
-        return _sink(replace(self._settings, layout=layout, is_changelog=True))
+        keys = (*layout.key, layout.topic_column) if layout.topic_column else layout.key
+        cancels = UpsertSettings(keys).for_changelog(changelog) if changelog.compares_content(layout.key) else None
+        return _sink(replace(self._settings, layout=layout, is_changelog=True, cancels=cancels))
 
     def check(self, context: SinkContext) -> str | None:
         _require_client()
@@ -149,16 +153,17 @@ class KafkaSink(StagedSink):
             raise SinkDiverged(
                 "the topic of a sink no longer exists", hint="restore it, or give the sink a new uid", sink=context.uid
             ) from e
-        return KafkaTable(context, table_id, self._settings.layout, self._transactions_of(context))
+        settings = self._settings
+        return KafkaTable(context, table_id, (settings.layout, settings.cancels), self._transactions_of(context))
 
     def shadow(self) -> KafkaSink:
         layout = self._settings.layout
         shadow = replace(layout, topic=layout.topic + _SUFFIX, suffix=layout.suffix + _SUFFIX)
         return _sink(replace(self._settings, layout=shadow))
 
-    def with_layout(self, layout: RecordLayout) -> KafkaSink:
-        """Returns this sink, with suffix and row kind of `layout` as well."""
-        self._settings = replace(self._settings, layout=layout)
+    def with_settings(self, settings: _Settings) -> KafkaSink:
+        """Returns this sink with all settings, also those that are no arguments."""
+        self._settings = settings
         return self
 
     def _transactions_of(self, context: SinkContext) -> Transactions:
@@ -196,7 +201,7 @@ def _sink(settings: _Settings) -> KafkaSink:
         security=settings.security,
         options=settings.options,
     )
-    return sink.with_layout(layout)
+    return sink.with_settings(settings)
 
 
 def _require_client() -> None:

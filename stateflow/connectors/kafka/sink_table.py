@@ -6,10 +6,13 @@ from collections.abc import Generator
 from contextlib import closing
 from datetime import timedelta
 
+import pyarrow as pa
+
 from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
 from stateflow.connectors.kafka.records import Record, RecordLayout
 from stateflow.connectors.kafka.transactions import Transactions
-from stateflow.connectors.staged_output import StagedTable
+from stateflow.connectors.staged_output import StagedTable, as_declared
+from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import SinkDiverged, SinkRefused
 from stateflow.state.handles import Committable
 
@@ -27,16 +30,22 @@ class KafkaTable(StagedTable):
     Args:
         context: the sink.
         table_id: id of the topic.
-        layout: how rows become records.
+        output: how rows become records; and how rows of a checkpoint cancel, or None if they do not.
         transactions: those of the application.
     """
 
-    def __init__(self, context: SinkContext, table_id: str, layout: RecordLayout, transactions: Transactions) -> None:
+    def __init__(
+        self,
+        context: SinkContext,
+        table_id: str,
+        output: tuple[RecordLayout, UpsertSettings | None],
+        transactions: Transactions,
+    ) -> None:
         super().__init__(context)
         self.table_id = table_id
         self.token = transactions.read_token()
         self.version = self.token or 0
-        self._layout = layout
+        self._layout, self._cancels = output
         self._transactions = transactions
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
@@ -81,7 +90,14 @@ class KafkaTable(StagedTable):
         return token if self._transactions.commit(self.token, token, ()) else None
 
     def _records(self, committables: list[Committable]) -> Generator[Record, None, None]:
-        for rows in self.staged_rows(committables):
+        batches = self.staged_rows(committables)
+        if self._cancels is not None:
+            # In memory: a row and the one that takes it back may be the first and the last of the checkpoint.
+            schema = self.context.schema
+            declared = (as_declared(batch, schema, self._layout.topic) for batch in batches)
+            rows_of_all = pa.Table.from_batches(declared, schema.arrow)
+            batches = iter(winning_rows(rows_of_all, self._cancels).to_batches())
+        for rows in batches:
             yield from self._layout.records(rows)
 
     def _check_not_expired(self, committables: list[Committable]) -> None:

@@ -16,7 +16,7 @@ from stateflow.connectors.postgres.statements import Upsert, copy_rows, lock_tab
 from stateflow.connectors.postgres.tokens import Position, TokenTable
 from stateflow.connectors.postgres.undo import Undo
 from stateflow.connectors.staged_output import StagedTable, as_declared
-from stateflow.connectors.upserts import last_rows
+from stateflow.connectors.upserts import winning_rows
 from stateflow.errors import InternalError, SinkRefused
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
@@ -123,7 +123,7 @@ class PostgresTable(StagedTable):
         upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema)
         if not len(rows):
             return
-        upsert.stage(connection, last_rows(rows, upsert.settings))
+        upsert.stage(connection, winning_rows(rows, upsert.settings))
         if self._settings.undo is not None:
             self._undo().record(connection, self.version + 1, token)
         upsert.apply(connection)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from psycopg import sql
 
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.postgres.column_types import postgres_type, to_csv
 from stateflow.connectors.postgres.connection import Connection
 from stateflow.connectors.postgres.settings import TableName
@@ -16,7 +16,7 @@ from stateflow.connectors.upserts import UpsertSettings
 from stateflow.types.columns.row_kind import RETRACTIONS
 
 STAGED = sql.Identifier("pg_temp", "_sf_staged")
-"""The temporary table with the last row of each key."""
+"""The temporary table with the rows of a checkpoint that change the table."""
 _COPY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT csv)")
 _STAGE = sql.SQL("CREATE TEMPORARY TABLE _sf_staged ({columns}) ON COMMIT DROP")
 _DELETE = sql.SQL("DELETE FROM {table} t USING {staged} s WHERE {same_key} AND {deleted}")
@@ -104,6 +104,8 @@ class Upsert:
         kept: sql.Composable = sql.SQL("true")
         if deleted is not None:
             kept = sql.SQL("({}) IS NOT TRUE").format(deleted)
+            if self.settings.by_content:
+                deleted = sql.SQL(" AND ").join([deleted, *map(_equal, self._other_columns)])
             marked = {"same_key": same_key(keys), "deleted": deleted}
             connection.execute(_DELETE.format(table=self.table, staged=STAGED, **marked))
         parts = {"table": self.table, "staged": STAGED, "columns": columns_of(self.columns), "kept": kept}
@@ -119,11 +121,17 @@ class Upsert:
 
     @property
     def _action(self) -> sql.Composable:
-        others = [name for name in self.columns if name not in self.settings.keys]
+        others = self._other_columns
         if not others:
             return sql.SQL("NOTHING")
-        changes = (sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
+        changes = (sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column.name)) for column in others)
         return sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes))
+
+    @property
+    def _other_columns(self) -> list[Column]:
+        """The columns that the sink writes and that are not part of the key."""
+        columns = self.settings.table_schema(self.schema).columns
+        return [column for column in columns if column.name not in self.settings.keys]
 
 
 def create_table(connection: Connection, name: TableName, schema: RowSchema, keys: Iterable[str]) -> None:
@@ -136,6 +144,18 @@ def create_table(connection: Connection, name: TableName, schema: RowSchema, key
     if keys:
         columns.append(sql.SQL("PRIMARY KEY ({})").format(columns_of(keys)))
     connection.execute(sql.SQL("CREATE TABLE {} ({})").format(table_name(name), sql.SQL(", ").join(columns)))
+
+
+def _equal(column: Column) -> sql.Composable:
+    """Returns the condition that a column of the table has the value of the staged row."""
+    own, staged = (sql.Identifier(side, column.name) for side in ("t", "s"))
+    # An existing column may be json or text, which have no comparison with the type of the staged column.
+    kind = {"jsonb": "::jsonb", "uuid": "::text"}.get(postgres_type(column.shape), "")
+    equal = sql.SQL("{own}{kind} IS NOT DISTINCT FROM {staged}{kind}").format(own=own, staged=staged, kind=_type(kind))
+    if column.nullable:
+        return equal
+    # The row may be older than the column.
+    return sql.SQL("({} OR {} IS NULL)").format(equal, own)
 
 
 def _type(name: str) -> sql.SQL:

@@ -22,9 +22,10 @@ from stateflow.errors import SinkDiverged
 
 _RESTORED = sql.Identifier("pg_temp", "_sf_restored")
 _THIS_SINK = sql.SQL("table_oid = {oid} AND application = {application}")
+# A key may have several staged rows that delete it.
 _RECORD = sql.SQL(
     "INSERT INTO {undo} (table_oid, application, version, token, at, key, former) "
-    "SELECT {oid}, {application}, {version}, {token}, now(), jsonb_build_object({key}), "
+    "SELECT DISTINCT {oid}, {application}, {version}, {token}, now(), jsonb_build_object({key}), "
     "CASE WHEN t.{first} IS NOT NULL THEN to_jsonb(t) END "
     "FROM {changed} s LEFT JOIN {table} t ON {same_key}"
 )
