@@ -22,6 +22,7 @@ from stateflow.api.functions.timers import TimerService
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction
 from stateflow.api.joins.window_join import TaggedRow
+from stateflow.api.over.frames import Unbounded
 from stateflow.api.patterns.conditions import MatchedRows
 from stateflow.api.patterns.functions import PatternProcessFunction
 from stateflow.api.patterns.pattern import Pattern
@@ -248,6 +249,7 @@ __all__ = [
     "TriggerResult",
     "TumblingEventTimeWindows",
     "TumblingProcessingTimeWindows",
+    "Unbounded",
     "ValueState",
     "ValueStateDescriptor",
     "VectorState",

@@ -118,6 +118,7 @@ PUBLIC_NAMES = [
     "TriggerResult",
     "TumblingEventTimeWindows",
     "TumblingProcessingTimeWindows",
+    "Unbounded",
     "ValueState",
     "ValueStateDescriptor",
     "VectorState",

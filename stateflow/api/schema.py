@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -132,6 +132,26 @@ class RowSchema:
             column=name,
             row_class=self.row_class.__name__,
         )
+
+
+def check_nullable(made: Mapping[str, bool], output: RowSchema) -> None:
+    """Checks that an output class can hold the nulls of its rows.
+
+    Args:
+        made: for each column, whether its values may be null.
+        output: the columns of the class.
+
+    Raises:
+        JobDefinitionError: a column of the class is never null, and its values may be.
+    """
+    for column in output.columns:
+        if made.get(column.name) and not column.nullable:
+            raise JobDefinitionError(
+                "a column of the output class is declared without None, and its values may be null",
+                hint="declare the column with | None, or the input column without, after a filter or map",
+                column=column.name,
+                output=output.row_class.__name__,
+            )
 
 
 def _field_names(row_class: type[object]) -> list[str]:

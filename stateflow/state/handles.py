@@ -156,6 +156,8 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """The name for queries from outside the job; empty if the state is not queryable."""
     windows: str = ""
     """What kind of windows its namespaces are, such as ``sessions of event time``; empty for other states."""
+    arguments: str = ""
+    """The arguments of the operator that its values depend on; empty if they depend on none, or none were recorded."""
     ttl_time: Annotated[str, msgspec.Meta(pattern=r"\A(processing|event)?\Z")] = ""
     """The time domain of its TTL, ``processing`` or ``event``; empty without a TTL."""
     ttl_milliseconds: Int64 = 0

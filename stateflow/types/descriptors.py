@@ -71,12 +71,15 @@ class StateDescriptor:
         ttl: time to live of each entry; None for entries that do not expire.
         queryable: name for queries from outside the job; empty for a state that is not queryable.
         serializer: custom serializer of the values, elements or accumulators; by default msgpack of the declared type.
+        arguments: what the meaning of stored values depends on, such as the order of a top-n; values that were stored
+            with another text are refused. Empty for nothing.
     """
 
     name: str
     ttl: StateTtlConfig | None = field(default=None, kw_only=True)
     queryable: str = field(default="", kw_only=True)
     serializer: Serializer[Any] | None = field(default=None, kw_only=True)
+    arguments: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_queryable(self.queryable)
@@ -143,6 +146,7 @@ class _Options(TypedDict, total=False):
     ttl: StateTtlConfig | None
     queryable: str
     serializer: Serializer[Any] | None
+    arguments: str
 
 
 @dataclass(frozen=True)

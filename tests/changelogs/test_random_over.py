@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.errors import JobDefinitionError
+from stateflow import Unbounded
+from stateflow.api.over.frames import Position, Preceding, SlidingFrame
+from stateflow.api.over.frames import Row as FrameRow
+from stateflow.errors import IncompatibleState, JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.support.errors import raises
 
@@ -41,8 +45,23 @@ WANTED = {
     "most": ("max", "value"),
     "average": ("mean", "value"),
 }
-Preceding = int | timedelta | None
 BOUND = 1000
+
+
+def frames_of(ordered: list[Any], preceding: Preceding) -> list[list[Any]]:
+    """Returns the frame of each row of a key."""
+    found = []
+    for at, row in enumerate(ordered):
+        frame = ordered[: at + 1]
+        if preceding is Unbounded.RANGE:
+            frame = [each for each in ordered if each.at <= row.at]
+        elif isinstance(preceding, timedelta):
+            earliest = row.at - preceding // timedelta(milliseconds=1)
+            frame = [each for each in ordered if earliest <= each.at <= row.at]
+        elif isinstance(preceding, int):
+            frame = frame[-preceding - 1 :]
+        found.append(frame)
+    return found
 
 
 def plain(rows: list[Row], preceding: Preceding) -> list[Out]:
@@ -50,13 +69,7 @@ def plain(rows: list[Row], preceding: Preceding) -> list[Out]:
     for key in {row.key for row in rows}:
         # Stable: rows of the same time in the order of arrival.
         ordered = sorted((row for row in rows if row.key == key), key=lambda row: row.at)
-        for at, row in enumerate(ordered):
-            frame = ordered[: at + 1]
-            if isinstance(preceding, timedelta):
-                earliest = row.at - preceding // timedelta(milliseconds=1)
-                frame = [each for each in ordered if earliest <= each.at <= row.at]
-            elif preceding is not None:
-                frame = frame[-preceding - 1 :]
+        for row, frame in zip(ordered, frames_of(ordered, preceding), strict=True):
             values = [each.value for each in frame if each.value is not None]
             some = (sum(values), min(values), max(values), sum(values) / len(values)) if values else (None,) * 4
             found.append(Out(row.key, row.at, row.value, row.number, len(values), *some))
@@ -72,7 +85,9 @@ def plain(rows: list[Row], preceding: Preceding) -> list[Out]:
         min_size=1,
         max_size=5,
     ),
-    st.sampled_from([None, 0, 1, 3, timedelta(0), timedelta(milliseconds=5), timedelta(milliseconds=20)]),
+    st.sampled_from(
+        [Unbounded.RANGE, Unbounded.ROW, 0, 1, 3, timedelta(0), timedelta(milliseconds=5), timedelta(milliseconds=20)]
+    ),
 )
 def test_each_row_has_the_aggregates_of_earlier_rows(
     batches: list[tuple[list[tuple[str, int, int | None]], int]], preceding: Preceding
@@ -94,6 +109,8 @@ def test_each_row_has_the_aggregates_of_earlier_rows(
     with h:
         found += h.drain()
         assert h.timers() == []
+        # The rows of a range leave it with time.
+        assert not isinstance(preceding, timedelta) or h.state_entries() == []
     assert sorted(found, key=lambda row: row.number) == sorted(plain(given_rows, preceding), key=lambda row: row.number)
 
 
@@ -106,6 +123,126 @@ def test_a_late_row_is_dropped() -> None:
         assert [row.n for row in h.advance_watermark(10)] == [1]
         h.push(Row("a", 9, 1, 1), Row("a", 11, 1, 2))
         assert [(row.number, row.n) for row in h.advance_watermark(20)] == [(2, 2)]
+
+
+class Float(msgspec.Struct, frozen=True):
+    key: str
+    at: int
+    value: float
+    number: int
+
+
+class FloatOut(msgspec.Struct, frozen=True):
+    key: str
+    at: int
+    value: float
+    number: int
+    n: int
+    total: float
+    least: float
+    most: float
+    average: float
+
+
+def plain_floats(frame: list[float]) -> tuple[int, float, float, float, float]:
+    """NaN is the largest float, as for aggregates by columns."""
+    numbers = [value for value in frame if not math.isnan(value)]
+    most = max(numbers) if len(numbers) == len(frame) else math.nan
+    total = sum(frame)
+    return (len(frame), total, min(numbers, default=math.nan), most, total / len(frame))
+
+
+FLOATS = st.sampled_from([0.5, -1.0, 2.0, math.nan, math.inf, -math.inf])
+
+
+@settings(max_examples=max(10, settings().max_examples // 2))
+@given(
+    st.lists(st.tuples(st.integers(0, 12), FLOATS), min_size=1, max_size=25),
+    st.integers(1, 9),
+    st.sampled_from([Unbounded.RANGE, Unbounded.ROW, 2, timedelta(milliseconds=3)]),
+)
+def test_floats_that_are_not_finite_leave_a_frame(
+    steps: list[tuple[int, float]], size: int, preceding: Preceding
+) -> None:
+    rows = [Float("a", at, value, number) for number, (at, value) in enumerate(steps)]
+
+    def declare(given_rows: Any) -> Any:
+        return given_rows.over_columns(WANTED, output=FloatOut, preceding=preceding, uid="over")
+
+    bound = timedelta(milliseconds=BOUND)
+    found = []
+    with KeyedHarness(declare, KeyedInput(Float, "key", event_time="at", out_of_orderness=bound)) as h:
+        for at in range(0, len(rows), size):
+            h.push(*rows[at : at + size])
+        found = h.drain()
+    ordered = sorted(rows, key=lambda row: row.at)
+    expected = [
+        FloatOut("a", row.at, row.value, row.number, *plain_floats([each.value for each in frame]))
+        for row, frame in zip(ordered, frames_of(ordered, preceding), strict=True)
+    ]
+    assert list(map(repr, found)) == list(map(repr, expected))
+
+
+def test_the_rows_of_an_idle_key_are_removed_when_they_leave_the_range() -> None:
+    def declare(rows: Any) -> Any:
+        return rows.over_columns(
+            {"n": ("count", "value")}, output=Counted, preceding=timedelta(milliseconds=10), uid="over"
+        )
+
+    with KeyedHarness(declare, KeyedInput(Row, "key", event_time="at")) as h:
+        h.push(Row("a", 5, 1, 0), Row("b", 7, 1, 1), Row("b", 9, 1, 2))
+        assert [row.n for row in h.advance_watermark(9)] == [1, 1, 2]
+        assert {entry.key for entry in h.state_entries()} == {("a",), ("b",)}
+        h.advance_watermark(16)
+        assert {entry.key for entry in h.state_entries()} == {("b",)}
+        h.push(Row("b", 19, 1, 3))
+        assert [row.n for row in h.advance_watermark(19)] == [2]
+        h.advance_watermark(30)
+        assert h.state_entries() == [] and h.timers() == []
+
+
+class CountingMap(dict[int, FrameRow]):
+    """A map state that counts its accesses."""
+
+    accesses = 0
+
+    def get(self, key: int) -> Any:  # type: ignore[override]
+        self.accesses += 1
+        return super().get(key)
+
+    def put(self, key: int, value: FrameRow) -> None:
+        self.accesses += 1
+        self[key] = value
+
+    def remove(self, key: int) -> None:
+        self.accesses += 1
+        del self[key]
+
+
+@pytest.mark.parametrize("leaves", ["one", "all"])
+def test_each_row_is_read_and_written_a_few_times_whatever_the_size_of_the_frame(leaves: str) -> None:
+    for size in (50, 500):
+        rows, position = CountingMap(), Position()
+        frame = SlidingFrame(rows, position)  # type: ignore[arg-type]
+        for time in range(2000):
+            frame.push(time, [1])
+            if leaves == "one" or time % size == 0:
+                frame.remove_before(time - size)
+                assert [summary.count for summary in frame.summaries()] == [position.end - position.first]
+        assert rows.accesses < 8 * 2000
+
+
+def test_state_of_another_frame_is_refused() -> None:
+    def declare(preceding: Preceding) -> Any:
+        return lambda rows: rows.over_columns(WANTED, output=Out, preceding=preceding, uid="over")
+
+    with KeyedHarness(declare(3), KeyedInput(Row, "key", event_time="at")) as h:
+        h.push(Row("a", 5, 1, 0))
+        h.advance_watermark(9)
+        snapshot = h.snapshot()
+    with raises(IncompatibleState, stored="rows 3 preceding of value", declared="rows 4 preceding of value"):
+        KeyedHarness.restore(snapshot, declare(4))
+    KeyedHarness.restore(snapshot, declare(3)).close()
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -123,6 +260,17 @@ class Counted(msgspec.Struct, frozen=True):
         ({"aggregates": {"n": ("median", "value")}}, "at", {"name": "n", "given": "('median', 'value')"}),
         ({"aggregates": {"n": ("sum", "key")}}, "at", {"aggregate": "sum", "column": "key"}),
         ({"aggregates": {"n": ("count", "value")}, "preceding": -1}, "at", {"given": "-1"}),
+        ({"aggregates": {"n": ("count", "value")}, "preceding": 2.5}, "at", {"given": "2.5"}),
+        ({"aggregates": {"n": ("count", "value")}, "preceding": True}, "at", {"given": "True"}),
+        ({"aggregates": {"n": ("count", "value")}, "preceding": None}, "at", {"given": "None"}),
+        (
+            {"aggregates": {"n": ("count", "value")}, "preceding": timedelta(microseconds=1)},
+            "at",
+            {"given": "0:00:00.000001"},
+        ),
+        # The sum of values that may all be null.
+        ({"aggregates": {"n": ("sum", "value")}}, "at", {"column": "n", "output": "Counted"}),
+        ({"aggregates": {}}, "at", {}),
         ({"aggregates": {"m": ("count", "value")}}, "at", {}),
     ],
 )

@@ -6,40 +6,23 @@ order of their arrival. A row whose time the watermark has reached already is la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import GenericAlias
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
-from stateflow.api.over.running import AGGREGATES, Running, Value, aggregated
-from stateflow.api.schema import RowSchema
+from stateflow.api.over.frames import Frame, Position, Row, SlidingFrame, Summaries, Values
+from stateflow.api.over.running import AGGREGATES, Summary
+from stateflow.api.schema import RowSchema, check_nullable
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import ValueState
 from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 
-_WAITING, _BEFORE, _RUNNING = "waiting-rows", "rows-before", "running-aggregates"
+_WAITING, _ROWS, _POSITION, _RUNNING = "waiting-rows", "rows-of-frame", "frame", "running-aggregates"
 """Names of states, which are part of the stored format."""
 _NUMBERS = ("bigint", "double")
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The rows that are aggregated for a row, which is one of them.
-
-    Attributes:
-        rows: number of rows before the row; None for no bound.
-        milliseconds: rows that are at most so much earlier; None for no bound. Rows of the same time are peers, all of
-            which belong to it.
-    """
-
-    rows: int | None = None
-    milliseconds: int | None = None
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether rows leave it."""
-        return self.rows is not None or self.milliseconds is not None
 
 
 @dataclass(frozen=True)
@@ -66,13 +49,17 @@ class OverColumns:
                 )
             made[name] = self._result_type(*spec)
         declared = {column.name: column.spark_type for column in self.output.columns}
-        if declared != made:
+        if not self.wanted or declared != made:
             raise JobDefinitionError(
                 "the output class does not have exactly the columns of the rows and the aggregates",
-                hint="declare each column once, with the type of the row or the aggregate",
+                hint="declare each column once, with the type of the row or the aggregate; pass at least one aggregate",
                 declared=declared,
                 made=made,
             )
+        nulls = {column.name: column.nullable for column in self.given.columns}
+        check_nullable(
+            nulls | {name: kind != "count" and nulls[of] for name, (kind, of) in self.wanted.items()}, self.output
+        )
 
     def _result_type(self, kind: str, column: str) -> str:
         found = self.given.column(column).spark_type
@@ -82,19 +69,32 @@ class OverColumns:
             )
         return {"count": "bigint", "mean": "double"}.get(kind, found)
 
-    def values(self, row: object) -> list[Value]:
-        """Returns the value of each aggregate's column; 1 in place of a value that is only counted."""
-        found: list[Value] = []
-        for kind, column in self.wanted.values():
-            value = getattr(row, column)
-            found.append(value if kind != "count" or value is None else 1)
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are aggregated, each once."""
+        return tuple(dict.fromkeys(column for _, column in self.wanted.values()))
+
+    def values(self, row: object) -> Values:
+        """Returns the value of each column; 1 in place of a value that is not a number, which is only counted."""
+        found: Values = []
+        for name, is_number in self._are_numbers:
+            value = getattr(row, name)
+            found.append(value if is_number or value is None else 1)
         return found
 
-    def emitted(self, row: object, results: Sequence[Value]) -> object:
+    def emitted(self, row: object, summaries: Summaries) -> object:
         """Returns an output row."""
-        made = dict(zip(self.wanted, results, strict=True))
+        made = {name: summaries[at].result(kind) for name, kind, at in self._results}
         made |= {name: getattr(row, name) for name in self.given.names}
         return self.output.row_class(**made)
+
+    @cached_property
+    def _are_numbers(self) -> list[tuple[str, bool]]:
+        return [(name, self.given.column(name).spark_type in _NUMBERS) for name in self.columns]
+
+    @cached_property
+    def _results(self) -> list[tuple[str, str, int]]:
+        return [(name, kind, self.columns.index(column)) for name, (kind, column) in self.wanted.items()]
 
 
 class OverAggregates(KeyedProcessFunction[object, object]):
@@ -113,12 +113,15 @@ class OverAggregates(KeyedProcessFunction[object, object]):
         rows: object = GenericAlias(list, (self._columns.given.row_class,))
         waiting: MapStateDescriptor[int, list[object]] = MapStateDescriptor(_WAITING, int, rows)
         self._waiting: MapState[int, list[object]] = ctx.get_map_state(waiting)
-        before = ValueStateDescriptor[list[tuple[int, list[Value]]]](
-            _BEFORE, list[tuple[int, list[int | float | None]]]
+        arguments = f"{self._frame.text} of {', '.join(self._columns.columns)}"
+        if self._frame.bound is None:
+            running = ValueStateDescriptor[Summaries](_RUNNING, list[Summary], arguments=arguments)
+            self._running: ValueState[Summaries] = ctx.get_state(running)
+            return
+        self._rows: MapState[int, Row] = ctx.get_map_state(MapStateDescriptor(_ROWS, int, Row, arguments=arguments))
+        self._position: ValueState[Position] = ctx.get_state(
+            ValueStateDescriptor(_POSITION, Position, arguments=arguments)
         )
-        self._before: ValueState[list[tuple[int, list[Value]]]] = ctx.get_state(before)
-        running = ValueStateDescriptor[list[list[Value]]](_RUNNING, list[list[int | float | None]])
-        self._running: ValueState[list[list[Value]]] = ctx.get_state(running)
 
     def process_element(self, row: object, ctx: Context) -> Iterator[object]:
         time = ctx.timestamp()
@@ -133,34 +136,50 @@ class OverAggregates(KeyedProcessFunction[object, object]):
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:
         rows = self._waiting.get(timestamp) or []
-        self._waiting.remove(timestamp)
+        if rows:
+            self._waiting.remove(timestamp)
         values = [self._columns.values(row) for row in rows]
-        results = self._bounded(timestamp, values) if self._frame.is_bounded else self._unbounded(values)
-        for row, result in zip(rows, results, strict=True):
-            yield self._columns.emitted(row, result)
+        summaries = self._unbounded(values) if self._frame.bound is None else self._bounded(timestamp, values, ctx)
+        for row, found in zip(rows, summaries, strict=True):
+            yield self._columns.emitted(row, found)
 
-    def _bounded(self, time: int, values: list[list[Value]]) -> list[list[Value]]:
-        kinds = [kind for kind, _ in self._columns.wanted.values()]
-        before = self._before.value() or []
-        every = [*before, *((time, each) for each in values)]
-        if self._frame.rows is not None:
-            size = self._frame.rows + 1
-            frames = [every[max(0, end - size) : end] for end in range(len(before) + 1, len(every) + 1)]
-            kept = every[len(every) - self._frame.rows :] if self._frame.rows < len(every) else every
-        else:
-            kept = [each for each in every if each[0] >= time - (self._frame.milliseconds or 0)]
-            frames = [kept] * len(values)
-        self._before.update(kept)
-        return [[aggregated(kind, [row[at] for _, row in each]) for at, kind in enumerate(kinds)] for each in frames]
-
-    def _unbounded(self, values: list[list[Value]]) -> list[list[Value]]:
-        kinds = [kind for kind, _ in self._columns.wanted.values()]
-        stored = self._running.value()
-        running = [Running(stored[at] if stored else None) for at in range(len(kinds))]
-        results = []
+    def _bounded(self, time: int, values: list[Values], ctx: OnTimerContext) -> list[Summaries]:
+        bound = self._frame.bound
+        assert bound is not None
+        position = self._position.value() or Position()
+        frame, found = SlidingFrame(self._rows, position), []
         for row in values:
-            for each, value in zip(running, row, strict=True):
-                each.add(value)
-            results.append([each.result(kind) for each, kind in zip(running, kinds, strict=True)])
-        self._running.update([each.stored for each in running])
-        return results
+            frame.push(time, row)
+            if not self._frame.is_range:
+                frame.keep_newest(bound + 1)
+                found.append(frame.summaries())
+        if self._frame.is_range:
+            frame.remove_before(time - bound)
+            found = [frame.summaries()] * len(values)
+            self._clean_up(time, position, ctx)
+        if position.first == position.end:
+            self._position.clear()
+        else:
+            self._position.update(position)
+        return found
+
+    def _clean_up(self, time: int, position: Position, ctx: OnTimerContext) -> None:
+        """Registers a timer for the time at which no row is in the frame, if no other one follows.
+
+        A key has one such timer: when it is reached, the next one is registered for the rows since.
+        """
+        if position.cleanup is not None and position.cleanup > time:
+            return
+        position.cleanup = None
+        if position.first < position.end:
+            position.cleanup = position.newest + (self._frame.bound or 0) + 1
+            ctx.timer_service().register_event_time_timer(position.cleanup)
+
+    def _unbounded(self, values: list[Values]) -> list[Summaries]:
+        summaries = self._running.value() or [Summary()] * len(self._columns.columns)
+        found = []
+        for row in values:
+            summaries = [before + Summary.of(value) for before, value in zip(summaries, row, strict=True)]
+            found.append(summaries)
+        self._running.update(summaries)
+        return [summaries] * len(values) if self._frame.is_range else found

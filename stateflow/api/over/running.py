@@ -1,58 +1,67 @@
-"""Aggregates of some values, in plain Python."""
+"""Aggregates of some values, in plain Python, which can be combined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
+
+from stateflow.errors import StateError
 
 Number: TypeAlias = int | float
 Value: TypeAlias = int | float | None
 
-
-def _mean(values: Sequence[Number]) -> float:
-    return sum(values) / len(values)
-
-
-AGGREGATES: dict[str, Callable[[Sequence[Number]], Value]] = {
-    "count": len,
-    "sum": sum,
-    "min": min,
-    "max": max,
-    "mean": _mean,
-}
+AGGREGATES = ("count", "sum", "min", "max", "mean")
 """Aggregates of values that are not null, by name; null without values, but for the count."""
+_LIMIT = 1 << 63
 
 
-class Running:
-    """The aggregates of all values so far: count, sum, minimum and maximum, as a list that is stored."""
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Count, sum, minimum and maximum of values; nulls are ignored.
 
-    def __init__(self, stored: Sequence[Value] | None) -> None:
-        self.count, self.sum, self.least, self.largest = stored or (0, 0, None, None)
+    NaN is larger than all other floats, as for aggregates by columns: the maximum is NaN if a value is, and the
+        minimum if all
+    values are.
+    """
 
-    @property
-    def stored(self) -> list[Value]:
-        """What the state has."""
-        return [self.count, self.sum, self.least, self.largest]
+    count: int = 0
+    sum: Number = 0
+    least: Value = None
+    largest: Value = None
 
-    def add(self, value: Value) -> None:
-        """Adds a value; None is ignored."""
-        if value is None:
-            return
-        self.count = (self.count or 0) + 1
-        self.sum = (self.sum or 0) + value
-        self.least = value if self.least is None else min(self.least, value)
-        self.largest = value if self.largest is None else max(self.largest, value)
+    @classmethod
+    def of(cls, value: Value) -> Summary:
+        """Returns the summary of one value."""
+        return cls() if value is None else cls(1, value, value, value)
+
+    def __add__(self, later: Summary) -> Summary:
+        """Returns the summary of the values of both, of which those of `later` come last."""
+        if not self.count or not later.count:
+            return later if not self.count else self
+        total = self.sum + later.sum
+        if isinstance(total, int) and not -_LIMIT <= total < _LIMIT:
+            raise StateError("a sum exceeds 64 bits", hint="convert the column to float before the operator", sum=total)
+        return Summary(
+            self.count + later.count, total, _least(self.least, later.least), _largest(self.largest, later.largest)
+        )
 
     def result(self, kind: str) -> Value:
         """Returns an aggregate by its name."""
-        if kind == "count" or not self.count:
-            return self.count if kind == "count" else None
+        if kind == "count":
+            return self.count
+        if not self.count:
+            return None
         if kind == "mean":
-            return (self.sum or 0) / self.count
+            return self.sum / self.count
         return {"sum": self.sum, "min": self.least, "max": self.largest}[kind]
 
 
-def aggregated(kind: str, values: Sequence[Value]) -> Value:
-    """Returns an aggregate of some values; None values are ignored."""
-    present = [value for value in values if value is not None]
-    return AGGREGATES[kind](present) if present or kind == "count" else None
+def _least(first: Value, second: Value) -> Value:
+    assert first is not None and second is not None
+    # NaN is not equal to itself.
+    return second if first != first or second < first else first
+
+
+def _largest(first: Value, second: Value) -> Value:
+    assert first is not None and second is not None
+    return second if second != second or second > first else first

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 
 from stateflow.api.dead_letters import FAIL
 from stateflow.api.graph.event_time import event_time_of
-from stateflow.api.over.over_aggregates import Frame, OverAggregates, OverColumns
+from stateflow.api.over.frames import Frame, Preceding, Unbounded
+from stateflow.api.over.over_aggregates import OverAggregates, OverColumns
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.errors import JobDefinitionError
-
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class KeyedOver(KeyedInput[Stream]):
@@ -23,7 +21,7 @@ class KeyedOver(KeyedInput[Stream]):
         aggregates: Mapping[str, tuple[str, str]],
         *,
         output: type[object],
-        preceding: int | timedelta | None = None,
+        preceding: Preceding = Unbounded.RANGE,
         uid: str = "",
     ) -> Stream:
         """Emits each row once, with aggregates over it and the rows of its key before it, as ``OVER`` of Flink SQL.
@@ -35,8 +33,9 @@ class KeyedOver(KeyedInput[Stream]):
                 ``mean``. Nulls are ignored.
             output: row class with the columns of the rows and the aggregates.
             preceding: how many rows before the row belong to its frame, as ``ROWS BETWEEN n PRECEDING AND CURRENT
-                ROW``; or how much earlier they may be, as ``RANGE BETWEEN …``, with all rows of the same time; None
-                for all rows before it.
+                ROW``; or, as a duration, how much earlier they may be, as ``RANGE BETWEEN …``. All rows of the same
+                time belong to a range. `Unbounded.RANGE`, the default as in SQL, and `Unbounded.ROW` are all rows
+                before.
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
@@ -49,11 +48,6 @@ class KeyedOver(KeyedInput[Stream]):
                 hint="declare it: source.assign_timestamps_and_watermarks(…), and keep the column in the row class",
                 uid=uid,
             )
-        frame = Frame(milliseconds=preceding // _MILLISECOND) if isinstance(preceding, timedelta) else Frame(preceding)
-        if (frame.rows or 0) < 0 or (frame.milliseconds or 0) < 0:
-            raise JobDefinitionError(
-                "a frame of rows ends before it begins", hint="pass 0 or more", given=str(preceding)
-            )
-        schema = RowSchema.of(output)
+        frame, schema = Frame.of(preceding), RowSchema.of(output)
         columns = OverColumns(dict(aggregates), self._node.schema, schema)
         return self._operator(OverAggregates(columns, frame), schema, uid, "over_columns", FAIL)

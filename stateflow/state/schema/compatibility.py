@@ -93,6 +93,8 @@ def compare_schemas(stored: StateSchema, declared: Declaration) -> FitResult:
     if stored.windows and wanted.windows and stored.windows != wanted.windows:
         conflict = Conflict("", stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
         return FitResult((), (conflict,))
+    if stored.arguments and wanted.arguments and stored.arguments != wanted.arguments:
+        return FitResult((), (_other_arguments(stored, wanted),))
     if stored.type is None:
         return _judge_undescribed(stored, wanted)
     assert wanted.type is not None
@@ -142,6 +144,16 @@ def with_history(schema: StateSchema, stored: StateSchema | None) -> dict[str, A
         return {"type": schema.type, "earlier": []}
     earlier = [old for old in [*stored.earlier, stored.type] if old != schema.type]
     return {"type": schema.type, "earlier": earlier}
+
+
+def _other_arguments(stored: StateSchema, wanted: StateSchema) -> Conflict:
+    return Conflict(
+        "",
+        stored.arguments,
+        wanted.arguments,
+        "they depend on arguments of the operator, which have changed",
+        "change the arguments back, or give the operator another uid, so that it begins without state",
+    )
 
 
 def _judge_undescribed(stored: StateSchema, wanted: StateSchema) -> FitResult:

@@ -49,6 +49,7 @@ def state_schema(descriptor: StateDescriptor, kind: str, value_type: object, key
         kind=kind,
         value_type=describe_type(value_type),
         queryable=descriptor.queryable,
+        arguments=descriptor.arguments,
         key_type="" if key_type is None else describe_type(key_type),
         type=type_schema(value_type, descriptor.serializer),
     )
