@@ -31,7 +31,10 @@ PUBLIC_CONSTRUCTORS = {
 PUBLIC_FUNCTIONS = {
     "stateflow/query/columns/reader.py": {"read_state": "callers name what to select, as for pandas.read_parquet"},
     "stateflow/api/streams/windowed_stream.py": {"aggregate": "two functions, and the keywords of every operator"},
-    "stateflow/api/streams/keyed_ranking.py": {"top_n": "a clause of SQL each, most of them with a default"},
+    "stateflow/api/streams/keyed_ranking.py": {
+        "deduplicate": "a clause of SQL each, all of them with a default",
+        "top_n": "a clause of SQL each, most of them with a default",
+    },
     "stateflow/replay/replay_batch.py": {"replay_batch": "the options of the command, most of them with a default"},
 }
 """Functions that may have more parameters than others, by module, each with the reason."""

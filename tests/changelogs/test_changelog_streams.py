@@ -14,6 +14,7 @@ from stateflow import (
     FileSink,
     GlobalWindows,
     KeyedProcessFunction,
+    OutputTag,
     RowKind,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
@@ -58,6 +59,18 @@ class Price(msgspec.Struct):
     price: int
 
 
+class Counted(msgspec.Struct):
+    kind: RowKind
+    price: int
+    rows: int
+
+
+class MaybeBid(msgspec.Struct):
+    auction: int
+    price: int | None
+    at: int
+
+
 class Doubled(msgspec.Struct):
     auction: int
     doubled: int
@@ -89,6 +102,7 @@ def _ranked(bids: DataStream, output: type[object] = Ranked, **more: Any) -> Dat
     return bids.key_by("auction").top_n(3, order_by="price", output=output, rank="rank", uid="ranked", **more)
 
 
+COUNTS = {"rows": ("count", "at")}
 UPSERTS = Changelog(("auction",))
 RETRACTIONS = Changelog(row_kind="kind", retracts=True)
 
@@ -115,12 +129,58 @@ RETRACTIONS = Changelog(row_kind="kind", retracts=True)
         (lambda bids: bids.map(lambda row: row, output=Change), RETRACTIONS),
         (lambda bids: bids.map(lambda row: row, output=Change).as_changelog("price"), Changelog(("price",), "kind")),
         (lambda bids: bids.as_changelog("auction"), UPSERTS),
+        (lambda bids: _change_rows(bids).as_changelog("price", retracts=True), Changelog(("price",), "kind", True)),
+        (lambda bids: _change_rows(bids).as_append_only().as_changelog(retracts=True), RETRACTIONS),
+        # Deduplication that takes rows back, for the operators that need it.
+        (lambda bids: _retracting(bids), Changelog(("auction",), "kind", True)),
+        (
+            lambda bids: (
+                _retracting(bids).filter(lambda row: True).key_by("price").process(Forward(), output=Change, uid="p")
+            ),
+            RETRACTIONS,
+        ),
+        (
+            lambda bids: _retracting(bids).key_by("price").aggregate_columns(COUNTS, output=Counted, uid="c"),
+            Changelog(("price",), "kind"),
+        ),
+        # Rows of their own stay that, also after operators.
+        (lambda bids: _rows_of_their_own(bids).process(Forward(), output=Change, uid="p"), None),
+        (
+            lambda bids: (
+                _rows_of_their_own(bids)
+                .process(Forward(), output=Change, uid="p")
+                .get_side_output(OutputTag("t", Change))
+            ),
+            None,
+        ),
+        (lambda bids: _rows_of_their_own(bids).deduplicate(uid="d"), None),
+        (
+            lambda bids: _rows_of_their_own(bids).deduplicate(keep="last", uid="d").map(lambda row: row),
+            Changelog(("price",)),
+        ),
+        (lambda bids: _rows_of_their_own(bids).reduce(max, uid="r"), None),
+        (
+            lambda bids: _rows_of_their_own(bids).top_n(2, order_by="at", output=RankedChange, rank="rank", uid="t"),
+            Changelog(("price", "rank")),
+        ),
     ],
 )
 def test_a_stream_knows_how_its_rows_correct_earlier_ones(
     bids: DataStream, declare: Callable[[DataStream], DataStream], expected: Changelog | None
 ) -> None:
     assert declare(bids)._changelog == expected
+
+
+def _change_rows(bids: DataStream) -> DataStream:
+    return bids.map(lambda row: row, output=Change)
+
+
+def _retracting(bids: DataStream) -> DataStream:
+    return bids.key_by("auction").deduplicate(keep="last", output=Change, retract=True, uid="newest")
+
+
+def _rows_of_their_own(bids: DataStream) -> Any:
+    return _changes(bids).as_append_only().key_by("price")
 
 
 def _changes_again(bids: DataStream) -> DataStream:
@@ -158,6 +218,28 @@ def _changes_again(bids: DataStream) -> DataStream:
         (lambda bids: bids.key_by("auction").top_n(1, order_by=[], uid="t"), {}),
         (lambda bids: bids.key_by("auction").top_n(1, order_by=[("at", "down")], uid="t"), {"given": "('at', 'down')"}),
         (lambda bids: bids.as_changelog("none"), {"column": "none"}),
+        (lambda bids: bids.as_changelog(), {}),
+        (lambda bids: bids.as_changelog("auction", retracts=True), {"row_class": "Bid"}),
+        (lambda bids: bids.key_by("auction").top_n(1, order_by=[("price",)], uid="t"), {"given": "('price',)"}),
+        (lambda bids: bids.key_by("auction").deduplicate(output=Change, uid="d"), {"uid": "d"}),
+        (lambda bids: bids.key_by("auction").deduplicate(keep="last", retract=True, uid="d"), {"output": "Bid"}),
+        (lambda bids: bids.key_by("auction").deduplicate(keep="last", output=Ranked, uid="d"), {"rank": ""}),
+        (
+            lambda bids: (
+                bids.map(lambda row: row, output=MaybeBid).key_by("at").top_n(2, order_by="at", output=Change, uid="t")
+            ),
+            {"column": "price", "output": "Change"},
+        ),
+        (lambda bids: bids.key_by("price").aggregate_columns({}, output=Price, uid="a"), {"operator": "a"}),
+        # Aggregates of rows that do not take back what they replace; and without a kind of their own results.
+        (
+            lambda bids: _newest(bids).key_by("auction").aggregate_columns(COUNTS, output=Counted, uid="a"),
+            {"retracts": False, "operator": "a"},
+        ),
+        (
+            lambda bids: _changes(bids).key_by("price").aggregate_columns(COUNTS, output=Price, uid="a"),
+            {"retracts": True, "result_kind": ""},
+        ),
     ],
 )
 def test_what_would_be_wrong_is_refused(
@@ -191,6 +273,12 @@ def test_a_sink_that_only_appends_refuses_a_changelog(
         (_ranked, {"keys": "auction"}, {"keys": ["auction"], "upsert_key": ["auction", "rank"]}),
         (_changes, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": "kind"}),
         (_newest, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": ""}),
+        # A part of the upsert key identifies no row, although rows are taken back.
+        (
+            lambda bids: _ranked(bids, RankedChange, retract=True),
+            {"keys": "auction"},
+            {"keys": ["auction"], "upsert_key": ["auction", "rank"]},
+        ),
     ],
 )
 def test_a_sink_by_key_refuses_other_keys_and_orders(

@@ -12,15 +12,17 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.errors import IncompatibleState
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs.materialized import materialized
+from tests.support.errors import raises
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -121,6 +123,50 @@ def test_deduplication_keeps_the_row_that_plain_python_keeps(
     assert materialized(rows, "key") == expected
     if keep == "first" and not by:
         assert len(rows) == len(expected)
+
+
+@settings(max_examples=max(10, settings().max_examples // 2))
+@given(histories, st.sampled_from([("first", "at"), ("last", "at"), ("last", "")]), st.booleans())
+def test_deduplication_takes_back_replaced_rows(
+    history: History, kept: tuple[Literal["first", "last"], str], retract: bool
+) -> None:
+    keep, by = kept
+    rows = emitted(
+        lambda given: given.deduplicate(keep=keep, order_by=by, output=Kind, retract=retract, uid="d"), history
+    )
+    expected = {(key,): plain_dedup(each, keep, by) for key, each in by_key(history.rows).items()}
+    table = materialized(rows, "key", kind="kind", retracts=retract)
+    assert dict(zip(table, as_rows(table.values()), strict=True)) == expected
+
+
+ORDERS: list[Declare] = [
+    lambda rows: rows.deduplicate(uid="o"),
+    lambda rows: rows.deduplicate(order_by="at", uid="o"),
+    lambda rows: rows.deduplicate(order_by="number", uid="o"),
+    lambda rows: rows.deduplicate(keep="last", order_by="at", uid="o"),
+    lambda rows: rows.deduplicate(keep="last", order_by="at", output=Kind, uid="o"),
+    lambda rows: rows.deduplicate(keep="last", output=Kind, uid="o"),
+]
+TOPS: list[Declare] = [
+    lambda rows: rows.top_n(2, order_by="at", output=Kind, uid="o"),
+    lambda rows: rows.top_n(3, order_by="at", output=Kind, uid="o"),
+    lambda rows: rows.top_n(2, order_by=[("at", "desc")], output=Kind, uid="o"),
+    lambda rows: rows.top_n(2, order_by=["number"], output=Kind, uid="o"),
+]
+
+
+@pytest.mark.parametrize("ways", [ORDERS, TOPS], ids=["deduplicate", "top_n"])
+def test_state_of_another_order_is_refused(ways: list[Declare]) -> None:
+    for stored in ways:
+        with KeyedHarness(stored, KeyedInput(Row, "key")) as h:
+            h.push(Row("a", 1, 2.0, 3))
+            snapshot = h.snapshot()
+        for wanted in ways:
+            if wanted is stored:
+                KeyedHarness.restore(snapshot, wanted).close()
+            else:
+                with raises(IncompatibleState):
+                    KeyedHarness.restore(snapshot, wanted)
 
 
 def plain_top(rows: list[Row], n: int) -> list[Row]:

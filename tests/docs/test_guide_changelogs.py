@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from stateflow import KeyedProcessFunction
@@ -126,6 +127,23 @@ def _table(folder: Path) -> str:
 
 def _order(bid: Any) -> tuple[int, int]:
     return -bid.price, bid.time
+
+
+class Seat(msgspec.Struct, frozen=True):
+    user: str
+    seat: int
+
+
+def test_users_move_between_seats(guide: ModuleType, tmp_path: Path) -> None:
+    seats = [Seat("a", 1), Seat("b", 2), Seat("a", 3), Seat("b", 1)]
+    with KeyedHarness(
+        lambda keyed: guide.users_by_seat(KeyedAgain(keyed), _table(tmp_path)), KeyedInput(Seat, "user")
+    ) as h:
+        rows = [row for each in (seats[:2], seats[2:]) for row in h.push(*each)]
+    assert {row.seat: row.user for row in materialized(rows, "user", kind="kind", retracts=True).values()} == {
+        3: "a",
+        1: "b",
+    }
 
 
 def test_changes_of_a_source_are_a_changelog_by_their_key(guide: ModuleType, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, to_numpy
+from stateflow.api.aggregates.aggregate import Aggregate, Values, to_numpy
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
-from stateflow.api.aggregates.numeric import Count, Mean, Sum
+from stateflow.api.aggregates.numeric import Count
+from stateflow.api.aggregates.partial import masked
+from stateflow.api.aggregates.retractable import RETRACTABLE, CountedRows
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import RowSchema
@@ -22,20 +24,6 @@ from stateflow.types.descriptors import ValueStateDescriptor
 
 _ROWS = "aggregated-rows"
 """Name of the state with the number of rows of a key, which is part of the stored format."""
-
-
-class RetractableSum(Sum):
-    """The sum of rows that may be taken back; null for a key without values."""
-
-    @property
-    def fields(self) -> FieldTypes:
-        return {**super().fields, "count": int}
-
-    def add(self, before: Accumulators, values: Values) -> Accumulators:
-        return {**super().add(before, values), "count": pa.array(to_numpy(before["count"]) + values.counts)}
-
-    def result(self, accumulators: Accumulators) -> pa.Array:
-        return pc.if_else(pc.greater(accumulators["count"], 0), accumulators["sum"], None)
 
 
 @dataclass(frozen=True)
@@ -75,6 +63,7 @@ class ChangelogAggregates(ColumnAggregates):
         results = replace(output, columns=tuple(column for column in output.columns if column.name != changes.made))
         super().__init__(wanted, keys, given, results)
         self._changes = changes
+        self._signs: Array | None = None
         if changes.taken:
             self._aggregates = {name: _retractable(name, each) for name, each in self._aggregates.items()}
 
@@ -86,8 +75,13 @@ class ChangelogAggregates(ColumnAggregates):
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.Table:
         before = state.read(self._state)
         known: Array = before.is_valid().to_numpy(zero_copy_only=False)
-        stored, results = self._added(batch, state, before)
-        exists = self._counted(batch, state, known)
+        counted = self._counted(batch, state, known)
+        exists = np.ones(len(state), bool) if counted is None else counted.after > 0
+        self._signs = None if counted is None else counted.effects
+        kept = before
+        if counted is not None and counted.is_reset.any():
+            kept = pc.if_else(pa.array(~counted.is_reset), before, pa.scalar(None, before.type))
+        stored, results = self._added(batch, state, kept)
         state.write(self._state, pc.if_else(pa.array(exists), stored, pa.scalar(None, stored.type)))
         earlier = self._results(state, before) if self._changes.retracts or not exists.all() else results
         parts = [
@@ -100,24 +94,18 @@ class ChangelogAggregates(ColumnAggregates):
 
     def _values(self, aggregate: Aggregate, batch: pa.RecordBatch, state: VectorState) -> Values:
         values = super()._values(aggregate, batch, state)
-        return replace(values, signs=self._signs(batch)) if self._changes.taken else values
+        if self._signs is None:
+            return values
+        return Values(masked(values.column, pa.array(self._signs != 0)), state, self._signs)
 
-    def _signs(self, batch: pa.RecordBatch) -> Array:
-        """Returns -1 for rows that are taken back, and 1 for all others."""
-        # Not when the module is imported: this loads pandas if it is installed.
-        kinds = pa.array([kind.value for kind in RETRACTIONS])
-        taken_back = pc.is_in(batch.column(self._changes.taken), value_set=kinds).to_numpy(zero_copy_only=False)
-        signs: Array = np.where(taken_back, -1, 1)
-        return signs
-
-    def _counted(self, batch: pa.RecordBatch, state: VectorState, known: Array) -> Array:
-        """Counts the rows of each key. Returns which keys have rows.
+    def _counted(self, batch: pa.RecordBatch, state: VectorState, known: Array) -> CountedRows | None:
+        """Counts the rows of each key, if some are taken back.
 
         Raises:
             StateError: a key of `known`, which has a result, has no number of rows.
         """
         if not self._changes.taken:
-            return np.ones(len(state), bool)
+            return None
         stored = state.read(self._rows)
         if (known & stored.is_null().to_numpy(zero_copy_only=False)).any():
             raise StateError(
@@ -125,10 +113,12 @@ class ChangelogAggregates(ColumnAggregates):
                 hint="give the operator another uid, so that it begins without state",
                 state=_ROWS,
             )
-        counts = to_numpy(stored) + np.add.reduceat(self._signs(batch), state.starts)
-        exists: Array = counts > 0
-        state.write(self._rows, pa.array(counts, mask=~exists))
-        return exists
+        # Not when the module is imported: this loads pandas if it is installed.
+        kinds = pa.array([kind.value for kind in RETRACTIONS])
+        taken_back = pc.is_in(batch.column(self._changes.taken), value_set=kinds).to_numpy(zero_copy_only=False)
+        counted = CountedRows.of(to_numpy(stored), taken_back, state)
+        state.write(self._rows, pa.array(counted.after, mask=counted.after == 0))
+        return counted
 
     def _of_kind(self, results: pa.RecordBatch, where: Array, kind: RowKind) -> pa.Table:
         chosen = pa.Table.from_batches([results.filter(pa.array(where))])
@@ -136,10 +126,10 @@ class ChangelogAggregates(ColumnAggregates):
 
 
 def _retractable(name: str, aggregate: Aggregate) -> Aggregate:
-    if type(aggregate) is Sum:
-        return RetractableSum(aggregate.column, aggregate.where)
-    if type(aggregate) in (Count, Mean):
+    if type(aggregate) is Count:
         return aggregate
+    if (kind := RETRACTABLE.get(type(aggregate))) is not None:
+        return kind(aggregate.column, aggregate.where)
     raise JobDefinitionError(
         "an aggregate cannot take rows back",
         hint="of a changelog, use count, sum or mean of int or float; or call as_append_only() on the stream",

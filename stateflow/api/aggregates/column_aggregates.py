@@ -48,6 +48,11 @@ class ColumnAggregates(VectorizedKeyedFunction):
     def __init__(
         self, wanted: Mapping[str, Sequence[str]], keys: Sequence[str], given: RowSchema, output: RowSchema
     ) -> None:
+        if not wanted:
+            raise JobDefinitionError(
+                "there is no aggregate",
+                hint='pass {"rows": ("count", "id")} or others; deduplicate keeps one row of each key',
+            )
         self._aggregates = {name: declared_aggregate(name, spec, given) for name, spec in wanted.items()}
         self._keys = tuple(keys)
         self._output = output

@@ -15,9 +15,20 @@ from stateflow.state.kinds.single_value import ValueState
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig
 
-_SEEN = "seen"
-_ORDER = "kept-order"
-"""Names of states, which are part of the stored format."""
+DEDUPLICATED = "deduplicated"
+"""Name of the state, which is part of the stored format. All ways to deduplicate share it, so that none can take the
+state of another one."""
+
+
+def check_order(column: Column) -> None:
+    """Raises JobDefinitionError if rows cannot be deduplicated by a column: it may be null, or is not a scalar."""
+    column.check_sortable()
+    if column.nullable:
+        raise JobDefinitionError(
+            "rows cannot be deduplicated by a column that may be null",
+            hint="filter such rows, and declare the column without None",
+            column=column.name,
+        )
 
 
 class KeepFirst(VectorizedKeyedFunction):
@@ -31,7 +42,7 @@ class KeepFirst(VectorizedKeyedFunction):
         self._ttl = ttl
 
     def open(self, ctx: RuntimeContext) -> None:
-        self._seen: ValueState[bool] = ctx.get_state(ValueStateDescriptor(_SEEN, bool, ttl=self._ttl))
+        self._seen: ValueState[bool] = ctx.get_state(ValueStateDescriptor(DEDUPLICATED, bool, ttl=self._ttl))
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
         is_new: Array = state.read(self._seen).is_null().to_numpy(zero_copy_only=False)
@@ -53,29 +64,20 @@ class KeepByOrder(VectorizedKeyedFunction):
     Of rows with the same value, the one that arrives first is the first, and the one that arrives last the last.
 
     Args:
-        column: the column. It is never null.
+        column: the column, as `check_order` accepts it.
         is_first: whether the first row is kept.
         ttl: TTL of the value that is compared; None for none.
-
-    Raises:
-        JobDefinitionError: the column may be null, or is not a scalar.
     """
 
     def __init__(self, column: Column, *, is_first: bool, ttl: StateTtlConfig | None) -> None:
-        column.check_sortable()
-        if column.nullable:
-            raise JobDefinitionError(
-                "rows cannot be deduplicated by a column that may be null",
-                hint="filter such rows, and declare the column without None",
-                column=column.name,
-            )
         self._column = column
         self._is_first = is_first
         self._ttl = ttl
+        self._arguments = f"{'first' if is_first else 'last'} by {column.name}"
 
     def open(self, ctx: RuntimeContext) -> None:
         descriptor: ValueStateDescriptor[object] = ValueStateDescriptor(
-            _ORDER, declared_type(self._column), ttl=self._ttl
+            DEDUPLICATED, declared_type(self._column), ttl=self._ttl, arguments=self._arguments
         )
         self._order: ValueState[object] = ctx.get_state(descriptor)
 

@@ -44,16 +44,28 @@ def sort_keys(given: str | Sequence[Order], schema: RowSchema) -> tuple[SortKey,
     """
     keys = []
     for each in [given] if isinstance(given, str) else given:
-        name, direction = (each, "asc") if isinstance(each, str) else each
-        if direction not in ("asc", "desc"):
-            raise JobDefinitionError(
-                "an order is neither ascending nor descending", hint='use "asc" or "desc"', given=repr(each)
-            )
+        name, direction = _name_and_direction(each)
         schema.column(name).check_sortable()
         keys.append(SortKey(name, direction == "desc"))
     if not keys:
         raise JobDefinitionError("an order needs at least one column", hint='pass order_by=[("price", "desc")]')
     return tuple(keys)
+
+
+def _name_and_direction(order: Order) -> tuple[str, str]:
+    if isinstance(order, str):
+        return order, "asc"
+    if len(order) != 2 or not isinstance(order[0], str):
+        raise JobDefinitionError(
+            "an order is neither a column nor a column with its direction",
+            hint='pass "price" or ("price", "desc")',
+            given=repr(order),
+        )
+    if order[1] not in ("asc", "desc"):
+        raise JobDefinitionError(
+            "an order is neither ascending nor descending", hint='use "asc" or "desc"', given=repr(order)
+        )
+    return order[0], order[1]
 
 
 def ordered_numbers(column: pa.Array | pa.ChunkedArray) -> Numbers:

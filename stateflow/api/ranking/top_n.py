@@ -8,19 +8,16 @@ from types import GenericAlias
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.changelog import Changelog, row_kind_of
+from stateflow.api.changelog import KIND_HINT, NO_KIND, Changelog, row_kind_of
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, VectorState
 from stateflow.api.ranking.row_order import SortKey
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import RowSchema, check_nullable
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ValueState
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig
-
-_STATE = "top-n"
-"""Name of the state, which is part of the stored format."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,8 @@ class TopNOutput:
         Raises:
             JobDefinitionError: the class has other columns than the input, the rank and the row kind.
         """
-        kind = row_kind_of(output)
+        # Rows of a stream that was made append-only may have a row kind as a column like others.
+        kind = "" if row_kind_of(given) else row_kind_of(output)
         made = {column.name: column for column in output.columns}
         kept = {name: made[name].spark_type for name in made if name not in (rank, kind)}
         if kept != {column.name: column.spark_type for column in given.columns} or (rank and rank not in made):
@@ -57,14 +55,11 @@ class TopNOutput:
                 input=list(given.names),
                 rank=rank,
             )
+        check_nullable({column.name: column.nullable for column in given.columns}, output)
         if rank and made[rank].spark_type != "bigint":
             raise JobDefinitionError("a rank is an int", hint=f"declare {rank}: int", column=rank)
         if retracts and not kind:
-            raise JobDefinitionError(
-                "rows that are taken back need a column of type RowKind",
-                hint="declare a field in the output class: kind: RowKind",
-                output=output.row_class.__name__,
-            )
+            raise JobDefinitionError(NO_KIND, hint=KIND_HINT, output=output.row_class.__name__)
         return cls(output, rank, kind, retracts)
 
     def changelog(self, keys: tuple[str, ...], n: int) -> Changelog:
@@ -117,38 +112,79 @@ class _Ranked:
         return found
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a key are kept.
+
+    Attributes:
+        n: number of rows.
+        order: what orders them; empty for the order of arrival.
+        newest_first: whether of equal rows the one that arrived last comes first, of which one row is kept; otherwise,
+            it comes last.
+        state: name of the state, which is part of the stored format.
+
+    Raises:
+        JobDefinitionError: the number is not a positive int.
+    """
+
+    n: int
+    order: tuple[SortKey, ...]
+    newest_first: bool = False
+    state: str = "top-n"
+
+    @property
+    def text(self) -> str:
+        """What the stored rows depend on."""
+        order = ", ".join(f"{key.column}{' desc' if key.descending else ''}" for key in self.order)
+        return f"{self.n} by {order or 'arrival'}{', newest first' if self.newest_first else ''}"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or self.n < 1:
+            raise JobDefinitionError("a top-n needs at least one row", hint="pass n=1 or more", n=repr(self.n))
+
+    def sorted_rows(self, rows: pa.Table, keys: Array) -> Array:
+        """Returns the numbers of rows in order of their keys, and of a key in the order of the selection.
+
+        Args:
+            rows: rows, in the order of arrival.
+            keys: for each row, the number of its key.
+        """
+        columns = [key.numbers(rows) for key in reversed(self.order)]
+        if self.newest_first:
+            columns.insert(0, -np.arange(len(rows)))
+        # Stable, so that rows that compare equal stay in the order of arrival.
+        found: Array = np.lexsort([*columns, keys])
+        return found
+
+
 class TopN(VectorizedKeyedFunction):
-    """Keeps the first `n` rows of each key, and emits what changes.
+    """Keeps the first rows of each key, and emits what changes.
 
     Args:
-        n: number of rows.
-        order: what orders them; of equal rows, the one that arrived first comes first.
+        selection: which rows are kept.
         given: columns of the rows.
         output: what is emitted.
         ttl: TTL of the stored rows of a key; None for none.
     """
 
-    def __init__(
-        self, n: int, order: tuple[SortKey, ...], given: RowSchema, output: TopNOutput, ttl: StateTtlConfig | None
-    ) -> None:
-        if not isinstance(n, int) or n < 1:
-            raise JobDefinitionError("a top-n needs at least one row", hint="pass n=1 or more", n=repr(n))
-        self._n = n
-        self._order = order
+    def __init__(self, selection: Selection, given: RowSchema, output: TopNOutput, ttl: StateTtlConfig | None) -> None:
+        self._selection = selection
         self._given = given
         self._output = output
         self._ttl = ttl
 
     def open(self, ctx: RuntimeContext) -> None:
         rows: object = GenericAlias(list, (self._given.row_class,))
-        descriptor: ValueStateDescriptor[object] = ValueStateDescriptor(_STATE, rows, ttl=self._ttl)
+        descriptor: ValueStateDescriptor[object] = ValueStateDescriptor(
+            self._selection.state, rows, ttl=self._ttl, arguments=self._selection.text
+        )
         self._top: ValueState[object] = ctx.get_state(descriptor)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.Table:
         ranked = self._ranked(batch, state, state.read(self._top))
         changed = ranked.chosen != ranked.before
         self._store(ranked, changed, state)
-        if not self._output.rank and self._n > 1:
+        if not self._output.rank and self._selection.n > 1:
             return self._entered_and_left(ranked)
         return self._replaced(ranked, np.flatnonzero(changed))
 
@@ -162,12 +198,12 @@ class TopN(VectorizedKeyedFunction):
         ]
         rows = pa.table(columns, schema=self._given.arrow).combine_chunks()
         keys = np.concatenate([np.repeat(np.arange(len(state)), lengths), state.key_of_row])
-        # Stable, so that of equal rows the stored ones come first, then those that arrived earlier.
-        sorted_rows = np.lexsort([*(key.numbers(rows) for key in reversed(self._order)), keys])
+        # The stored rows arrived before the others.
+        sorted_rows = self._selection.sorted_rows(rows, keys)
         counts = lengths + state.counts
         first = np.cumsum(counts) - counts
         rank = np.arange(len(keys)) - np.repeat(first, counts)
-        is_chosen = rank < self._n
+        is_chosen = rank < self._selection.n
         chosen = sorted_rows[is_chosen]
         starts = np.cumsum(lengths) - lengths
         return _Ranked(rows, len(old), chosen, keys[chosen], rank[is_chosen], lengths, starts)

@@ -9,9 +9,9 @@ from typing import Literal
 from stateflow.api.changelog import Changelog, check_appends
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.graph.nodes import ProcessNode
-from stateflow.api.ranking.deduplicate import KeepByOrder, KeepFirst, KeepLast
-from stateflow.api.ranking.row_order import Order, sort_keys
-from stateflow.api.ranking.top_n import TopN, TopNOutput
+from stateflow.api.ranking.deduplicate import DEDUPLICATED, KeepByOrder, KeepFirst, KeepLast, check_order
+from stateflow.api.ranking.row_order import Order, SortKey, sort_keys
+from stateflow.api.ranking.top_n import Selection, TopN, TopNOutput
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.errors import JobDefinitionError
@@ -23,8 +23,15 @@ Keep = Literal["first", "last"]
 class KeyedRanking(KeyedInput[Stream]):
     """Deduplication and top-n, by columns."""
 
-    def deduplicate(
-        self, *, keep: Keep = "first", order_by: str = "", ttl: StateTtlConfig | None = None, uid: str = ""
+    def deduplicate(  # noqa: PLR0913 - keyword arguments of a public method, all with a default
+        self,
+        *,
+        keep: Keep = "first",
+        order_by: str = "",
+        output: type[object] | None = None,
+        retract: bool = False,
+        ttl: StateTtlConfig | None = None,
+        uid: str = "",
     ) -> Stream:
         """Keeps one row of each key, as Flink SQL's deduplication does.
 
@@ -36,12 +43,16 @@ class KeyedRanking(KeyedInput[Stream]):
             keep: ``"first"`` or ``"last"``.
             order_by: column that orders the rows, such as their event time. Of rows with the same value, the one that
                 arrives first is the first one, and the one that arrives last the last one.
+            output: row class with the columns of the rows and a field of type `RowKind` for the kind, `INSERT` or
+                `UPDATE_AFTER`; not needed without. The operator then stores the row of each key.
+            retract: emits each row that is replaced once more, with the kind `UPDATE_BEFORE`, which operators after
+                this one need that add up rows.
             ttl: how long the operator remembers a key; by default forever.
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: `keep` is another text, the column is not a scalar or may be null, or the stream is a
-                changelog.
+            JobDefinitionError: `keep` is another text, the column is not a scalar or may be null, the output class has
+                other columns, no row is ever replaced by which to retract, or the stream is a changelog.
         """
         check_appends(self._changelog, "deduplicate", uid)
         if keep not in ("first", "last"):
@@ -50,6 +61,10 @@ class KeyedRanking(KeyedInput[Stream]):
             )
         is_first = keep == "first"
         upserts = Changelog(self._keying.columns)
+        if order_by:
+            check_order(self._node.schema.column(order_by))
+        if output is not None or retract:
+            return self._stored_row(keep, order_by, self._output(output, "", retract), ttl, uid)
         if order_by:
             column = self._node.schema.column(order_by)
             by_order = KeepByOrder(column, is_first=is_first, ttl=ttl)
@@ -91,12 +106,34 @@ class KeyedRanking(KeyedInput[Stream]):
                 changelog.
         """
         check_appends(self._changelog, "top_n", uid)
+        selection = Selection(n, sort_keys(order_by, self._node.schema))
+        return self._selected(selection, self._output(output, rank, retract), ttl, uid, f"top {n}")
+
+    def _stored_row(
+        self, keep: Keep, order_by: str, output: TopNOutput, ttl: StateTtlConfig | None, uid: str
+    ) -> Stream:
+        """Adds a deduplication that stores rows: it is a top-1, which may also be in the order of arrival."""
+        is_last = keep == "last"
+        if not order_by and not is_last:
+            raise JobDefinitionError(
+                "the first row that arrives is never replaced, so it has no row kind",
+                hint="leave out output and retract, or name the column that orders rows: order_by=…",
+                uid=uid,
+            )
+        order = (SortKey(order_by, descending=is_last),) if order_by else ()
+        name = f"deduplicate {keep}{f' by {order_by}' if order_by else ''}"
+        return self._selected(Selection(1, order, newest_first=is_last, state=DEDUPLICATED), output, ttl, uid, name)
+
+    def _selected(
+        self, selection: Selection, output: TopNOutput, ttl: StateTtlConfig | None, uid: str, name: str
+    ) -> Stream:
+        changelog = output.changelog(self._keying.columns, selection.n)
+        function = TopN(selection, self._node.schema, output, ttl)
+        return self._ranking(function, uid, name, changelog, output.schema)
+
+    def _output(self, output: type[object] | None, rank: str, retract: bool) -> TopNOutput:
         given = self._node.schema
-        order = sort_keys(order_by, given)
-        wanted = TopNOutput.of(given, RowSchema.of(output) if output else given, rank, retract)
-        function = TopN(n, order, given, wanted, ttl)
-        changelog = wanted.changelog(self._keying.columns, n)
-        return self._ranking(function, uid, f"top {n}", changelog, wanted.schema)
+        return TopNOutput.of(given, RowSchema.of(output) if output else given, rank, retract)
 
     def _ranking(
         self,
@@ -106,5 +143,5 @@ class KeyedRanking(KeyedInput[Stream]):
         changelog: Changelog | None,
         schema: RowSchema | None = None,
     ) -> Stream:
-        node = ProcessNode(uid, (self._edge,), function, schema or self._node.schema, name)
+        node = ProcessNode(uid, (self._edge,), function, schema or self._node.schema, name, appends=self._appends)
         return self._add_operator(replace(node, changelog=changelog))
