@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,29 +16,51 @@ Predicate = Callable[..., bool]
 """A function of a row, or of a row and the `MatchedRows` of the partial match that the row would extend."""
 
 
+class StagePath(ABC):
+    """The numbers of the rows of a partial match by stage."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def first(self, stage: str) -> int | None:
+        """Returns the number of the first row of a stage; None without one."""
+
+    @abstractmethod
+    def last(self, stage: str) -> int | None:
+        """Returns the number of the last row of a stage; None without one."""
+
+    @abstractmethod
+    def rows(self, stage: str) -> list[int]:
+        """Returns the numbers of the rows of a stage in their order."""
+
+
 class MatchedRows(Generic[Row]):
     """The rows that a partial match has so far, for conditions that compare a row with earlier ones.
 
     Args:
-        path: stage and number of each row, the last one first.
+        path: the numbers of the rows.
         row_of: returns the row of a number.
     """
 
-    def __init__(self, path: Sequence[tuple[str, int]], row_of: Callable[[int], Row]) -> None:
+    __slots__ = ("_path", "_row_of")
+
+    def __init__(self, path: StagePath, row_of: Callable[[int], Row]) -> None:
         self._path = path
         self._row_of = row_of
 
     def rows(self, stage: str) -> list[Row]:
         """Returns the rows of a stage in their order; none if the stage has matched no row yet."""
-        return [self._row_of(number) for name, number in reversed(self._path) if name == stage]
+        return [self._row_of(number) for number in self._path.rows(stage)]
 
     def first(self, stage: str) -> Row | None:
         """Returns the first row of a stage; None if it has matched no row yet."""
-        return next((self._row_of(number) for name, number in reversed(self._path) if name == stage), None)
+        number = self._path.first(stage)
+        return None if number is None else self._row_of(number)
 
     def last(self, stage: str) -> Row | None:
         """Returns the last row of a stage; None if it has matched no row yet."""
-        return next((self._row_of(number) for name, number in self._path if name == stage), None)
+        number = self._path.last(stage)
+        return None if number is None else self._row_of(number)
 
 
 @dataclass(frozen=True)

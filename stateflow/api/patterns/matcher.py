@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -47,21 +48,20 @@ class Matcher(Generic[Row]):
 
     def advance(self, buffer: MatchBuffer[Row], time: int) -> Advanced[Row]:
         """Removes the partial matches that cannot be completed at `time` or later; returns what has ended."""
-        if self._within is None or not buffer.matches.partial:
+        partial = buffer.matches.partial
+        if self._within is None or not partial or time - partial[0].began < self._within:
             return Advanced([], [])
-        kept, matched, timed_out = [], list[PartialMatch](), []
-        for partial in buffer.matches.partial:
-            if time - partial.began < self._within:
-                kept.append(partial)
-            elif self._states[partial.state].kind is Kind.PENDING:
-                matched.append(partial)
+        # In the order of their first rows, and so of their time limits.
+        ended = next((at for at, each in enumerate(partial) if time - each.began < self._within), len(partial))
+        matched, timed_out = list[PartialMatch](), []
+        for each in partial[:ended]:
+            if self._states[each.state].kind is Kind.PENDING:
+                matched.append(each)
             else:
-                timed_out.append(buffer.match(buffer.path(partial.node)))
-                buffer.release(partial.node)
-        if len(kept) == len(buffer.matches.partial):
-            return Advanced([], [])
+                timed_out.append(buffer.match(buffer.path(each.node)))
+                buffer.release(each.node)
         buffer.changed = True
-        buffer.matches.partial = kept
+        buffer.matches.partial = partial[ended:]
         return Advanced(self._complete(buffer, matched), timed_out)
 
     def process(self, buffer: MatchBuffer[Row], row: Row, time: int) -> list[Match[Row]]:
@@ -73,6 +73,8 @@ class Matcher(Generic[Row]):
                 (completed if self._states[result.state].kind is Kind.FINAL else partial).append(result)
         if partial != buffer.matches.partial:
             buffer.matches.partial = partial
+            buffer.changed = True
+        if completed:
             buffer.changed = True
         matches = self._complete(buffer, completed) if completed or buffer.matches.completed else []
         buffer.end_row()
@@ -136,9 +138,11 @@ class Matcher(Generic[Row]):
     def _complete(self, buffer: MatchBuffer[Row], completed: list[PartialMatch]) -> list[Match[Row]]:
         """Returns the matches that no earlier partial match can discard, and discards what they skip."""
         matches, found = buffer.matches, list[Match[Row]]()
-        waiting = sorted([*matches.completed, *completed], key=lambda match: match.first)
-        buffer.changed = True
+        waiting = matches.completed
+        for match in completed:
+            insort(waiting, match, key=_first)
         while waiting and (not self._skip.skips or _is_earliest(waiting[0], matches.partial)):
+            buffer.changed = True
             match = waiting.pop(0)
             path = buffer.path(match.node)
             if self._skip.skips:
@@ -169,6 +173,10 @@ class _Step(Generic[Row]):
     row: Row
     time: int
     of_row: dict[int, bool]
+
+
+def _first(match: PartialMatch) -> int:
+    return match.first
 
 
 def _is_earliest(match: PartialMatch, partial: list[PartialMatch]) -> bool:

@@ -6,12 +6,12 @@ node before it. Nodes and rows are counted, and removed with the last partial ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from stateflow.api.patterns.conditions import MatchedRows
+from stateflow.api.patterns.conditions import MatchedRows, StagePath
 from stateflow.state.kinds.maps.map_state import MapState
 
 Row = TypeVar("Row")
@@ -44,12 +44,14 @@ class MatchedNode(msgspec.Struct, array_like=True):
         row: the number of the row.
         before: the number of the node before it; None for the first row.
         references: number of partial matches that end with it, and of nodes after it.
+        begin: the number of the first node of the stage.
     """
 
     stage: str
     row: int
     before: int | None
     references: int
+    begin: int
 
 
 class PartialMatches(msgspec.Struct):
@@ -138,7 +140,9 @@ class MatchBuffer(Generic[Row]):
         matches = self.matches
         matches.number = max(matches.number, self._new) + 1
         number = matches.number
-        matches.nodes[number] = MatchedNode(stage, self._new, before, 0)
+        previous = None if before is None else matches.nodes[before]
+        begin = number if previous is None or previous.stage != stage else previous.begin
+        matches.nodes[number] = MatchedNode(stage, self._new, before, 0, begin)
         matches.rows[self._new] = matches.rows.get(self._new, 0) + 1
         if before is not None:
             self.hold(before)
@@ -179,7 +183,7 @@ class MatchBuffer(Generic[Row]):
 
     def matched(self, node: int | None) -> MatchedRows[Row]:
         """Returns the rows up to a node, for conditions."""
-        return MatchedRows(self.path(node), self.row)
+        return MatchedRows(_Path(self.matches.nodes, node), self.row)
 
     def match(self, path: Path) -> dict[str, list[Row]]:
         """Returns the rows of a match by stage, in their order."""
@@ -193,3 +197,38 @@ class MatchBuffer(Generic[Row]):
             found = self.matches.nodes[node]
             yield found
             node = found.before
+
+
+class _Path(StagePath):
+    """The rows of a partial match; the first and the last row of a stage are found without reading the others."""
+
+    __slots__ = ("_node", "_nodes")
+
+    def __init__(self, nodes: Mapping[int, MatchedNode], node: int | None) -> None:
+        self._nodes = nodes
+        self._node = node
+
+    def first(self, stage: str) -> int | None:
+        last = self._last(stage)
+        return None if last is None else self._nodes[last.begin].row
+
+    def last(self, stage: str) -> int | None:
+        last = self._last(stage)
+        return None if last is None else last.row
+
+    def rows(self, stage: str) -> list[int]:
+        found: list[int] = []
+        node = self._last(stage)
+        while node is not None and node.stage == stage:
+            found.append(node.row)
+            node = None if node.before is None else self._nodes[node.before]
+        return found[::-1]
+
+    def _last(self, stage: str) -> MatchedNode | None:
+        at = self._node
+        while at is not None:
+            node = self._nodes[at]
+            if node.stage == stage:
+                return node
+            at = self._nodes[node.begin].before
+        return None

@@ -1,7 +1,8 @@
 """The operator of patterns: processes the rows of a key in the order of event time.
 
-A row waits until the watermark reaches its time, so that no earlier row can follow. A timer at the time of each row
-processes it; a timer at the time limit of the earliest partial match removes it.
+A row waits until the watermark reaches its time, so that no earlier row can follow. A key has a timer at the time of
+its earliest waiting row, and one at the time limit of its earliest partial match. The first of its timers that fires in
+a batch processes all rows up to the watermark, so that the partial matches of a key are decoded once per batch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import StateError
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import ValueState
-from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK
 from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 
 Row = TypeVar("Row")
@@ -65,6 +67,9 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
         self._settings = settings
         self._structure = settings.pattern.structure
         self._within = settings.pattern.within_ms
+        # Of the keys of a batch: the earliest timer for a row, and the time up to which timers have processed rows.
+        self._earliest: dict[tuple[object, ...], int] = {}
+        self._processed: dict[tuple[object, ...], int] = {}
 
     def open(self, ctx: RuntimeContext) -> None:
         row_class, pattern = self._settings.row_class, self._settings.pattern
@@ -86,25 +91,45 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
             )
         if time > ctx.timer_service().current_watermark():
             self._waiting.put(time, [*(self._waiting.get(time) or ()), row])
-            ctx.timer_service().register_event_time_timer(time)
+            earliest = self._earliest.get(ctx.key_values)
+            if earliest is None or time < earliest:
+                self._earliest[ctx.key_values] = time
+                ctx.timer_service().register_event_time_timer(time)
         elif self._settings.late_rows is not None:
             ctx.output(self._settings.late_rows, row)
         else:
             self.late_rows_dropped += 1
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:
+        until = max(timestamp, ctx.timer_service().current_watermark())
+        if timestamp <= self._processed.get(ctx.key_values, NO_WATERMARK):
+            return  # the key was processed when an earlier timer fired
+        self._processed[ctx.key_values] = until
         buffer = MatchBuffer(self._partial.value() or PartialMatches(self._structure), self._matched)
-        # Partial matches end before rows of this time are processed: the time limit is exclusive.
-        advanced = self._matcher.advance(buffer, timestamp)
-        yield from self._emitted(advanced.matched, ctx)
-        for match in advanced.timed_out:
-            self._time_out(match, ctx)
-        rows = self._waiting.get(timestamp)
-        if rows is not None:
-            self._waiting.remove(timestamp)
+        for time, rows in self._waiting.items():
+            if time > until:
+                ctx.timer_service().register_event_time_timer(time)
+                break
+            self._waiting.remove(time)
+            # Partial matches end before rows of this time are processed: the time limit is exclusive.
+            yield from self._advance(buffer, time, ctx)
+            ctx.set_timer(TimeDomain.EVENT_TIME, time)
             for row in rows:
-                yield from self._emitted(self._matcher.process(buffer, row, timestamp), ctx)
-        self._store(buffer, timestamp, ctx)
+                yield from self._emitted(self._matcher.process(buffer, row, time), ctx)
+        yield from self._advance(buffer, until, ctx)
+        self._store(buffer, ctx)
+
+    def _advance(self, buffer: MatchBuffer[Row], time: int, ctx: OnTimerContext) -> Iterator[object]:
+        """Ends the partial matches whose time limit is at `time` or before, one after another."""
+        while self._within is not None and buffer.matches.partial:
+            expires = buffer.matches.partial[0].began + self._within
+            if expires > time:
+                return
+            ctx.set_timer(TimeDomain.EVENT_TIME, expires)
+            advanced = self._matcher.advance(buffer, expires)
+            yield from self._emitted(advanced.matched, ctx)
+            for match in advanced.timed_out:
+                self._time_out(match, ctx)
 
     def _emitted(self, matches: Iterable[Match[Row]], ctx: OnTimerContext) -> Iterator[object]:
         process = self.function.process_match
@@ -117,7 +142,7 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
             ctx.output(timed_out.tag, timed_out.function(match))
         self.function.process_timed_out_match(match, ctx)
 
-    def _store(self, buffer: MatchBuffer[Row], timestamp: int, ctx: OnTimerContext) -> None:
+    def _store(self, buffer: MatchBuffer[Row], ctx: OnTimerContext) -> None:
         matches = buffer.matches
         if self._within is not None and matches.partial:
             # One timer at a time, for the earliest: when it fires, the next one is registered.

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Never, Self, TypeVar, cast
 
 from stateflow.api.changelog import check_appends
-from stateflow.api.dead_letters import FAIL
 from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.nodes import ProcessNode
 from stateflow.api.patterns.functions import PatternProcessFunction, Select, SelectRow, SelectRows, TimedOut
 from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.patterns.pattern_operator import PatternOperator, PatternSettings
@@ -121,7 +121,9 @@ class PatternStream(KeyedInput[Stream]):
         self, function: PatternProcessFunction[Never, object], output: type[object], uid: str, method: str
     ) -> Stream:
         operator = PatternOperator(self._settings, cast("PatternProcessFunction[object, object]", function))
-        return self._operator(operator, RowSchema.of(output), uid, f"{method} pattern", FAIL)
+        # Not in the order of event time: timers fire after all rows of a batch, once for each key.
+        node = ProcessNode(uid, (self._edge,), operator, RowSchema.of(output), f"{method} pattern")
+        return self._add_operator(node)
 
     def _with(self, settings: PatternSettings[object]) -> Self:
         changed = copy.copy(self)
