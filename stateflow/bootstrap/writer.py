@@ -223,7 +223,13 @@ class SavepointWriter(SavepointChanges):
         return self
 
     def write(
-        self, path: str | os.PathLike[str], *, name: str = "", at: datetime | None = None, reason: str = ""
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str = "",
+        at: datetime | None = None,
+        reason: str = "",
+        by: str = "",
     ) -> str:
         """Writes the savepoint, and returns the URI of its folder.
 
@@ -237,6 +243,7 @@ class SavepointWriter(SavepointChanges):
                 which is in the folder already, or now. A repeated call with another time changes nothing if no entry
                 depends on it.
             reason: why it is written, for display.
+            by: who writes it, for display; by default the user of the operating system.
 
         Raises:
             ConfigError: another savepoint is in the folder, or a name or position is not valid.
@@ -260,7 +267,8 @@ class SavepointWriter(SavepointChanges):
         manifest = structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
         base = self._existing.stored.document if self._existing else None
         stated = {uid: text for uid, given in self._sources.items() if (text := given.stated(uid))}
-        complete(manifest, layout, Facts(named, self._job, when, os_user(), reason, stated, base), target, self._clock)
+        facts = Facts(named, self._job, when, by or os_user(), reason, stated, base)
+        complete(manifest, layout, facts, target, self._clock)
         return storage.uri
 
     def _base(self, target: Target, at: datetime) -> Manifest:

@@ -18,13 +18,8 @@ from stateflow.bootstrap.spark_checkpoint.checkpoint import SparkCheckpoint
 from stateflow.bootstrap.state_files.locations import StateFile
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
-from stateflow.operations.savepoints.written_savepoints import (
-    ChangeRequest,
-    WriteRequest,
-    WrittenSavepoint,
-    change_savepoint,
-    write_savepoint,
-)
+from stateflow.operations.savepoints.changed_savepoints import ChangeRequest, change_savepoint
+from stateflow.operations.savepoints.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
 from stateflow.runtime.task import store_cache
 from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.testing.sinks import FolderSink
@@ -201,7 +196,7 @@ def test_a_savepoint_is_written_shown_and_started_from(total: CliFixture, golden
         "max_parallelism": 128,
         "bytes": sum(file.stat().st_size for file in (total.folder / "written" / "files").iterdir()),
         "operators": ["sum"],
-        "states": [{"operator": "sum", "state": "total", "files": 1, "rows": 2}],
+        "states": [{"operator": "sum", "state": "total", "files": 1, "rows": 2, "imported_from": ""}],
         "sources": {"rows": '{"row": 4}'},
         "without_position": [],
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateflow import diff, read_state
+from stateflow import diff, read_metadata, read_state
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read
 from tests.support import local_flights
@@ -50,6 +50,12 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
     monkeypatch.delitem(sys.modules, "flights", raising=False)
     by_command = _command(job, tmp_path, settings)
     assert diff(savepoint, by_command).keys == 0
+    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    in_hours = _changed_by_command(job, tmp_path, settings, by_command)
+    assert _rows(in_hours, "running-delay", ["tailnum"]) == _rows(
+        str(tmp_path / "changed"), "running-delay", ["tailnum"]
+    )
+    assert set(read_metadata(in_hours, "operators")["operator"].to_pylist()) == {"running-delay"}
     more = ["--job-root", str(tmp_path / "root"), "--from-savepoint", by_command, *settings]
     monkeypatch.delitem(sys.modules, "flights", raising=False)
     ended = invoke("run", str(job), *more)
@@ -79,6 +85,21 @@ def _command(job: Path, folder: Path, settings: list[str]) -> str:
     output = str(folder / "by-command")
     given = {"flights.py": str(job), "/var/savepoints/history": output}
     given["flights=timestamp:2026-02-01T00:00"] = 'flights={"file": 2}'
+    words = [given.pop(word, word) for word in shlex.split(text.replace("\\\n", " "))[1:]]
+    assert not given
+    ended = invoke(*words, *settings)
+    assert ended.exit_code == 0, ended.output
+    return output
+
+
+def _changed_by_command(job: Path, folder: Path, settings: list[str], savepoint: str) -> str:
+    """Changes the savepoint with the command of the guide; returns the path of the copy."""
+    (text,) = (block for block in blocks(GUIDE, "") if block.startswith("stateflow savepoint change"))
+    (code,) = (block for block in blocks(GUIDE, "python") if "def in_hours" in block)
+    function = code[code.index("def in_hours") : code.index("writer =")]
+    (folder / "changes.py").write_text(f"import pyarrow as pa\n\n\n{function}")
+    output = str(folder / "changed-by-command")
+    given = {"flights.py": str(job), "/var/savepoints/history": savepoint, "/var/savepoints/changed": output}
     words = [given.pop(word, word) for word in shlex.split(text.replace("\\\n", " "))[1:]]
     assert not given
     ended = invoke(*words, *settings)

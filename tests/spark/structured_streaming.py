@@ -8,6 +8,7 @@ It prints one JSON object of what it has found.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -18,14 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from stateflow import (
-    MapStateDescriptor,
-    SavepointWriter,
-    SparkCheckpoint,
-    StateTtlConfig,
-    ValueStateDescriptor,
-    read_state,
-)
+from stateflow import SparkCheckpoint, StateTtlConfig, ValueStateDescriptor, diff
 from stateflow.bootstrap.encoding.frames import is_spark
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.launch import RunRequest, run_job
@@ -33,6 +27,7 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint
 from stateflow.runtime.spark.session.settings import REQUIRED
 from tests.docs.pages import blocks, read, section
 from tests.spark.jobs import imported
+from tests.support.commands import invoke
 from tests.support.errors import raises
 
 _SETTINGS = {
@@ -106,15 +101,16 @@ def _run_queries(spark: SparkSession, home: Path) -> None:
     timed = orders().withColumn("time", F.timestamp_millis("at")).withWatermark("time", "0 seconds")
     run(timed.groupBy("shop").transformWithState(Visits(), "shop string", "Update", "EventTime"), "visits")
     run(timed.dropDuplicates(["shop", "product"]), "distinct")
-    windowed = timed.groupBy("shop", F.window("time", "2 seconds")).agg(F.sum("amount").alias("total"))
-    run(windowed, "windows")
+    windows = timed.groupBy("shop", F.window("time", "4 seconds", "2 seconds"))
+    run(windows.agg(F.count("*").alias("orders"), F.sum("amount").alias("total")), "windows")
     expiring = orders().groupBy("shop").transformWithState(Expiring(), "shop string", "Update", "ProcessingTime")
     run(expiring, "expiring")
 
 
 def _import(spark: SparkSession, home: Path) -> dict[str, Any]:
-    """Writes the savepoint by the guide's code; returns facts about the checkpoints."""
-    (code,) = blocks(section(read("bootstrap-state"), "Import a Structured Streaming checkpoint"), "python")
+    """Writes the savepoint by the guide's command, and a part of it by its code; returns facts of the checkpoints."""
+    guide = section(read("bootstrap-state"), "Import a Structured Streaming checkpoint")
+    (code,) = blocks(guide, "python")
     sys.modules["imported"] = imported
     names: dict[str, Any] = {"spark": spark}
     exec(compile(code.replace('"/var/', f'"{home}/'), "guide", "exec"), names)
@@ -123,7 +119,22 @@ def _import(spark: SparkSession, home: Path) -> dict[str, Any]:
         SparkCheckpoint(home / "checkpoints" / name) for name in ("counts", "visits", "expiring")
     )
     _check_refusals(spark, counted, visited)
-    return {"watermark": visited.watermark, **_expiring(spark, expiring), **_key_and_value(spark, home)}
+    (command,) = blocks(guide, "")
+    by_command = _write_by_command(command, home)
+    by_code = str(home / "savepoints" / "by-code")
+    differences = {s.operator: s.keys for s in diff(by_code, by_command, ["counts", "visits"]).states}
+    return {"watermark": visited.watermark, "differences": differences, **_expiring(spark, expiring)}
+
+
+def _write_by_command(command: str, home: Path) -> str:
+    """Runs the command of the guide in this process, and so in its Spark session; returns the savepoint's path."""
+    words = shlex.split(command.replace("\\\n", " ").replace("/var/", f"{home}/"))[1:]
+    words[words.index("imported.py")] = str(imported.__file__)
+    ended = invoke(*words, "--set", f"job.home={home}", "--set", f"local_dir={home / 'local'}", "--json")
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.stdout)
+    assert not found["without_position"] and {state["rows"] for state in found["states"]} == {None}
+    return str(found["path"])
 
 
 def _expiring(spark: SparkSession, checkpoint: SparkCheckpoint) -> dict[str, Any]:
@@ -138,27 +149,6 @@ def _expiring(spark: SparkSession, checkpoint: SparkCheckpoint) -> dict[str, Any
     return {
         "recent": {shop: row["value"] for shop, row in found.items()},
         "brief": sorted(row["key"]["shop"] for row in brief),
-    }
-
-
-def _key_and_value(spark: SparkSession, home: Path) -> dict[str, Any]:
-    """Writes the state of dropDuplicates and of a windowed aggregation; returns what the savepoint has."""
-    writer = SavepointWriter.new("distinct", max_parallelism=16)
-    distinct = SparkCheckpoint(home / "checkpoints" / "distinct").state(spark)
-    seen = ValueStateDescriptor("seen", bool)
-    writer.with_operator("distinct", key=["shop", "product"], states=[distinct.frame(seen, value="true")])
-    windows = SparkCheckpoint(home / "checkpoints" / "windows").state(spark)
-    totals = MapStateDescriptor("totals", int, int)
-    begin = "unix_millis(key.window.start)"
-    by_window = windows.frame(totals, key={"shop": "key.shop"}, map_key=begin, value="value.sum")
-    path = writer.with_operator("windows", key="shop", states=[by_window]).write(home / "savepoints" / "distinct")
-    rows = [
-        read_state(path, uid, state).read_all().to_pylist()
-        for uid, state in (("distinct", "seen"), ("windows", "totals"))
-    ]
-    return {
-        "distinct": sorted((row["shop"], row["product"], row["value"]) for row in rows[0]),
-        "windows": sorted((row["shop"], row["map_key"], row["value"]) for row in rows[1]),
     }
 
 

@@ -19,6 +19,7 @@ from stateflow.bootstrap.encoding.entries import LIMITS, declare, new_keyed_stat
 from stateflow.bootstrap.encoding.frames import (
     DOMAIN,
     MAP_KEY,
+    NAMESPACE,
     POSITION,
     TIME,
     VALUE,
@@ -29,6 +30,7 @@ from stateflow.bootstrap.encoding.frames import (
 from stateflow.bootstrap.encoding.values import Values, state_named
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.state.kinds.maps.map_state import MapState
+from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.types.decoders import json_decoder
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.spark_sql import literal, quoted
@@ -97,6 +99,7 @@ class SparkState:
         key: Columns | None = None,
         value: str | Columns = VALUE,
         map_key: str = MAP_KEY,
+        namespace: str = "",
     ) -> KeyedStateFrame:
         """Returns the entries as those of a state of the job, for `SavepointWriter.with_operator`.
 
@@ -108,6 +111,7 @@ class SparkState:
             key: the key columns, by name; by default, the columns of ``key``.
             value: the value; or its fields, by name, for a state of records. By default the struct ``value``.
             map_key: the key of an entry of a map; by default the struct ``map_key``, or the value of its only field.
+            namespace: the namespace, as in frames; a window of Spark, such as ``key.window``, becomes one of the job.
 
         Raises:
             ConfigError: an expression is not valid.
@@ -120,10 +124,38 @@ class SparkState:
             columns[POSITION] = POSITION
         if descriptor.ttl is not None and EXPIRES_AT in self.rows.columns:
             columns[WRITTEN_AT] = _written_at(descriptor.ttl, descriptor.name)
-        frame = _selected(self.rows, columns, self.address)
+        frame = self._selected({**columns, NAMESPACE: namespace} if namespace else columns)
         with state_named(descriptor.name):
             _check_types(descriptor, frame)
         return KeyedStateFrame(descriptor, frame)
+
+    def timers(
+        self, time: str, *, key: Columns | None = None, namespace: str = "", domain: str = TimeDomain.EVENT_TIME.value
+    ) -> DataFrame:
+        """Returns a timer for each entry, for `SavepointWriter.with_operator`: such as that which closes a window.
+
+        All expressions are in Spark's SQL, over the columns of `rows`.
+
+        Args:
+            time: the time, in milliseconds since 1970 or a timestamp, such as ``unix_millis(key.window.end) - 1``.
+            key: the key columns, by name; by default, the columns of ``key``.
+            namespace: as for `frame`.
+            domain: ``event`` or ``processing``.
+
+        Raises:
+            ConfigError: an expression is not valid.
+        """
+        columns = {**(self._default_key() if key is None else key), TIME: time, DOMAIN: literal(domain)}
+        return self._selected({**columns, NAMESPACE: namespace} if namespace else columns)
+
+    def _selected(self, columns: Columns) -> DataFrame:
+        frame = _selected(self.rows, columns, self.address)
+        kind = frame.schema[NAMESPACE].dataType if NAMESPACE in columns else None
+        if not isinstance(kind, StructType) or kind.names != ["start", "end"]:
+            return frame
+        start, end = (F.unix_millis(F.col(f"{NAMESPACE}.{bound}").cast("timestamp")) for bound in kind.names)
+        window = F.concat(start.cast("string"), F.lit("/"), end.cast("string"))
+        return frame.withColumn(NAMESPACE, F.struct(F.lit("window").alias("type"), window.alias("value")))
 
     def _default_key(self) -> dict[str, str]:
         return {name: f"{KEY}.{quoted(name)}" for name in _fields(self.rows, KEY)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -15,8 +16,11 @@ from stateflow.bootstrap.encoding.frames import (
     TIME,
     VALUE,
     WRITTEN_AT,
+    Frame,
     KeyedStateFrame,
 )
+from stateflow.bootstrap.spark_checkpoint.addresses import PREFIX, QueryAddress
+from stateflow.bootstrap.spark_checkpoint.imported_states import ImportedState, SparkQueries
 from stateflow.bootstrap.state_files.columns import StateColumnNames
 from stateflow.bootstrap.state_files.locations import find_files
 from stateflow.bootstrap.state_files.rows import FileRows
@@ -27,6 +31,7 @@ from stateflow.runtime.planning.declared_descriptors import DeclaredOperator
 from stateflow.similar_names import did_you_mean
 
 OnStep = Callable[[str], None]
+_Frames = Mapping[str, "StateFiles | ImportedState"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,16 @@ def state_names(operator: DeclaredOperator) -> list[str]:
 
 
 def parse_states(
-    options: Iterable[str], operators: Mapping[str, DeclaredOperator], max_parallelism: int
-) -> list[StateFiles]:
-    """Returns the files of states, and checks their columns.
+    options: Iterable[str], operators: Mapping[str, DeclaredOperator], max_parallelism: int, columns: Iterable[str] = ()
+) -> list[StateFiles | ImportedState]:
+    """Returns where states are, and checks the columns of files.
 
     Args:
-        options: files, each as ``OPERATOR.STATE=FILES``; for FILES see `find_files`.
+        options: states, each as ``OPERATOR.STATE=FILES``, where FILES is as for `find_files`; or as
+            ``OPERATOR.STATE=spark:QUERY``, where QUERY is as for `QueryAddress.of_state`.
         operators: what the job declares.
         max_parallelism: number of key groups.
+        columns: columns of states of queries, each as ``OPERATOR.STATE.COLUMN=EXPRESSION``.
 
     Raises:
         ConfigError: an option is not valid, the job declares no such state, no such file exists, or its columns are not
@@ -71,7 +78,7 @@ def parse_states(
         DataError: a file cannot be read.
     """
     known = {f"{uid}.{name}": (uid, name) for uid, operator in operators.items() for name in state_names(operator)}
-    found: dict[str, StateFiles] = {}
+    found: dict[str, StateFiles | ImportedState] = {}
     for option in options:
         # Names of states may have an equals sign.
         name = max((name for name in known if option.startswith(f"{name}=")), key=len, default=None)
@@ -83,14 +90,52 @@ def parse_states(
             )
         uid, state = known[name]
         location = option.removeprefix(f"{name}=")
-        try:
-            files = find_files(location)
-            rows = FileRows.of(files, StateColumnNames.of(operators[uid], state, max_parallelism))
-        except StateflowError as e:
-            e.add_facts(operator=uid, state=state)
-            raise
+        with _named(uid, state):
+            if location.startswith(PREFIX):
+                found[name] = _imported(operators[uid], state, location.removeprefix(PREFIX))
+                continue
+            rows = FileRows.of(find_files(location), StateColumnNames.of(operators[uid], state, max_parallelism))
         found[name] = StateFiles(uid, state, rows)
+    for option in columns:
+        _add_column(found, option)
     return list(found.values())
+
+
+@contextmanager
+def _named(operator: str, state: str) -> Iterator[None]:
+    """Adds operator and state to an error."""
+    try:
+        yield
+    except StateflowError as e:
+        e.add_facts(operator=operator, state=state)
+        raise
+
+
+def _imported(operator: DeclaredOperator, state: str, query: str) -> ImportedState:
+    if state not in (*operator.keyed, TIMERS):
+        raise ConfigError(
+            "a query of Spark has no state of this kind",
+            hint="import keyed states and timers; pass files of the others",
+            state=state,
+        )
+    return ImportedState(operator.uid, state, QueryAddress.of_state(query))
+
+
+def _add_column(found: dict[str, StateFiles | ImportedState], option: str) -> None:
+    """Adds the expression of a column to an imported state; raises ConfigError if there is none of its name."""
+    name = max((name for name in found if option.startswith(f"{name}.")), key=len, default="")
+    column, equals, expression = option.removeprefix(f"{name}.").partition("=")
+    given = found.get(name)
+    if not isinstance(given, ImportedState) or not (column and equals and expression.strip()):
+        raise ConfigError(
+            "a column is not one of a state that is imported from Spark",
+            hint="for example --column counts.stats.total=value.sum, with --state counts.stats=spark:CHECKPOINT",
+            column=option,
+            imported=[each.name for each in found.values() if isinstance(each, ImportedState)],
+        )
+    if column in given.columns:
+        raise ConfigError("a column of a state is given twice", hint="pass one expression", state=name, column=column)
+    found[name] = replace(given, columns={**given.columns, column: expression})
 
 
 def _unknown(option: str, operators: Mapping[str, DeclaredOperator], known: Iterable[str]) -> ConfigError:
@@ -123,38 +168,67 @@ def _unknown(option: str, operators: Mapping[str, DeclaredOperator], known: Iter
 
 
 def add_states(
-    writer: SavepointWriter, given: Sequence[StateFiles], operators: Mapping[str, DeclaredOperator], on_step: OnStep
+    writer: SavepointWriter,
+    given: Sequence[StateFiles | ImportedState],
+    operators: Mapping[str, DeclaredOperator],
+    queries: SparkQueries,
+    on_step: OnStep,
 ) -> None:
     """Adds states to a writer.
 
     Args:
         writer: the writer.
-        given: their files.
+        given: where they are.
         operators: what the job declares.
+        queries: reads those of Spark.
         on_step: called before the files of a state are read, with a description.
 
     Raises:
-        StateflowError: as the methods of `SavepointWriter` and of `FileRows` do.
+        StateflowError: as the methods of `SavepointWriter`, of `FileRows` and of `SparkQueries` do.
     """
     for uid in dict.fromkeys(each.operator for each in given):
         of_operator = {each.state: each for each in given if each.operator == uid}
-        _add_operator(writer, operators[uid], of_operator, on_step)
+        _add_operator(writer, operators[uid], of_operator, queries, on_step)
 
 
 def _add_operator(
-    writer: SavepointWriter, operator: DeclaredOperator, given: Mapping[str, StateFiles], on_step: OnStep
+    writer: SavepointWriter, operator: DeclaredOperator, given: _Frames, queries: SparkQueries, on_step: OnStep
 ) -> None:
-    keyed = [_keyed(operator, given[name], on_step) for name in operator.keyed if name in given]
-    timers = _timers(operator, given[TIMERS], on_step) if TIMERS in given else None
+    files = {name: each for name, each in given.items() if isinstance(each, StateFiles)}
+    keyed: list[KeyedStateFrame] = []
+    timers: Frame | None = None
+    for name in (*operator.keyed, TIMERS):
+        each = given.get(name)
+        if each is None:
+            continue
+        with _named(operator.uid, name):
+            if name == TIMERS:
+                timers = _timer_frame(operator, each, queries, on_step)
+            elif isinstance(each, ImportedState):
+                keyed.append(queries.frame(each, operator))
+            else:
+                keyed.append(_keyed(operator, each, on_step))
     writer.with_operator(operator.uid, key=operator.key, states=keyed, timers=timers)
+    _add_operator_state(writer, operator, files, on_step)
+
+
+def _timer_frame(
+    operator: DeclaredOperator, given: StateFiles | ImportedState, queries: SparkQueries, on_step: OnStep
+) -> Frame:
+    return queries.timers(given, operator) if isinstance(given, ImportedState) else _timers(operator, given, on_step)
+
+
+def _add_operator_state(
+    writer: SavepointWriter, operator: DeclaredOperator, files: Mapping[str, StateFiles], on_step: OnStep
+) -> None:
     for union, lists in ((False, operator.lists), (True, operator.unions)):
         for name, of_list in lists.items():
-            if rows := given.get(OPERATOR_PREFIX + name):
+            if rows := files.get(OPERATOR_PREFIX + name):
                 writer.with_operator_state(operator.uid, of_list, _frame(rows, on_step), union=union)
     for name, of_map in operator.broadcasts.items():
-        if rows := given.get(OPERATOR_PREFIX + name):
+        if rows := files.get(OPERATOR_PREFIX + name):
             writer.with_broadcast_state(operator.uid, of_map, _frame(rows, on_step))
-    raw, raw_keyed = (_frame(given[name], on_step) if name in given else None for name in (RAW, RAW_KEYED))
+    raw, raw_keyed = (_frame(files[name], on_step) if name in files else None for name in (RAW, RAW_KEYED))
     if raw is not None or raw_keyed is not None:
         writer.with_raw_state(operator.uid, partitions=raw, key_groups=raw_keyed)
 
@@ -165,11 +239,7 @@ def _keyed(operator: DeclaredOperator, given: StateFiles, on_step: OnStep) -> Ke
     if by_position:
         on_step(f"reading the order of {given.name}")
         names_of_list = [name for name in columns.names if name in (*columns.keys, NAMESPACE)]
-        try:
-            by_position = not rows.is_in_order(names_of_list, POSITION)
-        except StateflowError as e:
-            e.add_facts(operator=given.operator, state=given.state)
-            raise
+        by_position = not rows.is_in_order(names_of_list, POSITION)
     is_left_out = POSITION in columns.names and not by_position
     return KeyedStateFrame(
         operator.keyed[given.state],

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from stateflow.errors import ConfigError
 from stateflow.storage import Storage, open_location
+from stateflow.storage.locations import open_if_allowed
 from stateflow.storage.resolve import split_address
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson")
@@ -57,8 +58,9 @@ def find_files(location: str) -> list[StateFile]:
         location = unquote(location.partition(":")[2].removeprefix(f"//{parts.netloc}"))
     folder, _, name = location.rpartition("/")
     if name and not folder.endswith(":/"):
-        storage = open_location(folder or _root_of(location))
-        if storage.size(name) is not None:
+        # A folder may be allowed, and its parent not.
+        storage = open_if_allowed(folder or _root_of(location))
+        if storage is not None and storage.size(name) is not None:
             return [StateFile(storage, name)]
     found = _matching(location) if _WILDCARDS & set(location) else _of_folder(location)
     if not found:

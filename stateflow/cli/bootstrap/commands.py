@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from stateflow import operations
 from stateflow.cli.common import (
     JOB,
+    JOB_FILE,
     JSON,
     OPTIONAL_ROOT,
     SETTINGS_OPTIONS,
@@ -20,13 +20,8 @@ from stateflow.cli.common import (
 )
 from stateflow.cli.formatting import count_of, human_bytes, offset_text, one_line, print_text
 from stateflow.errors import ConfigError
-from stateflow.operations.savepoints.written_savepoints import (
-    ChangeRequest,
-    WriteRequest,
-    WrittenSavepoint,
-    change_savepoint,
-    write_savepoint,
-)
+from stateflow.operations.savepoints.changed_savepoints import ChangeRequest, change_savepoint
+from stateflow.operations.savepoints.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
 
 _OUTPUT = click.option(
@@ -49,7 +44,17 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
     metavar="OPERATOR.STATE=FILES",
     help="Files with the rows of a state, with the columns that stateflow state export writes: a file of Parquet or "
     "JSON lines, a folder of them, or a quoted pattern; a path or URI. STATE is a name such as total, _timers, "
-    "_operator/buffer, _raw or _raw_keyed; repeatable.",
+    "_operator/buffer, _raw or _raw_keyed. Or spark:CHECKPOINT for state of a query of Spark's Structured Streaming, "
+    "with #VARIABLE for a variable of transformWithState, or #operator=N,variable=NAME,store=NAME,batch=N; repeatable.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="OPERATOR.STATE.COLUMN=EXPRESSION",
+    help="A column of a state of a query of Spark: an expression of Spark's SQL over its columns key, value and those "
+    "of its kind. COLUMN is a key column, value or a field of the value, map_key, namespace; or time, for timers. "
+    "By default, the columns of key and the struct value; repeatable.",
 )
 @click.option(
     "--source",
@@ -57,7 +62,8 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
     multiple=True,
     metavar="UID=POSITION",
     help="Position of a source: earliest, latest, timestamp:TIME, position:TEXT, or the position's JSON; or "
-    "spark:CHECKPOINT for that of a query of Spark's Structured Streaming, with #N for the query's source number N. "
+    "spark:CHECKPOINT for that of a query of Spark's Structured Streaming, with #N for the query's source number N, or "
+    "#source=N,batch=N. "
     "By default a source begins at its start; repeatable.",
 )
 @click.option(
@@ -86,6 +92,7 @@ def write(
     job: Path,
     output: str,
     states: tuple[str, ...],
+    columns: tuple[str, ...],
     sources: tuple[str, ...],
     max_parallelism: int | None,
     parallelism: int | None,
@@ -98,9 +105,9 @@ def write(
 ) -> None:
     """Write a savepoint from files, from which stateflow run --from-savepoint starts the job.
 
-    The job file declares the operators with their keys, the states and the sources. Starts no Spark, and processes no
-    row. A row that cannot be stored is an error that names its key. States whose rows have fields of their values as
-    columns need no column value.
+    The job file declares the operators with their keys, the states and the sources. Starts Spark only for state of a
+    query of Spark, with the settings of the job, and processes no row. A row that cannot be stored is an error that
+    names its key. States whose rows have fields of their values as columns need no column value.
     """
     if not states and not sources:
         refuse("a savepoint needs state or a position", "pass --state OPERATOR.STATE=FILES, or --source UID=POSITION")
@@ -109,6 +116,7 @@ def write(
         output,
         states,
         sources,
+        columns,
         settings_layers(config, assignments),
         max_parallelism,
         parallelism,
@@ -124,26 +132,61 @@ def write(
 @OPTIONAL_ROOT
 @click.argument("savepoint", metavar="NAME|PATH")
 @click.option(
-    "--remove",
+    "--remove", multiple=True, metavar="UID", help="Leave out this operator with all of its state; repeatable."
+)
+@click.option(
+    "--transform",
+    "transforms",
     multiple=True,
-    required=True,
-    metavar="UID",
-    help="Leave out this operator with all of its state; repeatable.",
+    metavar="OPERATOR.STATE=FUNCTION",
+    help="Replace the rows of a state by those that a function returns for them: FILE.py:FUNCTION, or MODULE:FUNCTION "
+    "of a module that can be imported. It gets and returns record batches of Arrow with the columns of stateflow state "
+    "export. STATE is a name such as total, _timers or _operator/buffer; repeatable.",
+)
+@click.option(
+    "--job",
+    "job_file",
+    type=JOB_FILE,
+    metavar="JOB.py",
+    help="The job that starts from the copy: it declares the states that --transform names, as they are from now on. "
+    "Not needed for _timers.",
 )
 @_OUTPUT
 @_NAME
 @_REASON
+@with_options(SETTINGS_OPTIONS)
 @JSON
 def change(
-    job_root: str, savepoint: str, remove: tuple[str, ...], output: str, name: str, reason: str, as_json: bool
+    job_root: str,
+    savepoint: str,
+    remove: tuple[str, ...],
+    transforms: tuple[str, ...],
+    job_file: Path | None,
+    output: str,
+    name: str,
+    reason: str,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Write a copy of a savepoint, given by name or path, without some operators. The savepoint stays as it is.
+    """Write a copy of a savepoint, given by name or path, without some operators or with other rows.
 
-    To change the rows of a state, use SavepointWriter in Python.
+    The savepoint stays as it is, and so does everything that no option names.
     """
-    if not job_root and "/" not in savepoint:
-        refuse("a savepoint's name needs a job root", "pass --job-root, or the path of the savepoint")
-    request = ChangeRequest(operations.find(job_root, savepoint).uri, output, remove, name, reason)
+    if not remove and not transforms:
+        refuse("a copy needs a change", "pass --remove UID, or --transform OPERATOR.STATE=FUNCTION")
+    request = ChangeRequest(
+        savepoint,
+        output,
+        remove,
+        transforms,
+        job_file,
+        settings_layers(config, assignments),
+        job_root,
+        name,
+        reason,
+        lambda step: print_text(step, err=True),
+    )
     _print(change_savepoint(request), as_json)
 
 
@@ -165,8 +208,10 @@ def _print(made: WrittenSavepoint, as_json: bool) -> None:
     print_text(one_line(f"savepoint {made.name} of {made.job}: {groups}, {human_bytes(made.bytes)}"))
     print_text(f"  {made.path}")
     for state in made.states:
-        rows, files = count_of(state.rows, "row"), count_of(state.files, "file")
-        print_text(one_line(f"  state {state.operator}.{state.state}: {rows} from {files}"))
+        origin = state.imported_from
+        if state.rows is not None:
+            origin = f"{count_of(state.rows, 'row')} from {count_of(state.files, 'file')}"
+        print_text(one_line(f"  state {state.operator}.{state.state}: {origin}"))
     if not made.states:
         print_text(one_line(f"  operators: {', '.join(made.operators) or 'none'}"))
     for uid, offset in made.sources.items():

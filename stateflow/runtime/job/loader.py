@@ -48,14 +48,34 @@ def load_job(path: Path) -> ModuleType:
     Raises:
         JobDefinitionError: the file does not exist, cannot be imported, or defines no `build`.
     """
+    module = load_file(path, "job file")
+    if not callable(getattr(module, "build", None)):
+        raise JobDefinitionError(
+            "the job file does not define build(env)",
+            hint="add def build(env: StreamExecutionEnvironment) -> None",
+            path=str(path),
+        )
+    return module
+
+
+def load_file(path: Path, what: str) -> ModuleType:
+    """Loads a file of Python as a module that can be imported under its own name.
+
+    Args:
+        path: the file.
+        what: what the file is, for errors, such as ``job file``.
+
+    Raises:
+        JobDefinitionError: the file does not exist or cannot be imported.
+    """
     if not path.is_file():
-        raise JobDefinitionError("the job file does not exist", hint="check the path", path=str(path))
+        raise JobDefinitionError(f"the {what} does not exist", hint="check the path", path=str(path))
     name = path.stem
     if not name.isidentifier():
         raise JobDefinitionError(
-            "the name of the job file is not a Python identifier", hint="use letters, digits and _", path=str(path)
+            f"the name of the {what} is not a Python identifier", hint="use letters, digits and _", path=str(path)
         )
-    _check_free(name, path)
+    _check_free(name, path, what)
     spec = importlib.util.spec_from_file_location(name, path, loader=_JobFile(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -68,24 +88,18 @@ def load_job(path: Path) -> ModuleType:
         raise
     except Exception as e:
         raise JobDefinitionError(
-            f"the job file cannot be imported: {type(e).__name__}: {e}",
-            hint="run python JOB.py with the same Python to see the traceback",
+            f"the {what} cannot be imported: {type(e).__name__}: {e}",
+            hint=f"run python {path.name} with the same Python to see the traceback",
             path=str(path),
         ) from e
-    if not callable(getattr(module, "build", None)):
-        raise JobDefinitionError(
-            "the job file does not define build(env)",
-            hint="add def build(env: StreamExecutionEnvironment) -> None",
-            path=str(path),
-        )
     return module
 
 
-def _check_free(name: str, path: Path) -> None:
-    """Raises JobDefinitionError for the name of a library: later imports of it would get the job file."""
+def _check_free(name: str, path: Path, what: str) -> None:
+    """Raises JobDefinitionError for the name of a library: later imports of it would get the file."""
     if name in sys.stdlib_module_names or (name in sys.modules and name not in _loaded):
         raise JobDefinitionError(
-            "the job file has the name of an existing module", hint="rename the file", path=str(path), module=name
+            f"the {what} has the name of an existing module", hint="rename the file", path=str(path), module=name
         )
 
 

@@ -1,7 +1,10 @@
-"""The job that continues two queries of Structured Streaming: an aggregation, and a processor with state and timers."""
+"""The job that continues queries of Structured Streaming: an aggregation, a processor with state and timers,
+dropDuplicates, and an aggregation of windows.
+"""
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -14,6 +17,7 @@ from stateflow import (
     MapStateDescriptor,
     OnTimerContext,
     RuntimeContext,
+    SlidingEventTimeWindows,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
     WatermarkStrategy,
@@ -51,6 +55,13 @@ class Seen(msgspec.Struct):
     shop: str
     at: int
     text: str
+
+
+class Window(msgspec.Struct):
+    shop: str
+    start: int
+    orders: int
+    total: int
 
 
 STATS = ValueStateDescriptor("stats", Stats)
@@ -93,7 +104,7 @@ class Visits(KeyedProcessFunction[Order, Seen]):
 
 
 def source(home: Path) -> FileSource:
-    """Returns the source of both queries, which ends: then all timers fire."""
+    """Returns the source of all queries, which ends: then all timers fire."""
     return FileSource(home / "orders", schema=Order, format="json", bounded=True)
 
 
@@ -106,3 +117,10 @@ def build(env: StreamExecutionEnvironment) -> None:
     visited = env.from_source(source(home), uid="visited").assign_timestamps_and_watermarks(strategy)
     seen = visited.key_by("shop").process(Visits(), output=Seen, uid="visits")
     seen.sink_to(FolderSink(home / "seen"), uid="seen-out")
+    once = env.from_source(source(home), uid="repeated").key_by("shop", "product").deduplicate(uid="distinct")
+    once.sink_to(FolderSink(home / "distinct"), uid="distinct-out")
+    timed = env.from_source(source(home), uid="windowed").assign_timestamps_and_watermarks(strategy)
+    sliding = timed.key_by("shop").window(SlidingEventTimeWindows.of(timedelta(seconds=4), timedelta(seconds=2)))
+    sums = {"start": ("window_start",), "orders": ("count", "shop"), "total": ("sum", "amount")}
+    windows = sliding.aggregate_columns(sums, output=Window, uid="windows")
+    windows.sink_to(FolderSink(home / "windows"), uid="windows-out")
