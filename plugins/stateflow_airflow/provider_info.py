@@ -54,6 +54,7 @@ def get_provider_info() -> dict[str, object]:
                     "stateflow_airflow.operators.approvals.claim_approval",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
+                    "stateflow_airflow.operators.bootstrap.write",
                     "stateflow_airflow.operators.export",
                     "stateflow_airflow.operators.validation.diff",
                     "stateflow_airflow.services.serve",

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from stateflow_airflow.operators.bootstrap.write import (
+    StateflowChangeSavepointOperator,
+    StateflowWriteSavepointOperator,
+)
 from stateflow_airflow.operators.export import StateflowExportOperator
 from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
 from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
@@ -33,6 +37,16 @@ TEXT = "{{ value }}"
             {},
         ),
         (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
+        (
+            StateflowWriteSavepointOperator,
+            {"job", "into", "states", "sources", "max_parallelism", "parallelism", "at", "name", "reason"},
+            {"settings": {"job.day": "5"}},
+        ),
+        (
+            StateflowChangeSavepointOperator,
+            {"savepoint", "into", "job_root", "remove", "job", "name", "reason"},
+            {"settings": {"job.day": "5"}},
+        ),
         (StateflowExportOperator, {"job_root", "operator_uid", "state_name", "into", "stored_as", "snapshot"}, {}),
         (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
         (StateflowTablesOperator, {"job", "job_root", "preview"}, {}),

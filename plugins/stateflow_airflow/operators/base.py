@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from airflow.sdk import BaseOperator
 
@@ -17,20 +17,21 @@ from stateflow_airflow.failures import translate_errors
 from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.retry import RetryByErrorCode
 
+TaskArgument: TypeAlias = Any
+"""An argument of Airflow's own base class, such as ``task_id`` or ``retries``."""
 
-class JobRootOperator(BaseOperator):
-    """An operator on a job root. By default, the error code decides whether the task is retried.
+
+class LibraryOperator(BaseOperator):
+    """An operator that calls the library. By default, the error code decides whether the task is retried.
 
     Args:
-        job_root: the job root.
         locations: paths and URIs outside of the job root below which savepoints and forks may be. Not templated: a
             user who may only trigger the DAG cannot extend them.
     """
 
-    def __init__(self, *, job_root: str, locations: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *, locations: Sequence[str] = (), **kwargs: TaskArgument) -> None:
         kwargs.setdefault("retry_policy", RetryByErrorCode())
         super().__init__(**kwargs)
-        self.job_root = job_root
         self.locations = tuple(locations)
 
     def library(self) -> AbstractContextManager[None]:
@@ -38,10 +39,24 @@ class JobRootOperator(BaseOperator):
         return restricted_library(self.locations)
 
 
+class JobRootOperator(LibraryOperator):
+    """An operator on a job root.
+
+    Args:
+        job_root: the job root.
+    """
+
+    def __init__(self, *, job_root: str, **kwargs: TaskArgument) -> None:
+        super().__init__(**kwargs)
+        self.job_root = job_root
+
+
 class JobOperator(JobRootOperator):
     """An operator that also loads the job file, with the settings of the job's runs."""
 
-    def __init__(self, *, job: str, job_root: str, settings: Mapping[str, object] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, job: str, job_root: str, settings: Mapping[str, object] | None = None, **kwargs: TaskArgument
+    ) -> None:
         super().__init__(job_root=job_root, **kwargs)
         self.job = job
         self.settings = dict(settings or {})
@@ -52,7 +67,7 @@ def restricted_library(locations: Sequence[str]) -> Iterator[None]:
     """Restricts the library to the allowed locations, and translates its errors into failures of the task.
 
     Args:
-        locations: see `JobRootOperator`.
+        locations: see `LibraryOperator`.
     """
     restricted = {**os.environ, **allowed_locations(locations)}
     with translate_errors(), environment(restricted):

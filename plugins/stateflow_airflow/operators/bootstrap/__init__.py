@@ -1,0 +1,1 @@
+"""Operators that write savepoints from other data than a job's run."""
