@@ -6,7 +6,7 @@ columns of many keys at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -94,12 +94,12 @@ class Selected:
     """The columns and pairs that a join emits.
 
     Attributes:
-        columns: for each column of the output, whether it is of the left side, and its name there.
+        columns: for each column of the output that is one of a row, whether it is of the left side, and its name there.
         where: the condition; None for all pairs of a key.
     """
 
     output: RowSchema
-    columns: Sequence[tuple[bool, str]]
+    columns: Mapping[str, tuple[bool, str]]
     where: Condition | None = None
 
     def sizes(self, left: pa.StructArray, right: pa.StructArray) -> tuple[Array, Array]:
@@ -107,7 +107,7 @@ class Selected:
         return self._sizes(left, True), self._sizes(right, False)
 
     def _sizes(self, rows: pa.StructArray, is_left: bool) -> Array:
-        names = {name for of_left, name in self.columns if of_left == is_left}
+        names = {name for of_left, name in self.columns.values() if of_left == is_left}
         if self.where is not None:
             names = {field.name for field in rows.type}  # the condition may read any column
         found = np.zeros(len(rows), np.int64)
@@ -120,8 +120,12 @@ class Selected:
         if self.where is not None:
             is_joined = self.where(left, right)
             left, right = left.filter(is_joined), right.filter(is_joined)
-        columns = [(left if is_left else right)[name] for is_left, name in self.columns]
-        return pa.RecordBatch.from_arrays(columns, names=list(self.output.names))
+        found = self.arrays(left, right)
+        return pa.RecordBatch.from_arrays([found[name] for name in self.output.names], names=list(self.output.names))
+
+    def arrays(self, left: PairedColumns, right: PairedColumns) -> dict[str, pa.Array]:
+        """Returns the columns of the output."""
+        return {name: (left if is_left else right)[of] for name, (is_left, of) in self.columns.items()}
 
 
 class ColumnJoin(VectorizedKeyedFunction):

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from stateflow.api.functions.process import Context
+from stateflow.api.functions.vectorized import Array
 from stateflow.errors import StateError
+from stateflow.state.kinds.timers import NO_WATERMARK
+
+_LATEST = (1 << 63) // 1000
+"""Times beyond it do not fit into a timestamp of microseconds."""
 
 
 def time_of_row(ctx: Context) -> int:
@@ -14,8 +19,35 @@ def time_of_row(ctx: Context) -> int:
     """
     timestamp = ctx.timestamp()
     if timestamp is None:
-        raise StateError(
-            "a row of a join by event time has no event time",
-            hint="filter rows whose timestamp column is null before key_by",
-        )
+        raise _without_time()
     return timestamp
+
+
+def check_times(times: Array, longest: int) -> None:
+    """Checks event times of rows, in milliseconds since 1970; the lowest integer is that of a row without one.
+
+    Args:
+        longest: how much later than a row its timers are, at most.
+
+    Raises:
+        StateError: a row has no event time, or one that is out of range.
+    """
+    if not len(times):
+        return
+    if (times == NO_WATERMARK).any():
+        raise _without_time()
+    limit = _LATEST - longest
+    if not -limit < times.min() <= times.max() < limit:
+        raise StateError(
+            "an event time is out of range",
+            hint="filter such rows in a transform, or convert the column: event time is in milliseconds since 1970",
+            earliest=int(times.min()),
+            latest=int(times.max()),
+        )
+
+
+def _without_time() -> StateError:
+    return StateError(
+        "a row of a join by event time has no event time",
+        hint="filter rows whose timestamp column is null before key_by",
+    )

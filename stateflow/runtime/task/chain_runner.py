@@ -11,10 +11,12 @@ import pyarrow as pa
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.functions.window_vectors import WindowVectorFunction
 from stateflow.api.joins.regular_join import ColumnJoin
+from stateflow.api.joins.window_columns import TimedColumnJoin
 from stateflow.api.side_outputs import MAIN
 from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.runtime.task.operator_state import OperatorParts
-from stateflow.runtime.task.operators.join_operator import JoinOperator
+from stateflow.runtime.task.operators.joins.join_operator import JoinOperator
+from stateflow.runtime.task.operators.joins.window_join_operator import WindowJoinOperator
 from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operators.operator_runtime import InitialState
 from stateflow.runtime.task.operators.vector_operator import VectorOperator
@@ -168,6 +170,18 @@ class JoinRunner(VectorRunner):
         return self._emit(self._join.process_inputs(rows.order, rows.columns, rows.inputs))
 
 
+class WindowJoinRunner(VectorRunner):
+    """Runs a `WindowJoinOperator`, which gets the rows of two inputs and has timers."""
+
+    def __init__(self, operator: WindowJoinOperator, outputs: Outputs) -> None:
+        super().__init__(operator, outputs)
+        self._join = operator
+
+    def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
+        assert rows.inputs is not None
+        return self._emit(self._join.process_inputs(rows.order, rows.columns, rows.inputs, rows.origins))
+
+
 def open_runner(
     task: TaskSpec, store: SubtaskStore, parts: OperatorParts, outputs: Outputs, *, is_time_advanced: bool
 ) -> ChainRunner:
@@ -180,6 +194,11 @@ def open_runner(
     limits = task.batch.settings.state.limits
     if isinstance(task.chain.function, ColumnJoin):
         return JoinRunner(JoinOperator(task.chain, task.info, store.open(), limits), outputs)
+    if isinstance(task.chain.function, TimedColumnJoin):
+        join = WindowJoinOperator(task.chain, task.info, store.open(), limits, store.timer_index)
+        if is_time_advanced:
+            join.advance()
+        return WindowJoinRunner(join, outputs)
     if isinstance(task.chain.function, WindowVectorFunction):
         columns = WindowVectorOperator(task.chain, task.info, store.open(), limits, store.timer_index)
         if is_time_advanced:

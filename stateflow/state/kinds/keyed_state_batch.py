@@ -209,6 +209,16 @@ class KeyedStateBatch:
         prefixes = self._prefixes(state)
         state.append_stored([prefixes[at] for at in of.tolist()], encoded, times or self._times_of(of))
 
+    def remove_lists(self, state: AnyListState, of: Array) -> None:
+        """Removes the elements of lists."""
+        prefixes = self._prefixes(state)
+        for number in of.tolist():
+            for key, data in self._context.scan(prefixes[number]):
+                if state.ttl is None:
+                    self._context.pending[key] = None
+                else:
+                    state.ttl.remove(key, data)
+
     def _times_of(self, of: Array) -> RowTimes:
         """Returns the latest event times of the rows of some keys."""
         times = self._row_times

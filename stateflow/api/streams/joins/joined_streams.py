@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
+from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.joins.regular_join import Condition, Selected
+from stateflow.api.joins.window_columns import SelectedOfWindows, WindowColumnJoin, bounds_of
 from stateflow.api.joins.window_join import CoGroup, CoGroupRows, Join, JoinedSides, JoinRows, TaggedRow, WindowJoin
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.inputs import joined_pair, time_readers
+from stateflow.api.streams.joins.selection import declared_columns
 from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
-from stateflow.api.windows.assigners import WindowAssigner
+from stateflow.api.windows.assigners import SlidingEventTimeWindows, TumblingEventTimeWindows, WindowAssigner
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import ProcessWindowFunction
 from stateflow.api.windows.trigger import Trigger
+from stateflow.api.windows.triggers import EventTimeTrigger
+from stateflow.errors import JobDefinitionError
 
 Left = TypeVar("Left")
 Right = TypeVar("Right")
@@ -26,6 +32,8 @@ Element = TypeVar("Element")
 Joined = TypeVar("Joined")
 KeyBy = Callable[..., KeyedInput[Stream]]
 """`key_by` of a stream."""
+_SELECTED = (TumblingEventTimeWindows, SlidingEventTimeWindows)
+"""The windows whose pairs `select` joins by columns."""
 
 
 class JoinedWindows(Generic[Stream]):
@@ -97,6 +105,54 @@ class WindowedJoin(JoinedWindows[Stream]):
         """
         check_callable("apply", function, uid)
         return self._apply(JoinRows(function), "join", _Declared(output, uid, on_error))
+
+    def select(
+        self,
+        output: type[object],
+        columns: Mapping[str, str] | None = None,
+        *,
+        where: Condition | None = None,
+        uid: str = "",
+    ) -> Stream:
+        """Emits columns of both rows of each pair of a window.
+
+        The operator works on Arrow columns, without a call for each row or pair. It stores the same as that of `apply`,
+        so a job can change from one to the other. The windows are tumbling or sliding, of event time, without evictor,
+        allowed lateness and trigger of their own.
+
+        Args:
+            output: class of the emitted rows. A field has the value of the column of its name, of either stream.
+            columns: for fields with another name, or with a name that both streams have: ``{"seller": "right.id"}``;
+                or with a bound of the window: ``{"start": "window_start"}``, ``window_end`` or ``window_time``, the
+                last instant of the window, as a datetime in UTC or as an int in milliseconds since 1970.
+            where: takes the columns of the left and of the right rows of many pairs; returns a boolean Arrow array.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: a field has no column, or one of another type; or the windows need each row.
+        """
+        if where is not None:
+            check_callable("select", where, uid)
+        settings, schema, given = self._windows._settings, RowSchema.of(output), dict(columns or {})
+        bounds = bounds_of(given, schema)
+        left, right = (edge.node.schema for edge in self._inputs)
+        found = declared_columns((left, right), schema, given, uid, bounds.bounds)
+        selected = SelectedOfWindows(Selected(schema, found, where), bounds)
+        function = WindowColumnJoin((left, right), self._slicing(uid), selected)
+        name = f"join {type(settings.assigner).__name__}"
+        return self._windows._add_operator(ProcessNode(uid, self._inputs, function, schema, name))
+
+    def _slicing(self, uid: str) -> Slicing:
+        settings, assigner = self._windows._settings, self._windows._settings.assigner
+        is_plain = self._windows._evictor is None and not settings.allowed_lateness
+        if not is_plain or type(settings.trigger) is not EventTimeTrigger or not isinstance(assigner, _SELECTED):
+            raise JobDefinitionError(
+                "the pairs of these windows cannot be selected by columns",
+                hint="call apply, or join tumbling or sliding windows of event time without other settings",
+                assigner=type(assigner).__name__,
+                uid=uid,
+            )
+        return Slicing(assigner.size, assigner.slide, assigner.offset)
 
 
 class WindowedCoGroup(JoinedWindows[Stream]):

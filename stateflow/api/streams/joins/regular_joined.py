@@ -13,8 +13,9 @@ from stateflow.api.joins.changelog_join import ChangelogInput, ChangelogJoin
 from stateflow.api.joins.outer_join import JoinKind, OuterJoin
 from stateflow.api.joins.regular_join import ColumnJoin, Condition, KeptRows, RegularJoin, Selected
 from stateflow.api.joins.window_join import Join
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.inputs import ChangelogEdge
+from stateflow.api.streams.joins.selection import declared_columns
 from stateflow.api.streams.keyed_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 from stateflow.types.ttl_config import StateTtlConfig
@@ -89,16 +90,7 @@ class RegularJoinedStreams(Generic[Stream]):
         if where is not None:
             check_callable("select", where, uid)
         schema = RowSchema.of(output)
-        given = dict(columns or {})
-        unknown = sorted(given.keys() - set(schema.names))
-        if unknown:
-            raise JobDefinitionError(
-                "select names columns that its output does not have",
-                hint="name the fields of the output class: {field: 'left.column'}",
-                unknown=unknown,
-                uid=uid,
-            )
-        found = [self._origin(column, given.get(column.name, ""), uid) for column in schema.columns]
+        found = declared_columns((self._rows.left, self._rows.right), schema, columns or {}, uid)
         function = ColumnJoin(self._rows, Selected(schema, found, where))
         return self._add_operator(ProcessNode(uid, self._inputs, function, schema, "regular join"))
 
@@ -146,34 +138,3 @@ class RegularJoinedStreams(Generic[Stream]):
     def _given_changelogs(self) -> tuple[Changelog, Changelog]:
         left, right = self._changelogs
         return left or Changelog(), right or Changelog()
-
-    def _origin(self, column: Column, given: str, uid: str) -> tuple[bool, str]:
-        """Returns the side of a column of the output, and its name there."""
-        is_left, name = self._named(column.name, given, uid)
-        source = (self._rows.left if is_left else self._rows.right).column(name)
-        if source.dtype != column.dtype or (source.nullable and not column.nullable):
-            raise JobDefinitionError(
-                "a field of a join's output has another type than its column",
-                hint="declare the field with the type of the column",
-                field=f"{column.name}: {column.dtype}{' | None' if column.nullable else ''}",
-                column=f"{source.name}: {source.dtype}{' | None' if source.nullable else ''}",
-                uid=uid,
-            )
-        return is_left, name
-
-    def _named(self, field: str, given: str, uid: str) -> tuple[bool, str]:
-        side, dot, name = given.partition(".")
-        if dot and side in ("left", "right"):
-            return side == "left", name
-        sides = [is_left for is_left, of in ((True, self._rows.left), (False, self._rows.right)) if field in of.names]
-        if given or len(sides) != 1:
-            raise JobDefinitionError(
-                "the column of a field of a join's output is not known",
-                hint=f'pass columns={{"{field}": "left.name"}}, or right.name',
-                field=field,
-                given=given,
-                left=list(self._rows.left.names),
-                right=list(self._rows.right.names),
-                uid=uid,
-            )
-        return sides[0], field
