@@ -79,6 +79,9 @@ def test_an_interval_join_finds_the_reports_of_the_last_hour(
 ) -> None:
     wanted = _departures(guide, streams, lambda time, reported: time - HOUR < reported <= time)
     assert wanted and _run(guide.departures, guide, streams) == wanted
+    assert _run(guide.departures_by_columns, guide, streams) == wanted
+    in_wind = [row for row in wanted if row.wind_speed > 15.0]
+    assert in_wind and _run(guide.departures_in_wind, guide, streams) == in_wind
 
 
 def test_a_window_join_finds_the_reports_of_the_same_hour(
@@ -86,6 +89,8 @@ def test_a_window_join_finds_the_reports_of_the_same_hour(
 ) -> None:
     wanted = _departures(guide, streams, lambda time, reported: _hour(time) == _hour(reported))
     assert wanted and _run(guide.departures_by_hour, guide, streams) == wanted
+    by_hour = [guide.DepartureInHour(row.tailnum, _hour(row.time), row.wind_speed) for row in wanted]
+    assert _run(guide.departures_by_hour_by_columns, guide, streams) == sorted(by_hour, key=repr)
 
 
 def test_a_co_group_has_hours_without_a_report(guide: ModuleType, streams: tuple[list[Any], list[Any]]) -> None:

@@ -74,7 +74,10 @@ class Played:
     watermarks: list[int]
 
 
-def _play(history: History, declare: Declare, backend: StateBackend, has_late: bool = True) -> Played:
+def _play(
+    history: History, declare: Declare, backend: StateBackend, has_late: bool = True, other: Declare | None = None
+) -> Played:
+    """Runs the batches; at each restore, the operator changes to the other one, if there is one."""
     arrow, tags = history.arrow_rows, LATE if has_late else ()
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     played = Played(Counter(), [], [])
@@ -83,7 +86,8 @@ def _play(history: History, declare: Declare, backend: StateBackend, has_late: b
         if parallelism:
             played.late += [row for tag in tags for row in h.side_output(tag)]
             with h:
-                h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+                declare, other = other or declare, declare
+                h = KeyedHarness.restore(h.snapshot(), declare, parallelism=parallelism)
         played.watermarks.append(-(1 << 63) if h.watermark is None else h.watermark)
         played.pairs.update(h.push_both(left, right))
     with h:
@@ -116,9 +120,21 @@ def _interval(lower: int, upper: int) -> Declare:
     return declare
 
 
-def _check_interval(history: History, bounds: tuple[int, int], backend: StateBackend) -> None:
+def _interval_by_columns(lower: int, upper: int) -> Declare:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        join = left.interval_join(right).between(ms(lower), ms(upper))
+        join = join.side_output_left_late_data(LATE_LEFT).side_output_right_late_data(LATE_RIGHT)
+        return join.select(Pair, {"key": "left.key", "left": "left.at", "right": "right.at"}, uid="join")
+
+    return declare
+
+
+def _check_interval(
+    history: History, bounds: tuple[int, int], backend: StateBackend, *, by_columns: tuple[bool, bool] = (False, False)
+) -> None:
     lower, upper = bounds
-    played = _play(history, _interval(lower, upper), backend)
+    first, other = ((_interval_by_columns if each else _interval)(lower, upper) for each in by_columns)
+    played = _play(history, first, backend, other=other)
     lefts, rights = _timed(history, played)
     late = [row for rows in (lefts, rights) for row, watermark in rows if (row.at or 0) < watermark]
     assert sorted(map(repr, played.late)) == sorted(map(repr, late))
@@ -141,10 +157,19 @@ def test_interval_joins_have_the_pairs_of_nested_loops(history: History, bounds:
     _check_interval(history, bounds, MemoryStateBackend())
 
 
+@given(histories, intervals, st.sampled_from([(True, True), (True, False), (False, True)]))
+def test_interval_joins_by_columns_have_the_pairs_of_nested_loops(
+    history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]
+) -> None:
+    _check_interval(history, bounds, MemoryStateBackend(), by_columns=by_columns)
+
+
 @pytest.mark.slow
-@given(histories, intervals)
-def test_interval_joins_are_the_same_in_rocksdb(history: History, bounds: tuple[int, int]) -> None:
-    _check_interval(history, bounds, RocksDBStateBackend())
+@given(histories, intervals, st.sampled_from([(False, False), (True, False)]))
+def test_interval_joins_are_the_same_in_rocksdb(
+    history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]
+) -> None:
+    _check_interval(history, bounds, RocksDBStateBackend(), by_columns=by_columns)
 
 
 @given(histories, st.integers(1, 30))

@@ -161,14 +161,21 @@ def test_a_row_without_event_time_or_with_one_out_of_range_is_refused() -> None:
 
 
 def test_windows_that_need_each_row_are_refused() -> None:
+    plain = TumblingEventTimeWindows.of(ms(10))
+
     def joined(left: Keyed, right: Keyed) -> Any:
         return unkeyed(left).join(unkeyed(right)).where("key").equal_to("id")
 
-    plain = TumblingEventTimeWindows.of(ms(10))
-    for windows in (
-        lambda left, right: joined(left, right).window(plain).trigger(CountTrigger.of(3)),
-        lambda left, right: joined(left, right).window(plain).allowed_lateness(ms(5)),
-        lambda left, right: joined(left, right).window(EventTimeSessionWindows.with_gap(ms(5))),
-    ):
+    def triggered(left: Keyed, right: Keyed) -> Any:
+        return joined(left, right).window(plain).trigger(CountTrigger.of(3)).select(Pair, COLUMNS, uid="join")
+
+    def late(left: Keyed, right: Keyed) -> Any:
+        return joined(left, right).window(plain).allowed_lateness(ms(5)).select(Pair, COLUMNS, uid="join")
+
+    def sessions(left: Keyed, right: Keyed) -> Any:
+        windows: EventTimeSessionWindows[object] = EventTimeSessionWindows.with_gap(ms(5))
+        return joined(left, right).window(windows).select(Pair, COLUMNS, uid="join")
+
+    for declare in (triggered, late, sessions):
         with pytest.raises(JobDefinitionError):
-            harness(lambda left, right, windows=windows: windows(left, right).select(Pair, COLUMNS, uid="join"))
+            harness(declare)

@@ -101,6 +101,33 @@ class PairLimits:
 _LIMITS = PairLimits()
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Rows with times.
+
+    Attributes:
+        of: for each row, the number of its key.
+        times: its event time, in milliseconds since 1970.
+    """
+
+    of: Array
+    times: Array
+
+
+@dataclass(frozen=True)
+class Partners:
+    """The right rows that each left row is joined with.
+
+    Attributes:
+        order: positions of the right rows, in an order in which those of a left row follow each other.
+        first, counts: for each left row, where its right rows begin in `order`, and their number.
+    """
+
+    order: Array
+    first: Array
+    counts: Array
+
+
 def pairs_of(
     left: Array, right: Array, sizes: tuple[Array, Array] | None = None, limits: PairLimits = _LIMITS
 ) -> Iterator[tuple[Array, Array]]:
@@ -118,14 +145,39 @@ def pairs_of(
     in_order = right[order]
     first = np.searchsorted(in_order, left, "left")
     counts = np.searchsorted(in_order, left, "right") - first
+    yield from partners_of(Partners(order, first, counts), sizes, limits)
+
+
+def pairs_within(left: Timed, right: Timed, bounds: tuple[int, int]) -> Partners:
+    """Returns the right rows with the number of each left row whose time is within bounds of its own.
+
+    Args:
+        bounds: the lowest and the highest difference of the right time to the left one, both included.
+    """
+    order = np.lexsort((right.times, right.of))
+    known, rank = np.unique(right.times, return_inverse=True)
+    # Numbers and ranks of times as one integer, by which rows are found without an overflow.
+    width = len(known) + 1
+    in_order = (right.of * width + rank)[order]
+    lower = left.of * width + np.searchsorted(known, left.times + bounds[0], "left")
+    upper = left.of * width + np.searchsorted(known, left.times + bounds[1], "right")
+    first = np.searchsorted(in_order, lower, "left")
+    return Partners(order, first, np.searchsorted(in_order, upper, "left") - first)
+
+
+def partners_of(
+    partners: Partners, sizes: tuple[Array, Array] | None = None, limits: PairLimits = _LIMITS
+) -> Iterator[tuple[Array, Array]]:
+    """Yields the positions of left and right rows of pairs, in order of the left rows; arguments as for `pairs_of`."""
+    order, first, counts = partners.order, partners.first, partners.counts
     # Each pair costs its bytes and a share of them, so that one sum is within both limits.
     share = -(-limits.bytes // limits.pairs)
-    of_left = np.full(len(left), share) if sizes is None else sizes[0] + share
-    of_right = np.zeros(len(right), np.int64) if sizes is None else sizes[1][order]
+    of_left = np.full(len(first), share) if sizes is None else sizes[0] + share
+    of_right = np.zeros(len(order), np.int64) if sizes is None else sizes[1][order]
     before = np.append(0, np.cumsum(of_right))
     until = np.cumsum(counts * of_left + before[first + counts] - before[first])
     start = 0
-    while start < len(left):
+    while start < len(first):
         spent = until[start - 1] if start else 0
         end = int(np.searchsorted(until, spent + limits.bytes, "right"))
         if end > start:
@@ -136,10 +188,10 @@ def pairs_of(
                 yield np.repeat(np.arange(start, end), some), order[np.repeat(first[start:end], some) + within]
         else:
             end = start + 1
-            partners = slice(int(first[start]), int(first[start] + counts[start]))
-            costs = np.cumsum(of_right[partners] + of_left[start])
+            every = slice(int(first[start]), int(first[start] + counts[start]))
+            costs = np.cumsum(of_right[every] + of_left[start])
             for part in _parts(costs, limits.bytes):
-                yield np.full(part.stop - part.start, start), order[partners][part]
+                yield np.full(part.stop - part.start, start), order[every][part]
         start = end
 
 

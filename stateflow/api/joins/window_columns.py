@@ -17,10 +17,11 @@ from stateflow.api.column_windows.slices import Slicing, starts_of_groups
 from stateflow.api.column_windows.window_aggregates import Windows
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array
-from stateflow.api.functions.window_vectors import WindowVectorFunction, WindowVectorState
+from stateflow.api.functions.window_vectors import WindowVectorState
 from stateflow.api.joins.functions import Untyped
 from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, pairs_of
 from stateflow.api.joins.regular_join import Selected
+from stateflow.api.joins.timed_columns import TimedColumnJoin
 from stateflow.api.joins.times import check_times
 from stateflow.api.joins.window_join import tagged_class
 from stateflow.api.schema import RowSchema
@@ -32,18 +33,6 @@ from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.types.descriptors import ListStateDescriptor
 
 _Rows = tuple[Array, pa.StructArray]
-
-
-class TimedColumnJoin(WindowVectorFunction):
-    """A join of the columns of two inputs, with state and timers of windows."""
-
-    def join(self, left: Side, right: Side, state: WindowVectorState) -> Iterator[pa.RecordBatch]:
-        """Called with rows of both sides, sorted by key; yields pairs."""
-        raise NotImplementedError(f"{type(self).__name__} has no join")
-
-    def end_windows(self, due: DueTimers, state: WindowVectorState) -> Iterator[pa.RecordBatch]:
-        """Called with event-time timers that are due, in order of time; `state` has their keys, and no rows."""
-        raise NotImplementedError(f"{type(self).__name__} has no end_windows")
 
 
 @dataclass(frozen=True)

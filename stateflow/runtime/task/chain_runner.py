@@ -11,7 +11,7 @@ import pyarrow as pa
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.functions.window_vectors import WindowVectorFunction
 from stateflow.api.joins.regular_join import ColumnJoin
-from stateflow.api.joins.window_columns import TimedColumnJoin
+from stateflow.api.joins.timed_columns import TimedColumnJoin
 from stateflow.api.side_outputs import MAIN
 from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.runtime.task.operator_state import OperatorParts

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.columnar.key_encoding import WINDOW_BYTES
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import (
     VOID_NAMESPACE,
@@ -93,9 +94,11 @@ class KeyedState:
         """Returns the timers for the same current key and namespace."""
         return Timers(self._context, owned, index)
 
-    def window_timers(self, owned: KeyGroupRange, index: TimerIndex) -> WindowTimers:
-        """Returns the timers of windows of many keys."""
-        return WindowTimers(self._context, owned, index)
+    def window_timers(
+        self, owned: KeyGroupRange, index: TimerIndex, namespace_bytes: int = WINDOW_BYTES
+    ) -> WindowTimers:
+        """Returns the timers of windows of many keys; or of keys, if that is the length of the void namespace."""
+        return WindowTimers(self._context, owned, index, namespace_bytes)
 
     def ttl_cleanup(self, owned: KeyGroupRange) -> TtlCleanup:
         """Returns the cleanup of expired entries, to be run between key batches.

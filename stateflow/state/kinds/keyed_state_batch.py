@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.columnar.key_encoding import Integers, encode_keys, encode_windows
 from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
@@ -66,8 +67,11 @@ class KeyedStateBatch:
             of: for each window, the index of its key. Windows of one key differ.
             starts, ends: milliseconds since 1970.
         """
+        return self.at(of, encode_windows(starts, ends))
+
+    def at(self, of: Integers, names: Sequence[bytes] | None = None) -> KeyedStateBatch:
+        """Returns the states of some of these keys, in windows with encoded `names` or in the void namespace."""
         groups, keys, at = self._groups, self._keys, of.tolist()
-        names = encode_windows(starts, ends)
         times = None if self._row_times is None else [self._row_times[n] for n in at]
         return KeyedStateBatch(self._context, [groups[n] for n in at], [keys[n] for n in at], names, times)
 
@@ -124,7 +128,7 @@ class KeyedStateBatch:
             indices = np.flatnonzero(selected)
             stored, values = [stored[at] for at in indices.tolist()], values.take(pa.array(indices))
             times = self._times_of(indices)
-        self._put(stored, self._encoded(state, values), state.ttl, times)
+        self._put(stored, _encoded(self._context.limits, state, values), state.ttl, times)
 
     def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array) -> pa.Array:
         """Returns a column of m map values; null for an entry that does not exist.
@@ -149,7 +153,7 @@ class KeyedStateBatch:
         """
         stored, values = self._entry_keys(state, of, keys, is_write=True), _one_array(values)
         _check_length("values", len(values), len(stored))
-        self._put(stored, self._encoded(state, values), state.ttl, self._times_of(of))
+        self._put(stored, _encoded(self._context.limits, state, values), state.ttl, self._times_of(of))
 
     def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
         """Returns all map entries as columns (index of the key, user key, value), ordered by index and user key."""
@@ -205,7 +209,7 @@ class KeyedStateBatch:
             EntryTooLarge: an encoded element is larger than ``state.max_value_bytes``.
         """
         _check_kind(state, ListState)
-        encoded = [data for data in self._encoded(state, _one_array(elements)) if data is not None]
+        encoded = [data for data in _encoded(self._context.limits, state, _one_array(elements)) if data is not None]
         prefixes = self._prefixes(state)
         state.append_stored([prefixes[at] for at in of.tolist()], encoded, times or self._times_of(of))
 
@@ -229,13 +233,6 @@ class KeyedStateBatch:
         if found is None:
             found = self._stored[state.id] = self.stored_keys(state.id)
         return found
-
-    def _encoded(self, state: AnySingleValueState | AnyMapState | AnyListState, values: pa.Array) -> list[bytes | None]:
-        encoded, limits = state.columns.encode(values), self._context.limits
-        # An encoded number or time has at most 40 bytes; no limit is meant for them.
-        if not pa.types.is_primitive(values.type) and (size := largest(encoded)) > limits.value_bytes:
-            raise value_too_large(state.schema.name, size, limits)
-        return encoded
 
     def _entry_keys(self, state: AnyMapState, of: Array, keys: pa.Array, is_write: bool = False) -> list[bytes]:
         _check_kind(state, MapState)
@@ -285,6 +282,16 @@ class KeyedStateBatch:
 def optional_times(times: Integers) -> list[int | None]:
     """Returns event times, with None for the lowest integer: a row without one."""
     return [None if time == NO_WATERMARK else time for time in times.tolist()]
+
+
+def _encoded(
+    limits: EntryLimits, state: AnySingleValueState | AnyMapState | AnyListState, values: pa.Array
+) -> list[bytes | None]:
+    encoded = state.columns.encode(values)
+    # An encoded number or time has at most 40 bytes; no limit is meant for them.
+    if not pa.types.is_primitive(values.type) and (size := largest(encoded)) > limits.value_bytes:
+        raise value_too_large(state.schema.name, size, limits)
+    return encoded
 
 
 def _each(times: RowTimes) -> Iterable[int | None]:

@@ -11,10 +11,11 @@ import numpy as np
 
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.columnar.key_encoding import WINDOW_BYTES, Integers, decode_times, decode_windows, encode_times
-from stateflow.state.kinds.key_context import KEY_OFFSET
+from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers, stored_timer
+from stateflow.types.key_groups import KeyGroupRange
 
 _STORED_KEY = KEY_OFFSET + 8
 """Offset of the key in a stored timer: after key group, id and time."""
@@ -59,7 +60,19 @@ class DueKeys:
 
 
 class WindowTimers(Timers):
-    """The timers of one operator's subtask, all of which are timers of windows."""
+    """The timers of one operator's subtask, all of which are timers of windows, or all of keys without a namespace.
+
+    Args:
+        context, owned, index: as for `Timers`.
+        namespace_bytes: length of their namespaces: that of a window, or of the void namespace. The windows of timers
+            without a namespace are zero.
+    """
+
+    def __init__(
+        self, context: KeyContext, owned: KeyGroupRange, index: TimerIndex, namespace_bytes: int = WINDOW_BYTES
+    ) -> None:
+        super().__init__(context, owned, index)
+        self._namespace_bytes = namespace_bytes
 
     def register_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Integers) -> None:
         """Registers a timer for each window.
@@ -93,7 +106,7 @@ class WindowTimers(Timers):
             found = self._in_order([self._scan(current, *group) for group in groups.items()])
             while entries := list(islice(found, _AT_ONCE)):
                 self._delete(domain, entries)
-                yield _by_key(entries)
+                yield self._by_key(entries)
 
     def fire_of_keys(self, groups: Sequence[bytes], keys: Sequence[bytes], until: Integers) -> DueTimers:
         """Deletes and returns the event-time timers of some keys that are due.
@@ -120,7 +133,7 @@ class WindowTimers(Timers):
                 times.remove(group)
                 self._take_due(group, numbers, (first, until), (found, of))
         self._context.pending |= dict.fromkeys(found)
-        starts, ends = decode_windows(b"".join([stored[-WINDOW_BYTES:] for stored in found]))
+        starts, ends = self._windows(found)
         fire_times = decode_times(b"".join([stored[KEY_OFFSET:_STORED_KEY] for stored in found]))
         return DueTimers(np.array(of, np.int64), starts, ends, fire_times)
 
@@ -142,7 +155,7 @@ class WindowTimers(Timers):
         rest: bytes | None = None
         for stored, _ in self._context.backend.scan_range(first, after_prefix(prefix)):
             time = stored[KEY_OFFSET:_STORED_KEY]
-            number = numbers.get(stored[_STORED_KEY:-WINDOW_BYTES])
+            number = numbers.get(stored[_STORED_KEY : -self._namespace_bytes])
             if number is not None and time <= limits[number]:
                 taken[0].append(stored)
                 taken[1].append(number)
@@ -164,14 +177,15 @@ class WindowTimers(Timers):
     def _delete(self, domain: TimeDomain, entries: list[bytes]) -> None:
         self._context.pending |= dict.fromkeys([stored_timer(domain, entry) for entry in entries])
 
+    def _by_key(self, entries: list[bytes]) -> DueKeys:
+        addresses = [entry[8 : -self._namespace_bytes] for entry in entries]
+        numbers = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
+        of = np.fromiter(map(numbers.__getitem__, addresses), np.int64, len(entries))
+        starts, ends = self._windows(entries)
+        timers = DueTimers(of, starts, ends, decode_times(b"".join([entry[:8] for entry in entries])))
+        return DueKeys([each[:2] for each in numbers], [each[2:] for each in numbers], timers)
 
-def _by_key(entries: list[bytes]) -> DueKeys:
-    addresses = [entry[8:-WINDOW_BYTES] for entry in entries]
-    numbers = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
-    of = np.fromiter(map(numbers.__getitem__, addresses), np.int64, len(entries))
-    return DueKeys([each[:2] for each in numbers], [each[2:] for each in numbers], _columns(of, entries))
-
-
-def _columns(of: Integers, entries: list[bytes]) -> DueTimers:
-    starts, ends = decode_windows(b"".join([entry[-WINDOW_BYTES:] for entry in entries]))
-    return DueTimers(of, starts, ends, decode_times(b"".join([entry[:8] for entry in entries])))
+    def _windows(self, stored: list[bytes]) -> tuple[Integers, Integers]:
+        if self._namespace_bytes != WINDOW_BYTES:
+            return np.zeros(len(stored), np.int64), np.zeros(len(stored), np.int64)
+        return decode_windows(b"".join([each[-WINDOW_BYTES:] for each in stored]))

@@ -91,13 +91,21 @@ def build(env: StreamExecutionEnvironment) -> None:
     orders, payments = _stream(env, Order, "orders"), _stream(env, Payment, "payments")
     interval = orders.key_by("customer").interval_join(payments.key_by("payer"))
     bounded = interval.between(timedelta(milliseconds=-10), timedelta(milliseconds=30))
-    bounded.process(Emit(), output=Match, uid="interval").sink_to(FolderSink(tables / "interval"), uid="interval-table")
+    names = {"order": "left.number", "payment": "right.amount"}
+    by_columns = env.parameter("columns", "no") == "yes"
+    if by_columns:
+        matches = bounded.select(Match, names, uid="interval")
+    else:
+        matches = bounded.process(Emit(), output=Match, uid="interval")
+    matches.sink_to(FolderSink(tables / "interval"), uid="interval-table")
     joined = orders.join(payments).where("customer").equal_to("payer")
     windows = joined.window(TumblingEventTimeWindows.of(timedelta(milliseconds=50)))
-    names = {"order": "left.number", "payment": "right.amount"}
     keyed, paid = orders.key_by("customer"), payments.key_by("payer")
     regular = keyed.regular_join(paid).select(Match, names, where=_is_prompt, uid="regular")
     regular.sink_to(FolderSink(tables / "regular"), uid="regular-table")
     temporal = keyed.temporal_join(paid, how="left").apply(last_payment, output=Match, uid="temporal")
     temporal.sink_to(FolderSink(tables / "temporal"), uid="temporal-table")
-    windows.apply(match, output=Match, uid="window").sink_to(FolderSink(tables / "window"), uid="window-table")
+    in_window = (
+        windows.select(Match, names, uid="window") if by_columns else windows.apply(match, output=Match, uid="window")
+    )
+    in_window.sink_to(FolderSink(tables / "window"), uid="window-table")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
@@ -11,11 +11,14 @@ from typing import Generic, Never, Self, TypeVar
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.graph.nodes import Edge, ProcessNode
 from stateflow.api.joins.functions import ProcessJoinFunction
+from stateflow.api.joins.interval_columns import IntervalColumnJoin
 from stateflow.api.joins.interval_join import IntervalJoin, IntervalSettings
+from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag
-from stateflow.api.streams.keyed_input import Stream, check_function
+from stateflow.api.streams.joins.selection import declared_columns
+from stateflow.api.streams.keyed_input import Stream, check_callable, check_function
 from stateflow.api.windows.durations import duration_ms
 from stateflow.errors import JobDefinitionError
 
@@ -104,6 +107,35 @@ class BoundedIntervalJoin(Generic[Stream]):
         return self._add_operator(
             ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, checked_policy(on_error))
         )
+
+    def select(
+        self,
+        output: type[object],
+        columns: Mapping[str, str] | None = None,
+        *,
+        where: Condition | None = None,
+        uid: str = "",
+    ) -> Stream:
+        """Emits columns of both rows of each pair.
+
+        The operator works on Arrow columns, without a call for each row or pair. It stores the same as that of
+        `process`, so a job can change from one to the other.
+
+        Args:
+            output: class of the emitted rows. A field has the value of the column of its name, of either stream.
+            columns: for fields with another name, or with a name that both streams have: ``{"paid": "right.time"}``.
+            where: takes the columns of the left and of the right rows of many pairs; returns a boolean Arrow array.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: a field has no column, or one of another type.
+        """
+        if where is not None:
+            check_callable("select", where, uid)
+        schema, schemas = RowSchema.of(output), (self._inputs[0].node.schema, self._inputs[1].node.schema)
+        selected = Selected(schema, declared_columns(schemas, schema, columns or {}, uid), where)
+        function = IntervalColumnJoin(self._settings, schemas, selected)
+        return self._add_operator(ProcessNode(uid, self._inputs, function, schema, "interval join"))
 
     def _with(self, settings: IntervalSettings) -> Self:
         changed = copy.copy(self)

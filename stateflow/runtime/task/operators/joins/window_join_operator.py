@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.window_vectors import BatchTimes, WindowVectorState
-from stateflow.api.joins.window_columns import TimedColumnJoin
+from stateflow.api.joins.timed_columns import TimedColumnJoin
+from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.operators.joins.joined_rows import JoinedInputs, JoinedRows
 from stateflow.runtime.task.operators.key_watermarks import watermarks_before_rows
@@ -18,6 +19,7 @@ from stateflow.runtime.task.operators.vector_operator import conform
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.runtime.task_spec import PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.kinds.key_context import VOID_NAMESPACE
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import NO_WATERMARK
 
@@ -38,6 +40,8 @@ class WindowJoinOperator(WindowVectorOperator):
         assert isinstance(spec.function, TimedColumnJoin)
         self._join = spec.function
         self._inputs = JoinedInputs(spec, has_times=True)
+        if not self._join.has_windows:
+            self._timers = self._state.window_timers(self._groups, index, len(VOID_NAMESPACE))
 
     def process_inputs(
         self, order: Numbers, columns: Sequence[pa.Array], inputs: Numbers, origins: Numbers | None
@@ -57,6 +61,7 @@ class WindowJoinOperator(WindowVectorOperator):
         due = self._timers.fire_of_keys(*encoded, times.reached)
         state = WindowVectorState(rows.keys, rows.starts, self._state.batch_of(*encoded), times, self._timers)
         state.due = due
+        self._calls.append((int(order[0]) >> PHASE_SHIFT, state))
         yield from self._emit(int(order[0]) >> PHASE_SHIFT, "join", lambda: self._join.join(*rows.sides, state))
 
     def fire(self) -> Emitted:
@@ -65,6 +70,13 @@ class WindowJoinOperator(WindowVectorOperator):
             for due in self._timers.fire(TimeDomain.EVENT_TIME, self._watermark):
                 call = partial(self._join.end_windows, due.timers, self._state_of_timers(due))
                 yield from self._emit(TIMER_PHASE, "on_timers", call)
+
+    def take_side_outputs(self) -> Iterator[tuple[str, RowSchema, list[tuple[int, pa.RecordBatch]]]]:
+        calls, self._calls = self._calls, []
+        for tag, given in zip(self._join.late_tags, self._spec.inputs, strict=True):
+            if tag is not None:
+                late = [(phase, rows) for phase, call in calls for rows in call.side.pop(tag.name, [])]
+                yield tag.name, given.schema, late
 
     def _times_of(self, rows: JoinedRows, times: Numbers, origins: Numbers | None) -> BatchTimes:
         watermark = NO_WATERMARK if self._watermark is None else self._watermark
