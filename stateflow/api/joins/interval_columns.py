@@ -102,7 +102,9 @@ class IntervalColumnJoin(TimedColumnJoin):
         assert side.times is not None
         check_times(side.times, max(abs(self._settings.lower), abs(self._settings.upper)))
         is_late = side.times < state.times.watermark
-        if late_tag is not None and is_late.any():
+        if late_tag is None:
+            self.late_rows_dropped += int(np.count_nonzero(is_late))
+        elif is_late.any():
             late = side.rows.filter(pa.array(is_late))
             columns = pa.RecordBatch.from_arrays(late.flatten(), names=[field.name for field in late.type])
             state.output(cast("OutputTag[Never]", late_tag), columns)

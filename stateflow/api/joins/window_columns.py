@@ -61,12 +61,25 @@ class SelectedOfWindows:
         return pa.RecordBatch.from_arrays([found[name] for name in names], names=names)
 
 
+@dataclass(frozen=True)
+class JoinedWindows:
+    """The windows of a join.
+
+    Attributes:
+        kind: the kind of the windows; part of the stored format.
+        text: the windows and their trigger, for plans.
+    """
+
+    slicing: Slicing
+    kind: str
+    text: str
+
+
 class WindowColumnJoin(TimedColumnJoin):
     """Joins the rows of each window of a key.
 
     Args:
         schemas: the columns of both sides.
-        slicing: the windows.
     """
 
     limits = PairLimits()
@@ -74,9 +87,13 @@ class WindowColumnJoin(TimedColumnJoin):
 
     _contents: ListState[Untyped]
 
-    def __init__(self, schemas: tuple[RowSchema, RowSchema], slicing: Slicing, selected: SelectedOfWindows) -> None:
+    def __init__(
+        self, schemas: tuple[RowSchema, RowSchema], joined: JoinedWindows, selected: SelectedOfWindows
+    ) -> None:
+        self.windows_text = joined.text
         self._schemas = schemas
-        self._slicing = slicing
+        self._kind = joined.kind
+        self._slicing = joined.slicing
         self._selected = selected
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -84,6 +101,7 @@ class WindowColumnJoin(TimedColumnJoin):
         # Here, because a class that is made at run time cannot be sent to tasks.
         tagged = tagged_class(left.row_class, right.row_class)
         self._contents = ctx.get_list_state(ListStateDescriptor(STATE_NAME, tagged))
+        ctx.keyed_state.registry.set_windows(self._contents, self._kind)
 
     def join(self, left: Side, right: Side, state: WindowVectorState) -> Iterator[pa.RecordBatch]:
         added = [self._in_windows(side, state.times.watermark) for side in (left, right)]
@@ -112,6 +130,9 @@ class WindowColumnJoin(TimedColumnJoin):
         row, starts = self._slicing.windows(side.times)
         kept = starts + self._slicing.size - 1 > watermark
         row, starts = row[kept], starts[kept]
+        has_window = np.zeros(len(side.of), bool)
+        has_window[row] = True
+        self.late_rows_dropped += int(np.count_nonzero(~has_window & (side.times <= watermark)))
         rows = side.rows if len(row) == len(side.of) and self._slicing.is_tumbling else side.rows.take(pa.array(row))
         return Side(side.of[row], rows), Windows(side.of[row], starts, starts + self._slicing.size)
 

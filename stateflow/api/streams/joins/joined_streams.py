@@ -12,6 +12,7 @@ from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.graph.nodes import ProcessNode
 from stateflow.api.joins.regular_join import Condition, Selected
+from stateflow.api.joins.window_columns import JoinedWindows as ColumnWindows
 from stateflow.api.joins.window_columns import SelectedOfWindows, WindowColumnJoin, bounds_of
 from stateflow.api.joins.window_join import CoGroup, CoGroupRows, Join, JoinedSides, JoinRows, TaggedRow, WindowJoin
 from stateflow.api.schema import RowSchema
@@ -19,7 +20,12 @@ from stateflow.api.streams.joins.inputs import joined_pair, time_readers
 from stateflow.api.streams.joins.selection import declared_columns
 from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
-from stateflow.api.windows.assigners import SlidingEventTimeWindows, TumblingEventTimeWindows, WindowAssigner
+from stateflow.api.windows.assigners import (
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WindowAssigner,
+    windows_kind,
+)
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import ProcessWindowFunction
 from stateflow.api.windows.trigger import Trigger
@@ -138,11 +144,11 @@ class WindowedJoin(JoinedWindows[Stream]):
         left, right = (edge.node.schema for edge in self._inputs)
         found = declared_columns((left, right), schema, given, uid, bounds.bounds)
         selected = SelectedOfWindows(Selected(schema, found, where), bounds)
-        function = WindowColumnJoin((left, right), self._slicing(uid), selected)
+        function = WindowColumnJoin((left, right), self._column_windows(uid), selected)
         name = f"join {type(settings.assigner).__name__}"
         return self._windows._add_operator(ProcessNode(uid, self._inputs, function, schema, name))
 
-    def _slicing(self, uid: str) -> Slicing:
+    def _column_windows(self, uid: str) -> ColumnWindows:
         settings, assigner = self._windows._settings, self._windows._settings.assigner
         is_plain = self._windows._evictor is None and not settings.allowed_lateness
         if not is_plain or type(settings.trigger) is not EventTimeTrigger or not isinstance(assigner, _SELECTED):
@@ -152,7 +158,8 @@ class WindowedJoin(JoinedWindows[Stream]):
                 assigner=type(assigner).__name__,
                 uid=uid,
             )
-        return Slicing(assigner.size, assigner.slide, assigner.offset)
+        slicing = Slicing(assigner.size, assigner.slide, assigner.offset)
+        return ColumnWindows(slicing, windows_kind(assigner), settings.text)
 
 
 class WindowedCoGroup(JoinedWindows[Stream]):
