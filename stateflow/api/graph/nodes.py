@@ -41,11 +41,16 @@ class RecordsNode:
 
 @dataclass(frozen=True, eq=False)
 class TransformNode:
-    """A stateless Spark expression over the rows of `parent`."""
+    """A stateless Spark expression over the rows of `parent`.
+
+    Attributes:
+        step: a function of each row with the same results, for runs without Spark; None if there is none.
+    """
 
     parent: Node
     function: Callable[[DataFrame], DataFrame]
     schema: RowSchema
+    step: RowStep | None = None
 
 
 @dataclass(frozen=True, eq=False)

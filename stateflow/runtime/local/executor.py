@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.api.functions.rich import RowStep
 from stateflow.api.graph.nodes import (
     Keying,
     Node,
@@ -21,6 +22,7 @@ from stateflow.api.graph.nodes import (
     RecordsNode,
     RowsNode,
     SourceNode,
+    TransformNode,
     UnionNode,
     WatermarkNode,
 )
@@ -97,7 +99,7 @@ _Controls = list[list[bytes]]
 
 
 class LocalExecutor(Executor):
-    """Runs tasks one after another. Rejects Spark expressions, which it cannot evaluate.
+    """Runs tasks one after another. Rejects Spark expressions of users, which it cannot evaluate.
 
     Args:
         arrow_rows: rows per Arrow batch of a task's input; None for one batch with all rows.
@@ -171,12 +173,12 @@ def _rows_of(node: Node, inputs: _Rows, info: BatchInfo) -> Iterator[_LocatedRow
     elif isinstance(node, PartialNode):
         yield from _aggregated(node, list(_rows_of(node.parent, inputs, info)))
     else:
-        assert isinstance(node, RowsNode)
-        yield from _with_function_applied(node, list(_rows_of(node.parent, inputs, info)), info)
+        assert isinstance(node, RowsNode | TransformNode) and node.step is not None
+        yield from _with_function_applied(node.step, list(_rows_of(node.parent, inputs, info)), info)
 
 
-def _with_function_applied(node: RowsNode, rows: Sequence[_LocatedRow], info: BatchInfo) -> Iterator[_LocatedRow]:
-    chain = RowFunctions([copy.deepcopy(node.step)], info.task_info(parallelism=1))
+def _with_function_applied(step: RowStep, rows: Sequence[_LocatedRow], info: BatchInfo) -> Iterator[_LocatedRow]:
+    chain = RowFunctions([copy.deepcopy(step)], info.task_info(parallelism=1))
     numbers = count()
     for located in rows:
         with chain.closed_on_error():

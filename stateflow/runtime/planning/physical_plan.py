@@ -340,7 +340,7 @@ def _is_forwarded(draft: _ChainDraft, node: Node, forwarded: set[tuple[Node, int
 def check_no_transforms(plan: JobPlan) -> None:
     """Raises JobDefinitionError if an input is computed by a Spark transform, which needs Spark."""
     for chain in plan.chains:
-        if any(has_transform(edge.node) for edge in chain.inputs):
+        if any(_needs_spark(edge.node) for edge in chain.inputs):
             raise JobDefinitionError(
                 "a transform cannot run without Spark",
                 hint="run the job on Spark, or connect the operator to the stream before the transform",
@@ -353,3 +353,10 @@ def has_transform(node: Node) -> bool:
     if leaves_of(node) == [node]:
         return False
     return isinstance(node, TransformNode) or any(map(has_transform, parents_of(node)))
+
+
+def _needs_spark(node: Node) -> bool:
+    """Returns whether such a transform cannot be computed row by row instead."""
+    if leaves_of(node) == [node]:
+        return False
+    return (isinstance(node, TransformNode) and node.step is None) or any(map(_needs_spark, parents_of(node)))
