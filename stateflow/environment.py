@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stateflow.api.collection import CollectionSource
 from stateflow.api.graph.job_graph import Graph
+from stateflow.api.sink import Sink
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.connected_streams import BroadcastStream
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
-from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.runtime.user_code import innermost, naming_job_line
 from stateflow.types.key_groups import check_max_parallelism
+
+if TYPE_CHECKING:
+    from stateflow.api.sql.catalog import SqlCatalog
 
 Build = Callable[["StreamExecutionEnvironment"], object]
 R = TypeVar("R")
@@ -37,6 +42,7 @@ class StreamExecutionEnvironment:
         self.defaults: dict[str, object] = {}
         self._parameters = dict(parameters or {})
         self._read: dict[str, None] = {}
+        self._catalog: SqlCatalog | None = None
 
     def from_source(self, source: Source | LocalSource, *, uid: str = "") -> DataStream:
         """Returns a stream of a source's rows.
@@ -86,6 +92,58 @@ class StreamExecutionEnvironment:
         from stateflow.connectors.batch_table import BatchTable
 
         return self.from_source(BatchTable(table, schema=schema, refresh=refresh, deleted=deleted), uid=uid).broadcast()
+
+    def register_table(self, name: str, stream: DataStream) -> None:
+        """Makes the rows of a stream a table of `sql` and `sql_query`.
+
+        Args:
+            name: of the table.
+            stream: with event time if windows or other clauses of the queries need it.
+
+        Raises:
+            JobDefinitionError: `stream` is no stream, or a table, view or sink has this name.
+            EnvironmentUnsupported: the package sqlglot is not installed.
+        """
+        self._sql.register_table(name, stream)
+
+    def register_sink(self, name: str, sink: Sink) -> None:
+        """Makes a sink one that `sql` can insert into. `name` is the uid of the sink. Raises as `register_table`."""
+        self._sql.register_sink(name, sink)
+
+    def sql(self, text: str) -> None:
+        """Declares operators and sinks by SQL statements.
+
+        Args:
+            text: ``INSERT INTO sink SELECT …`` or ``CREATE TEMPORARY VIEW name AS SELECT …``; several with semicolons.
+
+        Raises:
+            JobDefinitionError: a statement is malformed, or a part of it is not supported. The error has its line and
+                column.
+            EnvironmentUnsupported: the package sqlglot is not installed.
+        """
+        self._sql.execute(text)
+
+    def sql_query(self, text: str, *, uid: str) -> DataStream:
+        """Returns the stream of a query, ``SELECT …``.
+
+        Args:
+            uid: the uids of its operators begin with it.
+
+        Raises:
+            JobDefinitionError, EnvironmentUnsupported: as `sql`.
+        """
+        return self._sql.query(text, uid)
+
+    @property
+    def _sql(self) -> SqlCatalog:
+        if self._catalog is None:
+            # Most jobs have no SQL.
+            if importlib.util.find_spec("sqlglot") is None:
+                raise EnvironmentUnsupported("SQL statements need the package sqlglot", hint="install stateflow[sql]")
+            from stateflow.api.sql.catalog import SqlCatalog
+
+            self._catalog = SqlCatalog()
+        return self._catalog
 
     def parameter(self, name: str, default: str | None = None) -> str:
         """Returns the value of the ``job.NAME`` setting, or `default`.

@@ -1,0 +1,136 @@
+"""The tables, views and sinks of a job's SQL statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.sink import Sink
+from stateflow.api.sql.expressions.sql_types import Field, fields_of
+from stateflow.api.sql.expressions.tree import Expression, Ref
+from stateflow.api.sql.parser import parsed
+from stateflow.api.sql.planning.names import Path
+from stateflow.api.sql.planning.plan import Computed, Plan, Shared, Table, time_of
+from stateflow.api.sql.planning.queries import QueryPlanner
+from stateflow.api.sql.problems import Position, SqlText
+from stateflow.api.sql.streams import Needs, StreamBuilder
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.errors import JobDefinitionError
+from stateflow.ids import check_name
+from stateflow.similar_names import did_you_mean
+
+_STATEMENTS = "write INSERT INTO sink SELECT …, or CREATE TEMPORARY VIEW name AS SELECT …"
+
+
+@dataclass
+class SqlCatalog:
+    """What the SQL statements of a job can name, and how they become operators.
+
+    Attributes:
+        tables: the plans of tables and views by name.
+        sinks: the sinks by name.
+    """
+
+    tables: dict[str, Plan] = field(default_factory=dict)
+    sinks: dict[str, Sink] = field(default_factory=dict)
+    _streams: dict[str, DataStream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._builder = StreamBuilder(self._streams)
+
+    def register_table(self, name: str, stream: object) -> None:
+        """Adds a table. Raises as `StreamExecutionEnvironment.register_table`."""
+        if not isinstance(stream, DataStream):
+            raise JobDefinitionError(
+                "a table is no stream", hint="pass the result of from_source", name=name, given=repr(stream)[:200]
+            )
+        self._check_new(name)
+        self._streams[name] = stream
+        fields, time = fields_of(stream.schema), event_time_of(stream._node)
+        self.tables[name] = Table(name, fields, time, Position(1, 1, name))
+
+    def register_sink(self, name: str, sink: object) -> None:
+        """Adds a sink. Raises as `StreamExecutionEnvironment.register_sink`."""
+        if not isinstance(sink, Sink):
+            raise JobDefinitionError(
+                "a registered sink is no sink", hint="pass DeltaSink(path)", name=name, given=repr(sink)[:200]
+            )
+        self._check_new(name)
+        self.sinks[name] = sink
+
+    def execute(self, text: str) -> None:
+        """Executes statements. Raises as `StreamExecutionEnvironment.sql`."""
+        source = SqlText(text)
+        for statement in parsed(text):
+            if isinstance(statement, exp.Insert):
+                self._insert(source, statement)
+            elif isinstance(statement, exp.Create):
+                self._create_view(source, statement)
+            else:
+                source.fail(statement, "a statement is not supported", f"{_STATEMENTS}; sql_query returns a stream")
+
+    def query(self, text: str, uid: str) -> DataStream:
+        """Returns the stream of a query. Raises as `StreamExecutionEnvironment.sql_query`."""
+        source = SqlText(text)
+        check_name("the uid of a query", uid)
+        statement, *others = parsed(text)
+        if others:
+            source.fail(others[0], "there are two queries", "call sql_query for each")
+        if not isinstance(statement, exp.Query):
+            source.fail(statement, "a statement is no query", "write SELECT …; sql executes statements")
+        plan = QueryPlanner(source, self.tables).plan(statement, Path(uid))
+        return self._builder.build(plan, Needs(time=True))
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def _insert(self, text: SqlText, node: exp.Insert) -> None:
+        target, columns = node.this, []
+        if isinstance(target, exp.Schema):
+            target, columns = target.this, list(target.expressions)
+        if any(node.args.get(name) for name in ("overwrite", "where", "conflict", "returning", "partition")):
+            text.fail(node, "a form of INSERT is not supported", "write INSERT INTO sink SELECT …")
+        name = target.name
+        if name not in self.sinks:
+            text.fail(target, "there is no such sink", f"{did_you_mean(name, self.sinks)}; register_sink adds one")
+        query = node.expression
+        if not isinstance(query, exp.Query):
+            text.fail(node, "INSERT has no query", "write INSERT INTO sink SELECT …")
+        if node.args.get("with_"):
+            query.set("with_", node.args["with_"])
+        plan = QueryPlanner(text, self.tables).plan(query, Path(name))
+        if columns:
+            plan = _renamed(text, node, plan, [each.name for each in columns])
+        self._builder.build(plan, Needs()).sink_to(self.sinks[name], uid=name)
+
+    def _create_view(self, text: SqlText, node: exp.Create) -> None:
+        if node.kind != "VIEW" or node.args.get("replace") or not isinstance(node.this, exp.Table):
+            text.fail(node, "a statement is not supported", _STATEMENTS)
+        query, name = node.expression, node.this.name
+        if not isinstance(query, exp.Query):
+            text.fail(node, "a view has no query", _STATEMENTS)
+        self._check_new(name)
+        plan = QueryPlanner(text, self.tables).plan(query, Path(name))
+        self.tables[name] = Shared(name, plan, time_of(plan), text.of(node), is_view=True)
+
+    def _check_new(self, name: str) -> None:
+        check_name("the name of a table or sink", name)
+        if name in self.tables or name in self.sinks:
+            raise JobDefinitionError(
+                "a table, view or sink of this name is registered already", hint="use another name", name=name
+            )
+
+
+def _renamed(text: SqlText, node: exp.Insert, plan: Plan, names: list[str]) -> Plan:
+    fields: tuple[Field, ...] = plan.fields
+    if len(names) != len(fields) or len(set(names)) != len(names):
+        text.fail(
+            node.this,
+            "INSERT names other columns than the query has",
+            "name each column of the query once",
+            columns=names,
+            query=[each.name for each in fields],
+        )
+    items: list[tuple[str, Expression]] = [(n, Ref(of.name, of.type)) for n, of in zip(names, fields, strict=True)]
+    return Computed(plan, tuple(items), text.of(node.this))

@@ -1,0 +1,309 @@
+"""Parsed expressions as typed ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import NoReturn
+
+from sqlglot import exp
+
+from stateflow.api.sql.expressions.calls import call, cast, is_castable, named_call
+from stateflow.api.sql.expressions.sql_types import (
+    BIGINT,
+    BINARY,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INTERVAL,
+    NULL,
+    STRING,
+    TIMESTAMP,
+    TIMESTAMP_UTC,
+    SqlType,
+    decimal,
+)
+from stateflow.api.sql.expressions.tree import Call, Constant, Expression
+from stateflow.api.sql.problems import SqlText
+
+_OPERATORS: dict[type[exp.Expr], str] = {
+    exp.Add: "add",
+    exp.Sub: "sub",
+    exp.Mul: "mul",
+    exp.Div: "div",
+    exp.Mod: "MOD",
+    exp.EQ: "eq",
+    exp.NEQ: "ne",
+    exp.LT: "lt",
+    exp.LTE: "le",
+    exp.GT: "gt",
+    exp.GTE: "ge",
+    exp.DPipe: "concat",
+}
+_UNITS = {"SECOND": "seconds", "MINUTE": "minutes", "HOUR": "hours", "DAY": "days", "MILLISECOND": "milliseconds"}
+_TYPES: dict[exp.DType, SqlType] = {
+    **dict.fromkeys((exp.DType.BIGINT, exp.DType.INT, exp.DType.SMALLINT, exp.DType.TINYINT), BIGINT),
+    **dict.fromkeys((exp.DType.DOUBLE, exp.DType.FLOAT), DOUBLE),
+    **dict.fromkeys((exp.DType.TEXT, exp.DType.VARCHAR, exp.DType.CHAR), STRING),
+    exp.DType.BOOLEAN: BOOLEAN,
+    exp.DType.DATE: DATE,
+    exp.DType.TIMESTAMP: TIMESTAMP,
+    exp.DType.TIMESTAMPNTZ: TIMESTAMP,
+    exp.DType.TIMESTAMPLTZ: TIMESTAMP_UTC,
+    exp.DType.VARBINARY: BINARY,
+}
+_WAY_OUT = "compute it with transform or map of the stream, and register the result"
+
+
+class Scope(ABC):
+    """What expressions of a clause can name."""
+
+    @abstractmethod
+    def column(self, node: exp.Column) -> Expression:
+        """Returns the column that a name means. Raises JobDefinitionError."""
+
+    def other(self, node: exp.Expr) -> Expression | None:
+        """Returns the expression of a construct that only some clauses have, such as an aggregate; None if nothing."""
+        return None
+
+
+class Analysis:
+    """Analyses the expressions of a clause.
+
+    Args:
+        text: the statement.
+        scope: what its names mean.
+    """
+
+    def __init__(self, text: SqlText, scope: Scope) -> None:
+        self._text = text
+        self._scope = scope
+
+    def condition(self, node: exp.Expr) -> Expression:
+        """Returns a condition. Raises JobDefinitionError if it is not of type BOOLEAN."""
+        found = self.of(node)
+        if found.type.name != "boolean":
+            self._text.fail(node, "a condition is not BOOLEAN", "compare it with a value", type=found.type.spark)
+        return found
+
+    def of(self, node: exp.Expr) -> Expression:
+        """Returns the typed expression. Raises JobDefinitionError with the position of what is not supported."""
+        own = self._scope.other(node)
+        if own is not None:
+            return own
+        if type(node) in _OPERATORS:
+            return self._called(node, _OPERATORS[type(node)], [node.this, node.expression])
+        handler = _HANDLERS.get(type(node))
+        return handler(self, node) if handler is not None else self._refuse(node)
+
+    def constant(self, node: exp.Expr, of: SqlType, what: str) -> Constant:
+        """Returns a literal. Raises JobDefinitionError if the expression is something else."""
+        found = self.of(node)
+        if not isinstance(found, Constant) or found.type.name != of.name:
+            self._text.fail(node, f"{what} is not a literal", f"write a {of.name.upper()} literal")
+        return found
+
+    def _refuse(self, node: exp.Expr) -> NoReturn:
+        self._text.fail(node, "a construct is not supported in an expression", _WAY_OUT, construct=type(node).__name__)
+
+    # -- literals and names -------------------------------------------------------------------------------------------
+
+    def _column(self, node: exp.Column) -> Expression:
+        return self._scope.column(node)
+
+    def _literal(self, node: exp.Literal) -> Expression:
+        text = str(node.this)
+        if node.is_string:
+            return Constant(text, STRING)
+        if text.isdigit():
+            value = int(text)
+            if value >= 1 << 63:
+                self._text.fail(node, "an integer has more than 64 bits", "write it as a decimal: 1.0")
+            return Constant(value, BIGINT)
+        if "e" in text.lower():
+            return Constant(float(text), DOUBLE)
+        exact = Decimal(text)
+        digits, scale = exact.as_tuple().digits, -int(exact.as_tuple().exponent)
+        kind = decimal(max(len(digits), scale), scale)
+        if kind is None:
+            self._text.fail(node, "a decimal has more than 38 digits", "write it with an exponent, as a DOUBLE: 1E0")
+        return Constant(exact, kind)
+
+    def _boolean(self, node: exp.Boolean) -> Expression:
+        return Constant(bool(node.this), BOOLEAN)
+
+    def _null(self, node: exp.Null) -> Expression:
+        return Constant(None, NULL)
+
+    def _paren(self, node: exp.Paren) -> Expression:
+        return self.of(node.this)
+
+    def _interval(self, node: exp.Interval) -> Expression:
+        unit = str(node.args["unit"]).upper().removesuffix("S") if node.args.get("unit") else ""
+        try:
+            number = float(str(node.this.this))
+            return Constant(timedelta(**{_UNITS[unit]: number}), INTERVAL)
+        except (KeyError, ValueError, AttributeError, OverflowError):
+            self._text.fail(
+                node, "an interval is not supported", f"write INTERVAL '10' SECOND; units are {', '.join(_UNITS)}"
+            )
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def _called(self, node: exp.Expr, function: str, args: Sequence[exp.Expr]) -> Expression:
+        return self._made(node, function, [self.of(arg) for arg in args])
+
+    def _made(self, node: exp.Expr, function: str, args: Sequence[Expression]) -> Expression:
+        made = call(function, args)
+        if made is None:
+            types = [f"{arg.type.spark}{' or null' if arg.type.nullable else ''}" for arg in args]
+            self._text.fail(
+                node,
+                "an operator or function does not accept the types of its arguments",
+                f"convert them with CAST; {_WAY_OUT}",
+                function=function,
+                types=types,
+            )
+        return made
+
+    def _neg(self, node: exp.Neg) -> Expression:
+        found = self.of(node.this)
+        if isinstance(found, Constant) and isinstance(found.value, int | float | Decimal | timedelta):
+            return Constant(-found.value, found.type)
+        return self._made(node, "neg", [found])
+
+    def _logic(self, node: exp.And | exp.Or) -> Expression:
+        name = "and" if isinstance(node, exp.And) else "or"
+        return self._made(node, name, [self.condition(node.this), self.condition(node.expression)])
+
+    def _not(self, node: exp.Not) -> Expression:
+        return self._made(node, "not", [self.condition(node.this)])
+
+    def _is(self, node: exp.Is) -> Expression:
+        tested = node.expression
+        if isinstance(tested, exp.Null):
+            return Call("is null", (self.of(node.this),), BOOLEAN)
+        if isinstance(tested, exp.Boolean):
+            value = Constant(not tested.this, BOOLEAN)
+            known = Call("coalesce", (self.condition(node.this), value), BOOLEAN)
+            return self._made(node, "eq", [known, Constant(bool(tested.this), BOOLEAN)])
+        self._refuse(node)
+
+    def _in(self, node: exp.In) -> Expression:
+        if node.args.get("query") or not node.expressions:
+            self._text.fail(node, "IN with a query is not supported", "join with the query, or list the values")
+        args = [self.of(node.this), *(self.of(each) for each in node.expressions)]
+        return self._made(node, "in", args)
+
+    def _between(self, node: exp.Between) -> Expression:
+        value = self.of(node.this)
+        low = self._made(node, "ge", [value, self.of(node.args["low"])])
+        high = self._made(node, "le", [value, self.of(node.args["high"])])
+        return self._made(node, "and", [low, high])
+
+    def _like(self, node: exp.Like) -> Expression:
+        pattern = self.constant(node.expression, STRING, "the pattern of LIKE")
+        if "\\" in str(pattern.value):
+            self._text.fail(node.expression, "a pattern of LIKE has a backslash", "use REGEXP_EXTRACT … IS NOT NULL")
+        return self._made(node, "LIKE", [self.of(node.this), pattern])
+
+    def _case(self, node: exp.Case) -> Expression:
+        args: list[Expression] = []
+        value = self.of(node.this) if node.this else None
+        for each in node.args["ifs"]:
+            when = self.condition(each.this) if value is None else self._made(each, "eq", [value, self.of(each.this)])
+            args += [when, self.of(each.args["true"])]
+        default = node.args.get("default")
+        return self._made(node, "case", [*args, self.of(default) if default else Constant(None, NULL)])
+
+    def _if(self, node: exp.If) -> Expression:
+        other = node.args.get("false")
+        args = [self.condition(node.this), self.of(node.args["true"])]
+        return self._made(node, "case", [*args, self.of(other) if other else Constant(None, NULL)])
+
+    def _cast(self, node: exp.Cast) -> Expression:
+        found, target = self.of(node.this), self._type(node.to)
+        if isinstance(found, Constant) and isinstance(found.value, str) and target.name in ("date", "timestamp_ntz"):
+            return self._time_literal(node, found.value, target)
+        if not is_castable(found.type, target):
+            self._text.fail(
+                node,
+                "a value cannot be cast to this type",
+                f"format times with DATE_FORMAT; {_WAY_OUT}",
+                given=found.type.spark,
+                wanted=target.spark,
+            )
+        return cast(found, target)
+
+    def _time_literal(self, node: exp.Expr, text: str, target: SqlType) -> Expression:
+        try:
+            value = date.fromisoformat(text) if target.name == "date" else datetime.fromisoformat(text)
+        except ValueError:
+            self._text.fail(node, "a literal is no time", "write TIMESTAMP '2026-01-31 12:00:00'", given=text[:100])
+        return Constant(value, target)
+
+    def _type(self, node: exp.DataType) -> SqlType:
+        if node.this is exp.DType.DECIMAL:
+            digits = [int(str(each.this.this)) for each in node.expressions] or [10, 0]
+            made = decimal(digits[0], digits[1] if len(digits) > 1 else 0)
+        else:
+            made = _TYPES.get(node.this)
+        if made is None:
+            self._text.fail(
+                node,
+                "a type is not supported",
+                "use BIGINT, DOUBLE, DECIMAL(p, s), STRING, BOOLEAN, DATE, TIMESTAMP or TIMESTAMP_LTZ",
+                type=node.sql()[:100],
+            )
+        return made
+
+    # -- functions ----------------------------------------------------------------------------------------------------
+
+    def _extract(self, node: exp.Extract) -> Expression:
+        return self._function(node, str(node.name).upper(), [node.expression])
+
+    def _substring(self, node: exp.Substring) -> Expression:
+        args = [node.this, *(node.args[name] for name in ("start", "length") if node.args.get(name))]
+        return self._function(node, "SUBSTRING", args)
+
+    def _trim(self, node: exp.Trim) -> Expression:
+        if node.expression or node.args.get("position"):
+            self._text.fail(node, "TRIM of other characters is not supported", "use TRIM(text), LTRIM or RTRIM")
+        return self._function(node, "TRIM", [node.this])
+
+    def _anonymous(self, node: exp.Anonymous) -> Expression:
+        return self._function(node, str(node.name).upper(), node.expressions)
+
+    def _function(self, node: exp.Expr, name: str, nodes: Sequence[exp.Expr]) -> Expression:
+        args = [self.of(each) for each in nodes]
+        made = named_call(name, args)
+        if isinstance(made, str):
+            self._text.fail(node, made, _WAY_OUT, function=name, types=[arg.type.spark for arg in args])
+        return made
+
+
+_HANDLERS: dict[type[exp.Expr], Callable[..., Expression]] = {
+    exp.Column: Analysis._column,
+    exp.Literal: Analysis._literal,
+    exp.Boolean: Analysis._boolean,
+    exp.Null: Analysis._null,
+    exp.Paren: Analysis._paren,
+    exp.Interval: Analysis._interval,
+    exp.Neg: Analysis._neg,
+    exp.And: Analysis._logic,
+    exp.Or: Analysis._logic,
+    exp.Not: Analysis._not,
+    exp.Is: Analysis._is,
+    exp.In: Analysis._in,
+    exp.Between: Analysis._between,
+    exp.Like: Analysis._like,
+    exp.Case: Analysis._case,
+    exp.If: Analysis._if,
+    exp.Cast: Analysis._cast,
+    exp.Extract: Analysis._extract,
+    exp.Substring: Analysis._substring,
+    exp.Trim: Analysis._trim,
+    exp.Anonymous: Analysis._anonymous,
+}

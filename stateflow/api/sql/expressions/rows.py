@@ -1,0 +1,264 @@
+"""Expressions as Python functions of a row, for rows that no longer are in Spark, and for runs without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from operator import attrgetter
+
+from stateflow.api.functions.process import RuntimeContext
+from stateflow.api.functions.rich import RichFilterFunction, RichMapFunction
+from stateflow.api.sql.expressions.functions import EXACT, FUNCTIONS, ordered
+from stateflow.api.sql.expressions.sql_types import SqlType
+from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref, Value
+
+Evaluate = Callable[[object], Value]
+_LARGEST = 1 << 63
+
+
+class KeepRows(RichFilterFunction[object]):
+    """Keeps the rows for which a condition is true.
+
+    Args:
+        condition: the condition.
+    """
+
+    def __init__(self, condition: Expression) -> None:
+        self._condition = condition
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self._evaluate = evaluation(self._condition)
+
+    def filter(self, row: object) -> bool:
+        return self._evaluate(row) is True
+
+
+class ComputeRows(RichMapFunction[object, object]):
+    """Computes the columns of a row.
+
+    Args:
+        row_class: class of the result.
+        columns: the expression of each of its fields.
+    """
+
+    def __init__(self, row_class: type[object], columns: Sequence[tuple[str, Expression]]) -> None:
+        self._row_class = row_class
+        self._columns = tuple(columns)
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self._names = tuple(name for name, _ in self._columns)
+        self._evaluate = tuple(evaluation(expression) for _, expression in self._columns)
+
+    def map(self, row: object) -> object:
+        values = (evaluate(row) for evaluate in self._evaluate)
+        return self._row_class(**dict(zip(self._names, values, strict=True)))
+
+
+def evaluation(expression: Expression) -> Evaluate:
+    """Returns a function that computes an expression for a row."""
+    if isinstance(expression, Ref):
+        return attrgetter(expression.name)
+    if isinstance(expression, Constant):
+        value = expression.value
+        return lambda row: value
+    args = [evaluation(arg) for arg in expression.args]
+    if expression.function in FUNCTIONS:
+        return _checked(_strict(FUNCTIONS[expression.function].python, args), expression.type)
+    return _SPECIAL[expression.function](expression, args)
+
+
+def _strict(function: Callable[..., Value], args: Sequence[Evaluate]) -> Evaluate:
+    """Returns a function whose result is None if an argument is."""
+    if len(args) == 1:
+        (only,) = args
+
+        def unary(row: object) -> Value:
+            value = only(row)
+            return None if value is None else function(value)
+
+        return unary
+    if len(args) == 2:
+        first, second = args
+
+        def binary(row: object) -> Value:
+            left, right = first(row), second(row)
+            return None if left is None or right is None else function(left, right)
+
+        return binary
+
+    def any_number(row: object) -> Value:
+        values = [arg(row) for arg in args]
+        return None if None in values else function(*values)
+
+    return any_number
+
+
+def _checked(evaluate: Evaluate, of: SqlType) -> Evaluate:
+    """Adds the digits of decimals, and the error for integers of more than 64 bits, as Spark has them."""
+    if of.is_decimal:
+        return lambda row: _with_digits(evaluate(row), of)
+    if of.name != "bigint":
+        return evaluate
+
+    def checked(row: object) -> Value:
+        value = evaluate(row)
+        if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+            raise OverflowError("a BIGINT of more than 64 bits")
+        return value
+
+    return checked
+
+
+def _with_digits(value: Value, of: SqlType) -> Decimal | None:
+    if value is None:
+        return None
+    digits, scale = of.digits
+    # Of a float, the digits that it is written with.
+    exact = Decimal(str(value))
+    try:
+        made = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, EXACT)
+    except InvalidOperation:
+        raise OverflowError(f"{exact} does not fit into {of.spark}") from None
+    if len(made.as_tuple().digits) > digits:
+        raise OverflowError(f"{exact} does not fit into {of.spark}")
+    return made
+
+
+def _and(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    def all_true(row: object) -> Value:
+        result: Value = True
+        for arg in args:
+            value = arg(row)
+            if value is False:
+                return False
+            result = result if value is True else None
+        return result
+
+    return all_true
+
+
+def _or(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    def any_true(row: object) -> Value:
+        result: Value = False
+        for arg in args:
+            value = arg(row)
+            if value is True:
+                return True
+            result = result if value is False else None
+        return result
+
+    return any_true
+
+
+def _in(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    first, *others = args
+
+    def is_in(row: object) -> Value:
+        value = ordered(first(row))
+        if value is None:
+            return None
+        found = [ordered(other(row)) for other in others]
+        return True if value in found else None if None in found else False
+
+    return is_in
+
+
+def _case(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    pairs = list(zip(args[:-1:2], args[1::2], strict=True))
+    default = args[-1]
+
+    def case(row: object) -> Value:
+        for when, then in pairs:
+            if when(row) is True:
+                return then(row)
+        return default(row)
+
+    return case
+
+
+def _coalesce(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    return lambda row: next((value for arg in args if (value := arg(row)) is not None), None)
+
+
+def _not(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    return _strict(lambda value: not value, args)
+
+
+def _is_null(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    (arg,) = args
+    return lambda row: arg(row) is None
+
+
+def _like(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    pattern = call.args[1]
+    assert isinstance(pattern, Constant)
+    parts = ({"%": ".*", "_": "."}.get(letter, re.escape(letter)) for letter in str(pattern.value))
+    matches = re.compile("".join(parts), re.DOTALL).fullmatch
+    return _strict(lambda text: matches(text) is not None, args[:1])
+
+
+def _regexp_extract(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    pattern, group = call.args[1:]
+    assert isinstance(pattern, Constant) and isinstance(group, Constant) and isinstance(group.value, int)
+    search, number = re.compile(str(pattern.value)).search, group.value
+
+    def extract(text: str) -> str | None:
+        found = search(text)
+        return None if found is None else found[number] or ""
+
+    return _strict(extract, args[:1])
+
+
+def _cast(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    source, target = call.args[0].type, call.type
+    if source.is_decimal and target.name == "string":
+        # With all digits of the type, as in Spark.
+        return _strict(lambda value: f"{_with_digits(value, source):f}", args)
+    if target.is_decimal:
+        return lambda row: _with_digits(args[0](row), target)
+    converters: dict[str, Callable[..., Value]] = {
+        "bigint": int,
+        "double": float,
+        "string": _text,
+        "boolean": bool,
+        "date": _date,
+        "timestamp_ntz": _time,
+        "timestamp": _utc_time,
+    }
+    if source.name == target.name or source.name == "null":
+        return args[0]
+    return _checked(_strict(converters[target.name], args), target)
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _date(value: date) -> date:
+    return value.date() if isinstance(value, datetime) else value
+
+
+def _time(value: date) -> datetime:
+    if not isinstance(value, datetime):
+        return datetime.combine(value, time())
+    return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+
+
+def _utc_time(value: date) -> datetime:
+    return _time(value).replace(tzinfo=UTC)
+
+
+_SPECIAL: dict[str, Callable[[Call, Sequence[Evaluate]], Evaluate]] = {
+    "and": _and,
+    "or": _or,
+    "in": _in,
+    "case": _case,
+    "coalesce": _coalesce,
+    "not": _not,
+    "is null": _is_null,
+    "LIKE": _like,
+    "REGEXP_EXTRACT": _regexp_extract,
+    "cast": _cast,
+}

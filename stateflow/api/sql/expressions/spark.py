@@ -1,0 +1,68 @@
+"""Expressions as Spark SQL."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+
+from stateflow.api.sql.expressions.functions import FUNCTIONS
+from stateflow.api.sql.expressions.sql_types import SqlType
+from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref
+from stateflow.types.spark_sql import literal, quoted
+
+
+def spark_sql(expression: Expression) -> str:
+    """Returns the expression in Spark SQL; a result has exactly the type of the expression."""
+    if isinstance(expression, Ref):
+        return quoted(expression.name)
+    if isinstance(expression, Constant):
+        return _constant(expression)
+    args = [spark_sql(arg) for arg in expression.args]
+    if expression.function in FUNCTIONS:
+        made = FUNCTIONS[expression.function].spark.format(*args)
+        # Spark has own rules for the digits of decimals.
+        return f"CAST({made} AS {expression.type.spark})" if expression.type.is_decimal else made
+    return _special(expression, args)
+
+
+def _special(call: Call, args: list[str]) -> str:
+    if call.function in ("and", "or"):
+        return f"({f' {call.function.upper()} '.join(args)})"
+    if call.function == "in":
+        return f"({args[0]} IN ({', '.join(args[1:])}))"
+    if call.function == "case":
+        pairs = zip(args[:-1:2], args[1::2], strict=True)
+        whens = " ".join(f"WHEN {when} THEN {then}" for when, then in pairs)
+        return f"(CASE {whens} ELSE {args[-1]} END)"
+    if call.function == "REGEXP_EXTRACT":
+        return f"(CASE WHEN {args[0]} RLIKE {args[1]} THEN regexp_extract({args[0]}, {args[1]}, {args[2]}) END)"
+    made = {
+        "not": "(NOT {0})",
+        "is null": "({0} IS NULL)",
+        "coalesce": f"coalesce({', '.join(args)})",
+        "cast": f"CAST({{0}} AS {call.type.spark})",
+        "LIKE": "({0} LIKE {1})",
+    }[call.function]
+    return made.format(*args)
+
+
+def _constant(constant: Constant) -> str:
+    value = constant.value
+    if value is None:
+        return f"CAST(NULL AS {_known(constant.type)})"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, str):
+        return literal(value)
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if isinstance(value, timedelta):
+        return f"INTERVAL '{value // timedelta(microseconds=1) / 10**6:.6f}' SECOND"
+    if isinstance(value, datetime | date):
+        return f"CAST({literal(str(value))} AS {constant.type.spark})"
+    text = format(value, "f") if isinstance(value, Decimal) else repr(value)
+    return f"CAST({literal(text)} AS {constant.type.spark})"
+
+
+def _known(of: SqlType) -> str:
+    return "STRING" if of.name == "null" else of.spark

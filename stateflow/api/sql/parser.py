@@ -1,0 +1,129 @@
+"""Parses statements, with limits of size and depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+from sqlglot import ErrorLevel, ParseError, TokenError, exp
+from sqlglot import parser as parsers
+from sqlglot import tokens as lexical
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.tokenizer_core import Token, TokenType
+
+from stateflow.api.sql.problems import SqlText, error_at
+
+LONGEST = 100_000
+"""Characters of a text."""
+_MOST_NODES = 20_000
+_DEEPEST = 100
+"""Levels of a parsed statement: later steps call themselves for each level."""
+_WINDOWS = ("TUMBLE", "HOP", "SESSION", "CUMULATE")
+E = TypeVar("E", bound=exp.Expr)
+_PARSED = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "TRIM")
+
+
+class FlinkDialect(Dialect):
+    """The lexical rules of Flink SQL. All functions are left to the analysis, which knows those that exist."""
+
+    class Tokenizer(lexical.Tokenizer):
+        """Names in backquotes, texts in single quotes."""
+
+        IDENTIFIERS = ["`"]
+        QUOTES = ["'"]
+        STRING_ESCAPES = ["'"]
+
+    class Parser(parsers.Parser):
+        """Leaves functions by name, and adds positions and the tables of window functions."""
+
+        FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
+        FUNCTION_PARSERS = {
+            **{name: parsers.Parser.FUNCTION_PARSERS[name] for name in _PARSED},
+            **{name: lambda self: self._window_function() for name in _WINDOWS},
+        }
+        FUNC_TOKENS = {*parsers.Parser.FUNC_TOKENS, TokenType.SESSION}
+
+        def expression(self, instance: E, token: Token | None = None, comments: list[str] | None = None) -> E:
+            """Adds the position of the last token to constructs that have none."""
+            if token is None and "start" not in instance.meta and self._prev:
+                instance.update_positions(self._prev)
+            return super().expression(instance, token, comments)
+
+        def _window_function(self) -> exp.Anonymous:
+            name = self._tokens[self._index - 2]
+            args: list[exp.Expr] = []
+            if self._match(TokenType.TABLE):
+                args.append(self.expression(exp.Table(this=self._parse_id_var())))
+                if self._match(TokenType.PARTITION_BY):
+                    # Keys and the other arguments follow each other with the same commas.
+                    args.append(self.expression(exp.Tuple(expressions=self._parse_csv(self._parse_assignment))))
+                    return self.expression(exp.Anonymous(this=name.text, expressions=args), token=name)
+                self._match(TokenType.COMMA)
+            args += self._parse_csv(self._parse_assignment)
+            return self.expression(exp.Anonymous(this=name.text, expressions=args), token=name)
+
+
+def parsed(text: str) -> list[exp.Expr]:
+    """Returns the statements of a text.
+
+    Raises:
+        JobDefinitionError: the text is no SQL, is too long or nested too deeply, or has no statement.
+    """
+    source = SqlText(text)
+    if not isinstance(text, str) or len(text) > LONGEST:
+        raise error_at(
+            SqlText(str(text)[:100]).at(0, 100),
+            "a statement is not a text, or is too long",
+            f"pass a text of at most {LONGEST} characters",
+            characters=len(str(text)),
+        )
+    dialect = FlinkDialect()
+    tokens: list[Token] = []
+    try:
+        tokens = dialect.tokenize(text)
+        found = dialect.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=_MOST_NODES).parse(tokens, text)
+    except TokenError as e:
+        raise error_at(source.at(0, len(text)), "a statement cannot be read", "close all quotes", reason=str(e)) from e
+    except ParseError as e:
+        raise error_at(
+            source.at(*_failed(e, tokens, text)), "a statement is no SQL", "correct it", reason=_reason(e)
+        ) from e
+    except RecursionError:
+        raise _too_deep(source, len(text)) from None
+    statements = [each for each in found if each is not None]
+    if not statements:
+        raise error_at(source.at(0, len(text)), "there is no statement", "pass the text of a statement")
+    for each in statements:
+        if _depth(each) > _DEEPEST:
+            raise _too_deep(source, len(text))
+    return statements
+
+
+def _depth(root: exp.Expr) -> int:
+    """Returns the number of levels, without calling itself."""
+    level, depth = [root], 0
+    while level:
+        depth += 1
+        level = [child for node in level for child in node.iter_expressions()]
+    return depth
+
+
+def _failed(error: ParseError, tokens: list[Token], text: str) -> tuple[int, int]:
+    first = error.errors[0] if error.errors else {}
+    line, column = first.get("line"), first.get("col")
+    for token in tokens:
+        if (token.line, token.col) == (line, column):
+            return token.start, token.end + 1
+    return 0, len(text)
+
+
+def _reason(error: ParseError) -> str:
+    return str(error.errors[0].get("description") or error)[:200] if error.errors else str(error)[:200]
+
+
+def _too_deep(source: SqlText, end: int) -> Exception:
+    return error_at(
+        source.at(0, end),
+        "a statement is nested too deeply",
+        f"use at most {_DEEPEST} levels: name parts of it with WITH or CREATE TEMPORARY VIEW, or use IN for many OR",
+    )

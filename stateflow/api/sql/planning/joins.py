@@ -1,0 +1,355 @@
+"""JOIN: keys, bounds of time, and conditions that are applied before or after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from sqlglot import exp
+
+from stateflow.api.sql.expressions.analysis import Analysis
+from stateflow.api.sql.expressions.calls import cast, common
+from stateflow.api.sql.expressions.sql_types import BOOLEAN, Field
+from stateflow.api.sql.expressions.tree import (
+    Call,
+    Constant,
+    Expression,
+    Ref,
+    columns_of,
+    conjuncts,
+    not_null,
+    replaced,
+)
+from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
+from stateflow.api.sql.planning.plan import Computed, Filtered, Joined, Plan, time_of
+from stateflow.api.sql.problems import Position, SqlText
+
+_MILLISECOND = timedelta(milliseconds=1)
+_KNOWN = {"this", "on", "kind", "side"}
+_FLIPPED = {"le": "ge", "ge": "le", "lt": "gt", "gt": "lt", "eq": "eq"}
+
+
+@dataclass
+class JoinPlanner:
+    """Plans one join.
+
+    Attributes:
+        text: the statement.
+        node: the join.
+        left, right: what it joins.
+        number: of the join in its query, for its uid.
+    """
+
+    text: SqlText
+    node: exp.Join
+    left: Relation
+    right: Relation
+    path: Path
+    number: int
+
+    def plan(self) -> Relation:
+        """Returns the joined rows. Raises JobDefinitionError with the position of what is not supported."""
+        how, version = self._how(), self.node.this.args.get("version")
+        (source,) = self.right.sources
+        if not source.alias or source.alias in [each.alias for each in self.left.sources]:
+            self.text.fail(self.node.this, "a joined table has no name of its own", "add AS with another name")
+        self._right_names = self._renamed()
+        self._left_names = {each.name for each in self.left.plan.fields}
+        conditions = self._conditions(self._sources(False, False))
+        keys, others = self._keys(conditions, how)
+        if not keys:
+            self.text.fail(self.node, "a join needs an equality of columns", "add ON a.id = b.id")
+        before, rest = self._pushed(how, others)
+        bounds = None if version is not None else self._bounds(rest)
+        if bounds is not None:
+            rest = [each for each in rest if self._bound(each) is None]
+        kind = "temporal" if version is not None else "interval" if bounds else "regular"
+        self._check(kind, how, rest)
+        made = self._joined(kind, how, keys, before)
+        made = replace(made, bounds=bounds) if bounds else made
+        plan: Plan = made
+        for each in rest:
+            plan = Filtered(plan, each, self.text.of(self.node.args["on"]))
+        outer = how in ("right", "full"), how in ("left", "full")
+        return Relation(plan, self._sources(*outer))
+
+    # -- what is declared ---------------------------------------------------------------------------------------------
+
+    def _how(self) -> str:
+        args = {name for name, value in self.node.args.items() if value}
+        kind = str(self.node.args.get("kind") or "").upper()
+        if not args <= _KNOWN or kind not in ("", "INNER", "OUTER") or not self.node.args.get("on"):
+            self.text.fail(
+                self.node, "a kind of join is not supported", "write JOIN, or LEFT JOIN, with ON a.id = b.id"
+            )
+        return str(self.node.args.get("side") or "inner").lower()
+
+    def _renamed(self) -> dict[str, Field]:
+        """Returns the columns of the right side by the name that they have in the result."""
+        (source,) = self.right.sources
+        taken = {each.name.lower() for each in self.left.plan.fields}
+        taken |= {each.name.lower() for each in self.right.plan.fields}
+        names: dict[str, Field] = {}
+        clashes = {each.name.lower() for each in self.left.plan.fields}
+        for each in self.right.plan.fields:
+            name = each.name
+            if name.lower() in clashes:
+                name = f"{source.alias}_{name}"
+                while name.lower() in taken:
+                    name += "_"
+                taken.add(name.lower())
+            names[name] = each
+        return names
+
+    def _sources(self, left_null: bool, right_null: bool) -> tuple[Source, ...]:
+        (source,) = self.right.sources
+        out = {each.name: Field(name, _nullable(each, right_null).type) for name, each in self._right_names.items()}
+        left = tuple(
+            replace(each, columns={name: _nullable(of, left_null) for name, of in each.columns.items()})
+            for each in self.left.sources
+        )
+        return (*left, Source(source.alias, {name: out[of.name] for name, of in source.columns.items()}))
+
+    def _conditions(self, sources: tuple[Source, ...]) -> list[Expression]:
+        analysis = Analysis(self.text, RelationScope(self.text, sources))
+        return conjuncts(analysis.condition(self.node.args["on"]))
+
+    def _is_of(self, expression: Expression, *, left: bool) -> bool:
+        """Returns whether an expression has columns, and only those of one side."""
+        names = set(columns_of(expression))
+        return bool(names) and names <= (self._left_names if left else set(self._right_names))
+
+    def _of_right(self, expression: Expression) -> Expression:
+        """Returns an expression of right columns by the names that they have there."""
+        return replaced(expression, {name: Ref(of.name, of.type) for name, of in self._right_names.items()})
+
+    def _keys(
+        self, conditions: list[Expression], how: str
+    ) -> tuple[list[tuple[Expression, Expression]], list[Expression]]:
+        """Returns the pairs that are equal, and the other conditions."""
+        keys, others = [], []
+        times = [each for each in conditions if how == "inner" and self._bound(each) is not None]
+        if len(times) == len(conditions):
+            times = []
+        for each in conditions:
+            if each in times:
+                # Equal times are bounds: then rows are removed when their time has passed.
+                others.append(each)
+                continue
+            pair = each.args if isinstance(each, Call) and each.function == "eq" else ()
+            if len(pair) == 2 and self._is_of(pair[0], left=True) and self._is_of(pair[1], left=False):
+                keys.append((pair[0], self._of_right(pair[1])))
+            elif len(pair) == 2 and self._is_of(pair[1], left=True) and self._is_of(pair[0], left=False):
+                keys.append((pair[1], self._of_right(pair[0])))
+            else:
+                others.append(each)
+        return keys, others
+
+    def _pushed(self, how: str, others: list[Expression]) -> tuple[list[list[Expression]], list[Expression]]:
+        """Returns the conditions of each side that its rows can be filtered by before the join, and the rest."""
+        before: list[list[Expression]] = [[], []]
+        rest = []
+        for each in others:
+            if self._is_of(each, left=True) and how in ("inner", "right"):
+                before[0].append(each)
+            elif self._is_of(each, left=False) and how in ("inner", "left"):
+                before[1].append(self._of_right(each))
+            else:
+                rest.append(each)
+        return before, rest
+
+    def _check(self, kind: str, how: str, rest: Sequence[Expression]) -> None:
+        on = self.node.args["on"]
+        if rest and (how != "inner" or kind == "temporal"):
+            self.text.fail(on, "this join has other conditions than equalities", "filter the tables in inner queries")
+        if kind == "interval" and how != "inner":
+            self.text.fail(self.node, "an outer join with bounds of time is not supported", "use an inner join")
+        if kind != "temporal":
+            return
+        version = self.node.this.args["version"]
+        time, scope = time_of(self.left.plan), RelationScope(self.text, self.left.sources)
+        column = version.expression
+        found = scope.column(column) if isinstance(column, exp.Column) else None
+        if how not in ("inner", "left") or not time_of(self.right.plan) or found is None or not time:
+            self.text.fail(version, "a temporal join needs two tables with event time", "use JOIN or LEFT JOIN of them")
+        if not isinstance(found, Ref) or found.name != time:
+            self.text.fail(version, "versions are those of another time", f"write FOR SYSTEM_TIME AS OF {time}")
+
+    # -- bounds of time -----------------------------------------------------------------------------------------------
+
+    def _bounds(self, conditions: Sequence[Expression]) -> tuple[timedelta, timedelta] | None:
+        """Returns how much later than the left row the right row may be; None without two bounds."""
+        found = [bound for each in conditions if (bound := self._bound(each)) is not None]
+        lower = [low for low, _ in found if low is not None]
+        upper = [high for _, high in found if high is not None]
+        return (max(lower), min(upper)) if lower and upper else None
+
+    def _bound(self, condition: Expression) -> tuple[timedelta | None, timedelta | None] | None:
+        if not isinstance(condition, Call) or condition.function not in _FLIPPED or len(condition.args) != 2:
+            return None
+        function, one, other = condition.function, self._time(condition.args[0]), self._time(condition.args[1])
+        if one is None or other is None or one[0] == other[0]:
+            return None
+        (is_left, first), (_, second) = one, other
+        if not is_left:
+            function, first, second = _FLIPPED[function], second, first
+        later = first - second
+        return {
+            "ge": (None, later),
+            "gt": (None, later - _MILLISECOND),
+            "le": (later, None),
+            "lt": (later + _MILLISECOND, None),
+            "eq": (later, later),
+        }[function]
+
+    def _time(self, expression: Expression) -> tuple[bool, timedelta] | None:
+        """Returns whether an expression is the event time of the left side, and what is added to it."""
+        shift = timedelta()
+        if isinstance(expression, Call) and expression.function == "shift":
+            expression, interval = expression.args
+            assert isinstance(interval, Constant) and isinstance(interval.value, timedelta)
+            shift = interval.value
+        if not isinstance(expression, Ref):
+            return None
+        right = self._right_names.get(expression.name)
+        if right is not None:
+            return (False, shift) if right.name == time_of(self.right.plan) else None
+        return (True, shift) if expression.name == time_of(self.left.plan) else None
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def _joined(
+        self, kind: str, how: str, keys: list[tuple[Expression, Expression]], before: list[list[Expression]]
+    ) -> Joined:
+        pairs = [self._same_type(*pair) for pair in keys]
+        left, left_keys = self._side(self.left.plan, [pair[0] for pair in pairs], before[0], how in ("left", "full"))
+        right, right_keys = self._side(
+            self.right.plan, [pair[1] for pair in pairs], before[1], how in ("right", "full")
+        )
+        columns = [(each.name, True, each.name) for each in self.left.plan.fields]
+        columns += [(name, False, each.name) for name, each in self._right_names.items()]
+        fields = [_nullable(each, how in ("right", "full")) for each in self.left.plan.fields]
+        if how == "inner":
+            keyed = {each.name: each for each in left.fields if each.name in left_keys}
+            fields = [keyed.get(each.name, each) for each in fields]
+        fields += [
+            Field(name, _nullable(each, how in ("left", "full")).type) for name, each in self._right_names.items()
+        ]
+        uid = self.path.uid("join" if self.number == 1 else f"join{self.number}")
+        at = self.text.of(self.node)
+        return Joined(left, right, kind, how, left_keys, right_keys, tuple(columns), tuple(fields), uid, at)
+
+    def _same_type(self, left: Expression, right: Expression) -> tuple[Expression, Expression]:
+        target = common([left.type, right.type])
+        assert target is not None
+        return cast(left, target), cast(right, target)
+
+    def _side(
+        self, plan: Plan, keys: list[Expression], conditions: list[Expression], is_kept: bool
+    ) -> tuple[Plan, tuple[str, ...]]:
+        """Returns the rows of a side with its keys as columns.
+
+        Args:
+            is_kept: whether rows without a partner are kept.
+        """
+        at = self.text.of(self.node)
+        for each in keys:
+            if each.type.nullable and is_kept:
+                self.text.fail(self.node, "the key of an outer join may be null", "use COALESCE")
+            if each.type.nullable:
+                conditions = [*conditions, Call("not", (Call("is null", (each,), BOOLEAN),), BOOLEAN)]
+        for condition in conditions:
+            plan = Filtered(plan, condition, at)
+        items: dict[str, Expression] = {each.name: Ref(each.name, each.type) for each in plan.fields}
+        names = []
+        for each in keys:
+            name = computed_name("key", each)
+            items[name] = not_null(each)
+            names.append(name)
+        return Computed(plan, tuple(items.items()), at), tuple(names)
+
+
+def _nullable(of: Field, is_null: bool) -> Field:
+    return Field(of.name, of.type.with_null(True)) if is_null else of
+
+
+# -- conditions and columns of the query -----------------------------------------------------------------------------
+
+
+def filtered(plan: Plan, conditions: Sequence[Expression], at: Filtered) -> Plan:
+    """Returns rows that pass conditions. Those of one side of an inner join are applied before it.
+
+    Args:
+        at: a filter with the position of the conditions.
+    """
+    for each in conditions:
+        plan = _with_condition(plan, each, at)
+    return plan
+
+
+def _with_condition(plan: Plan, condition: Expression, at: Filtered) -> Plan:
+    names = set(columns_of(condition))
+    if isinstance(plan, Filtered) and isinstance(plan.input, Joined | Filtered):
+        return replace(plan, input=_with_condition(plan.input, condition, at))
+    if isinstance(plan, Joined) and plan.how == "inner" and names:
+        for is_left in (True, False):
+            own = {name: of for name, left, of in plan.columns if left == is_left}
+            if names <= set(own):
+                kinds = {each.name: each.type for each in (plan.left if is_left else plan.right).fields}
+                moved = replaced(condition, {name: Ref(of, kinds[of]) for name, of in own.items()})
+                if is_left:
+                    return replace(plan, left=_before(plan.left, moved, at))
+                return replace(plan, right=_before(plan.right, moved, at))
+    return replace(at, input=plan, condition=condition)
+
+
+def _before(plan: Plan, condition: Expression, at: Filtered) -> Plan:
+    """Returns a side of a join with a condition, applied before its columns are computed."""
+    if isinstance(plan, Computed):
+        moved = replaced(condition, dict(plan.items))
+        return replace(plan, input=_with_condition(plan.input, moved, at))
+    return _with_condition(plan, condition, at)
+
+
+def pruned(plan: Plan, used: set[str]) -> Plan:
+    """Returns a plan without the columns of joins that are not used: joins store all columns of their inputs."""
+    if isinstance(plan, Filtered):
+        return replace(plan, input=pruned(plan.input, used | set(columns_of(plan.condition))))
+    if not isinstance(plan, Joined):
+        return plan
+    columns = tuple(each for each in plan.columns if each[0] in used) or plan.columns[:1]
+    fields = {each.name: each for each in plan.fields}
+    return replace(
+        plan,
+        columns=columns,
+        fields=tuple(fields[name] for name, _, _ in columns),
+        left=_pruned_side(plan, plan.left, {*plan.left_keys, *(of for _, left, of in columns if left)}),
+        right=_pruned_side(plan, plan.right, {*plan.right_keys, *(of for _, left, of in columns if not left)}),
+    )
+
+
+def _pruned_side(join: Joined, side: Plan, used: set[str]) -> Plan:
+    if not isinstance(side, Computed):
+        return side
+    used = used | ({time_of(side)} if join.kind != "regular" else set())
+    items = tuple(each for each in side.items if each[0] in used)
+    inner = {name for _, expression in items for name in columns_of(expression)}
+    return replace(side, items=items, input=pruned(side.input, inner))
+
+
+def columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: Position) -> Plan:
+    """Returns computed columns. A join emits them itself if all of them are its columns."""
+    plan = pruned(plan, {name for _, expression in items for name in columns_of(expression)})
+    kinds = {each.name: each.type for each in plan.fields}
+    # A column that is never null in the rows is not null in the result either.
+    items = [
+        (name, not_null(each) if isinstance(each, Ref) and not kinds[each.name].nullable else each)
+        for name, each in items
+    ]
+    is_narrowed = any(isinstance(each, Ref) and each.type.nullable < kinds[each.name].nullable for _, each in items)
+    if not isinstance(plan, Joined) or is_narrowed or not all(isinstance(each, Ref) for _, each in items):
+        return Computed(plan, tuple(items), at)
+    sides = {name: (left, of) for name, left, of in plan.columns}
+    made = tuple((name, *sides[each.name]) for name, each in items if isinstance(each, Ref))
+    return replace(plan, columns=made, fields=tuple(Field(name, each.type) for name, each in items))

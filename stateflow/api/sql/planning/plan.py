@@ -1,0 +1,301 @@
+"""Plans of queries, as data: which operators run over which inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from stateflow.api.sql.expressions.sql_types import BIGINT, Field
+from stateflow.api.sql.expressions.tree import Expression
+from stateflow.api.sql.problems import Position
+
+Items = tuple[tuple[str, Expression], ...]
+"""Names and expressions of computed columns."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a registered stream.
+
+    Attributes:
+        time: the column with the event time; empty without one.
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    time: str
+    at: Position = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The result of a query that has a name: of WITH, or of a view. All uses of it share its operators.
+
+    Attributes:
+        time: the column with the event time; empty without one.
+        is_view: whether other statements can use it.
+    """
+
+    name: str
+    input: Plan
+    time: str
+    at: Position = field(compare=False)
+    is_view: bool = False
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns."""
+        return self.input.fields
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Columns that are computed from each row."""
+
+    input: Plan
+    items: Items
+    at: Position = field(compare=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns."""
+        return tuple(Field(name, expression.type) for name, expression in self.items)
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """The rows for which a condition is true."""
+
+    input: Plan
+    condition: Expression
+    at: Position = field(compare=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns."""
+        return self.input.fields
+
+
+@dataclass(frozen=True)
+class United:
+    """The rows of several queries with the same columns."""
+
+    inputs: tuple[Plan, ...]
+    at: Position = field(compare=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns."""
+        return self.inputs[0].fields
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """An aggregate of `KeyedStream.aggregate_columns`.
+
+    Attributes:
+        name: column of the result.
+        where: bool column of the rows that are aggregated; empty for all.
+    """
+
+    name: str
+    kind: str
+    column: str
+    where: str = ""
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The argument of `aggregate_columns`."""
+        return (self.kind, self.column, self.where) if self.where else (self.kind, self.column)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Aggregates of all rows of a key; without aggregates, the distinct keys.
+
+    Attributes:
+        fields: columns of the result: keys and aggregates, in any order.
+    """
+
+    input: Plan
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+    fields: tuple[Field, ...]
+    uid: str
+    at: Position = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of a window function.
+
+    Attributes:
+        kind: ``TUMBLE``, ``HOP`` or ``SESSION``.
+        size: length of a window, or gap of a session.
+        slide: of windows that overlap.
+        offset: of the beginnings of windows.
+    """
+
+    kind: str
+    size: timedelta
+    slide: timedelta = timedelta()
+    offset: timedelta = timedelta()
+
+
+@dataclass(frozen=True)
+class WindowTable:
+    """The rows of a table with their windows, which GROUP BY has to aggregate.
+
+    Attributes:
+        keys: the columns of PARTITION BY, which are keys of a session.
+    """
+
+    input: Plan
+    window: Window
+    fields: tuple[Field, ...]
+    keys: tuple[str, ...]
+    at: Position = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """Aggregates of each window of a key.
+
+    Attributes:
+        bounds: column of the result and bound of the window.
+        fields: columns of the result: keys, aggregates and bounds, in any order.
+    """
+
+    input: Plan
+    window: Window
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+    bounds: tuple[tuple[str, str], ...]
+    fields: tuple[Field, ...]
+    uid: str
+    at: Position = field(compare=False)
+
+
+@dataclass(frozen=True)
+class RowNumber:
+    """The rows of each key with their number in an order, which an outer query has to limit.
+
+    Attributes:
+        order: columns that order the rows, and whether they are descending.
+        rank: the column with the number.
+    """
+
+    input: Plan
+    keys: tuple[str, ...]
+    order: tuple[tuple[str, bool], ...]
+    rank: str
+    uid: str
+    at: Position = field(compare=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns."""
+        return (*self.input.fields, Field(self.rank, BIGINT))
+
+
+@dataclass(frozen=True)
+class TopN:
+    """The first rows of each key.
+
+    Attributes:
+        n: how many.
+        rank: the column with the number; empty without.
+    """
+
+    input: Plan
+    keys: tuple[str, ...]
+    order: tuple[tuple[str, bool], ...]
+    n: int
+    rank: str
+    uid: str
+    at: Position = field(compare=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns."""
+        return (*self.input.fields, Field(self.rank, BIGINT)) if self.rank else self.input.fields
+
+
+@dataclass(frozen=True)
+class Over:
+    """Each row with aggregates over rows before it.
+
+    Attributes:
+        preceding: how many rows before a row are aggregated with it, or how much earlier they are; None for all.
+        fields: columns of the rows, and of the aggregates.
+    """
+
+    input: Plan
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+    preceding: int | timedelta | None
+    fields: tuple[Field, ...]
+    uid: str
+    at: Position = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Pairs of rows with equal keys.
+
+    Attributes:
+        kind: ``regular``, ``interval`` or ``temporal``.
+        how: ``inner``, ``left``, ``right`` or ``full``.
+        left_keys, right_keys: the columns that are equal.
+        columns: for each column of the result its name, whether it is of the left row, and its name there.
+        bounds: of an interval join: how much later the right row may be, at least and at most.
+        fields: the columns of the result, with their types.
+    """
+
+    left: Plan
+    right: Plan
+    kind: str
+    how: str
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+    columns: tuple[tuple[str, bool, str], ...]
+    fields: tuple[Field, ...]
+    uid: str
+    at: Position = field(compare=False)
+    bounds: tuple[timedelta, timedelta] = (timedelta(), timedelta())
+
+
+Plan = (
+    Table | Shared | Computed | Filtered | United | Grouped | WindowTable | Windowed | RowNumber | TopN | Over | Joined
+)
+
+
+def inputs_of(plan: Plan) -> tuple[Plan, ...]:
+    """Returns the plans whose rows a plan takes."""
+    if isinstance(plan, Table):
+        return ()
+    if isinstance(plan, Joined):
+        return plan.left, plan.right
+    return plan.inputs if isinstance(plan, United) else (plan.input,)
+
+
+def time_of(plan: Plan) -> str:
+    """Returns the column with the event time; empty without one.
+
+    As in the API, it is the column with the name of the table's column.
+    """
+    if isinstance(plan, Table | Shared):
+        return plan.time
+    found = {name for each in inputs_of(plan) if (name := time_of(each))}
+    if len(found) != 1:
+        return ""
+    (name,) = found
+    kinds = {each.name: each.type for each in plan.fields}
+    return name if name in kinds and (kinds[name].is_time or kinds[name].name == "bigint") else ""
+
+
+def is_stateless(plan: Plan) -> bool:
+    """Returns whether a plan has no operator, and one table."""
+    if isinstance(plan, Table):
+        return True
+    return isinstance(plan, Computed | Filtered | Shared) and is_stateless(plan.input)

@@ -1,0 +1,237 @@
+"""Calls the API for a plan: the streams of queries."""
+
+from __future__ import annotations
+
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from stateflow.api.graph.nodes import WatermarkNode
+from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
+from stateflow.api.sql.pairs import EmitPair, PairColumns
+from stateflow.api.sql.planning.plan import (
+    Computed,
+    Filtered,
+    Grouped,
+    Joined,
+    Over,
+    Plan,
+    RowNumber,
+    Shared,
+    Table,
+    TopN,
+    United,
+    Window,
+    Windowed,
+    WindowTable,
+    inputs_of,
+    is_stateless,
+    time_of,
+)
+from stateflow.api.sql.problems import Position, error_at
+from stateflow.api.sql.row_steps import computed, filtered
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.windows.assigners import (
+    EventTimeSessionWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WindowAssigner,
+)
+from stateflow.errors import ConfigError
+from stateflow.types.columns.row_kind import RowKind
+
+ROW_KIND = "row_kind"
+"""The column for the kind of a row, where results can be taken back."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What consumers need of a stream.
+
+    Attributes:
+        retracts: rows that are replaced are taken back first.
+        time: event time.
+        keyed: an operator takes the rows, which needs the column with the event time if the stream has one.
+    """
+
+    retracts: bool = False
+    time: bool = False
+    keyed: bool = False
+
+
+@dataclass(frozen=True)
+class StreamBuilder:
+    """Makes streams of plans.
+
+    Attributes:
+        tables: the registered streams by name.
+        shared: the streams of queries with a name, which are made once.
+        uses: how often each of these queries is used.
+    """
+
+    tables: Mapping[str, DataStream]
+    shared: dict[str, DataStream] = field(default_factory=dict)
+    uses: Counter[str] = field(default_factory=Counter)
+
+    def build(self, plan: Plan, needs: Needs) -> DataStream:
+        """Returns the stream of the plan of a statement. Raises as `stream`."""
+        self._count_uses(plan)
+        return self.stream(plan, needs)
+
+    def stream(self, plan: Plan, needs: Needs) -> DataStream:
+        """Returns the stream of a plan.
+
+        Raises:
+            JobDefinitionError: an operator refuses its input; the error has the position of the clause.
+        """
+        with _position(plan.at):
+            return self._MAKERS[type(plan)](self, plan, needs)
+
+    def _table(self, plan: Table, needs: Needs) -> DataStream:
+        stream = self.tables[plan.name]
+        node = stream._node
+        if isinstance(node, WatermarkNode) and not needs.time:
+            # Without event time, rows are aggregated before the shuffle, and need no column for it.
+            return DataStream(stream._graph, node.parent, stream._changelog)
+        return stream
+
+    def _count_uses(self, plan: Plan) -> None:
+        if isinstance(plan, Shared):
+            self.uses[plan.name] += 1
+            if self.uses[plan.name] > 1:
+                return
+        for each in inputs_of(plan):
+            self._count_uses(each)
+
+    def _shared(self, plan: Shared, needs: Needs) -> DataStream:
+        if is_stateless(plan) or (self.uses[plan.name] == 1 and not plan.is_view):
+            return self.stream(plan.input, needs)
+        if plan.name not in self.shared:
+            # Its consumers may differ in what they need.
+            self.shared[plan.name] = self.stream(plan.input, Needs(retracts=True, time=True, keyed=True))
+        return self.shared[plan.name]
+
+    def _computed(self, plan: Computed, needs: Needs) -> DataStream:
+        return computed(self.stream(plan.input, needs), plan.items, is_keyed=needs.keyed)
+
+    def _filtered(self, plan: Filtered, needs: Needs) -> DataStream:
+        return filtered(self.stream(plan.input, replace(needs, retracts=True)), plan.condition)
+
+    def _united(self, plan: United, needs: Needs) -> DataStream:
+        first, *others = (self.stream(each, needs) for each in plan.inputs)
+        return first.union(*others)
+
+    def _unfinished(self, plan: WindowTable | RowNumber, needs: Needs) -> DataStream:
+        if isinstance(plan, RowNumber):
+            raise error_at(plan.at, "rows are numbered without a limit", f"add an outer query WHERE {plan.rank} <= 10")
+        raise error_at(plan.at, "rows with windows are not aggregated", "add GROUP BY window_start, window_end")
+
+    def _grouped(self, plan: Grouped, needs: Needs) -> DataStream:
+        stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
+        keyed = stream.key_by(*plan.keys)
+        if not plan.aggregates and stream._changelog is None:
+            return keyed.deduplicate(keep="first", uid=plan.uid)
+        aggregates = {each.name: each.declared for each in plan.aggregates}
+        if not aggregates:
+            raise error_at(plan.at, "DISTINCT needs rows that are not corrected", "count the rows: add COUNT(*)")
+        if stream._changelog is None and not needs.retracts:
+            made = keyed.aggregate_columns(aggregates, output=_rows("Aggregates", plan.fields), uid=plan.uid)
+            return made.as_changelog(*plan.keys)
+        output = _rows("Aggregates", plan.fields, has_kind=True)
+        return keyed.aggregate_columns(aggregates, output=output, uid=plan.uid, retract=needs.retracts)
+
+    def _windowed(self, plan: Windowed, needs: Needs) -> DataStream:
+        keyed = self.stream(plan.input, Needs(time=True, keyed=True)).key_by(*plan.keys)
+        aggregates: dict[str, tuple[str, ...]] = {each.name: each.declared for each in plan.aggregates}
+        aggregates |= {name: (bound,) for name, bound in plan.bounds}
+        windows = keyed.window(_assigner(plan.window))
+        return windows.aggregate_columns(aggregates, output=_rows("Windows", plan.fields), uid=plan.uid)
+
+    def _top(self, plan: TopN, needs: Needs) -> DataStream:
+        stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
+        keyed = stream.key_by(*plan.keys)
+        ((column, descending), *others) = plan.order
+        is_time = not others and column == time_of(plan.input)
+        if plan.n == 1 and not plan.rank and not needs.retracts and is_time:
+            return keyed.deduplicate(keep="last" if descending else "first", order_by=column, uid=plan.uid)
+        has_kind = needs.retracts or (plan.n > 1 and not plan.rank)
+        more: list[tuple[str, object]] = [(plan.rank, int)] if plan.rank else []
+        more += [(ROW_KIND, RowKind)] if has_kind else []
+        order = [(name, "desc" if down else "asc") for name, down in plan.order]
+        output = _with_columns("Ranked", stream, more) if more else None
+        return keyed.top_n(plan.n, order_by=order, output=output, rank=plan.rank, retract=needs.retracts, uid=plan.uid)
+
+    def _over(self, plan: Over, needs: Needs) -> DataStream:
+        stream = self.stream(plan.input, Needs(time=True, keyed=True))
+        made = {each.name: (each.kind, each.column) for each in plan.aggregates}
+        fields = [each for each in plan.fields if each.name in made]
+        output = _with_columns("Over", stream, [(each.name, annotation(each.type)) for each in fields])
+        return stream.key_by(*plan.keys).over_columns(made, output=output, preceding=plan.preceding, uid=plan.uid)
+
+    def _joined(self, plan: Joined, needs: Needs) -> DataStream:
+        own = Needs(retracts=True, time=plan.kind != "regular", keyed=True)
+        left = self.stream(plan.left, own).key_by(*plan.left_keys)
+        right = self.stream(plan.right, own).key_by(*plan.right_keys)
+        is_corrected = plan.how != "inner" or (left._changelog, right._changelog) != (None, None)
+        has_kind = plan.kind == "regular" and is_corrected
+        output = _rows("Joined", plan.fields, has_kind=has_kind)
+        if plan.kind == "temporal":
+            versions = left.temporal_join(right, how=plan.how)
+            return versions.apply(PairColumns(output, plan.columns), output=output, uid=plan.uid)
+        if plan.kind == "interval":
+            within = left.interval_join(right).between(*plan.bounds)
+            return within.process(EmitPair(PairColumns(output, plan.columns)), output=output, uid=plan.uid)
+        pairs = left.regular_join(right, how=plan.how)
+        if has_kind:
+            columns = PairColumns(output, plan.columns, {ROW_KIND: RowKind.INSERT})
+            return pairs.apply(columns, output=output, uid=plan.uid)
+        names = {name: f"{'left' if is_left else 'right'}.{of}" for name, is_left, of in plan.columns}
+        return pairs.select(output, names, uid=plan.uid)
+
+    _MAKERS: ClassVar[dict[type[Plan], Callable[..., DataStream]]] = {
+        Table: _table,
+        Shared: _shared,
+        Computed: _computed,
+        Filtered: _filtered,
+        United: _united,
+        Grouped: _grouped,
+        WindowTable: _unfinished,
+        Windowed: _windowed,
+        RowNumber: _unfinished,
+        TopN: _top,
+        Over: _over,
+        Joined: _joined,
+    }
+
+
+def _with_columns(name: str, stream: DataStream, more: list[tuple[str, object]]) -> type[object]:
+    hints = typing.get_type_hints(stream.schema.row_class, include_extras=True)
+    return row_class(name, (), [*((each, hints[each]) for each in stream.schema.names), *more])
+
+
+def _rows(name: str, fields: tuple[Field, ...], *, has_kind: bool = False) -> type[object]:
+    if not has_kind:
+        return row_class(name, fields)
+    return row_class(name, fields, [(ROW_KIND, RowKind)])
+
+
+def _assigner(window: Window) -> WindowAssigner[object]:
+    if window.kind == "TUMBLE":
+        return TumblingEventTimeWindows.of(window.size, window.offset)
+    if window.kind == "HOP":
+        return SlidingEventTimeWindows.of(window.size, window.slide, window.offset)
+    return EventTimeSessionWindows.with_gap(window.size)
+
+
+@contextmanager
+def _position(at: Position) -> Iterator[None]:
+    """Adds the position of a clause to an error of the API; the innermost clause counts."""
+    try:
+        yield
+    except ConfigError as e:
+        if "line" not in e.facts:
+            e.add_facts(line=at.line, column=at.column, sql=at.text)
+        raise
