@@ -1,0 +1,103 @@
+"""Runs of SQL statements over registered tables, without Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stateflow import RowKind, StreamExecutionEnvironment, WatermarkStrategy
+from stateflow.api.changelog import Changelog
+from stateflow.environment import declare
+from stateflow.testing.harness.rows import CollectedRows
+from tests.support.local_jobs import LocalJobs
+
+START = datetime.fromisoformat("2026-01-01")
+
+
+class Bid(msgspec.Struct, frozen=True):
+    """A bid, in seconds of event time from `START`."""
+
+    auction: int
+    bidder: int
+    price: int | None
+    channel: str
+    at: datetime
+
+
+class Auction(msgspec.Struct, frozen=True):
+    id: int
+    seller: int
+    category: str
+    at: datetime
+
+
+BIDS = [
+    Bid(n * 7 % 5, n * 3 % 4, None if n % 11 == 5 else n * 13 % 17, "abc"[n * 5 % 3], START + timedelta(seconds=n))
+    for n in range(60)
+]
+AUCTIONS = [Auction(n % 6, n % 3, "xy"[n % 2], START + timedelta(seconds=4 * n)) for n in range(12)]
+TABLES: Mapping[str, Sequence[Any]] = {"bid": BIDS, "auction": AUCTIONS}
+WATERMARKS = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+
+
+def register(env: StreamExecutionEnvironment, tables: Mapping[str, Sequence[Any]] = TABLES) -> None:
+    for name, rows in tables.items():
+        stream = env.from_collection(rows, type(rows[0]), uid=f"{name}s")
+        env.register_table(name, stream.assign_timestamps_and_watermarks(WATERMARKS))
+
+
+def declared(declare_statements: Callable[[StreamExecutionEnvironment], object]) -> StreamExecutionEnvironment:
+    """Returns the environment after `build`, without a run."""
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        register(env)
+        env.register_sink("out", CollectedRows())
+        declare_statements(env)
+
+    env, _ = declare(build, "job", ())
+    return env
+
+
+class Rows:
+    """The rows that a query emits, with times as text."""
+
+    def __init__(
+        self, folder: Path, query: str, *, tables: Mapping[str, Sequence[Any]] = TABLES, **settings: Any
+    ) -> None:
+        jobs = LocalJobs(folder, **settings)
+        self.changelog: Changelog | None = None
+
+        def build(env: StreamExecutionEnvironment) -> None:
+            register(
+                env, {name: rows for name, rows in tables.items() if re.search(rf"(FROM|JOIN|TABLE) {name}\b", query)}
+            )
+            stream = env.sql_query(query, uid="query")
+            self.changelog = stream._changelog
+            stream.as_append_only().sink_to(jobs.sink("out"), uid="out")
+
+        jobs.run(build)
+        self.rows = jobs.sink("out").rows()
+
+    @property
+    def final(self) -> list[tuple[Any, ...]]:
+        """The rows that a sink keeps after all changes, without their kinds."""
+        changelog = self.changelog or Changelog()
+        kept: dict[Any, Any] = {}
+        every: list[tuple[Any, ...]] = []
+        for row in self.rows:
+            is_taken_back = bool(changelog.row_kind) and RowKind(row.pop(changelog.row_kind)).is_retraction
+            values, key = tuple(row.values()), tuple(row[name] for name in changelog.keys)
+            if is_taken_back and key:
+                assert kept.pop(key) == values
+            elif is_taken_back:
+                every.remove(values)
+            elif key:
+                kept[key] = values
+            else:
+                every.append(values)
+        return sorted([*kept.values(), *every], key=repr)

@@ -1,0 +1,147 @@
+"""What is not supported is refused with its line, its column and its text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from stateflow import StreamExecutionEnvironment
+from stateflow.errors import ConfigError, JobDefinitionError
+from stateflow.testing.harness.rows import CollectedRows
+from tests.sql.sql_jobs import declared
+
+WINDOW = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND))"
+REFUSED = [
+    ("SELEC auction FROM bid", "SELEC"),
+    ("SELECT auction FROM bid WHERE", "WHERE"),
+    ("SELECT auctoin FROM bid", "auctoin"),
+    ("SELECT b.auction FROM bid AS a", "b.auction"),
+    ("SELECT auction FROM bids", "bids"),
+    ("SELECT price + channel AS x FROM bid", "price + channel"),
+    ("SELECT auction FROM bid WHERE price", "price"),
+    ("SELECT auction FROM bid WHERE FOO(price) = 1", "FOO"),
+    ("SELECT auction, price FROM bid ORDER BY price", "price"),
+    ("SELECT auction FROM bid LIMIT 10", "10"),
+    ("SELECT auction + 1 FROM bid", "auction + 1"),
+    ("SELECT auction, auction FROM bid", "auction"),
+    ("SELECT NULL AS n FROM bid", "NULL AS n"),
+    ("SELECT at + INTERVAL '1' DAY AS at FROM bid", "at + INTERVAL"),
+    ("SELECT at + INTERVAL '1' MONTH AS t FROM bid", "'1' MONTH"),
+    ("SELECT auction, price FROM bid GROUP BY auction", "price"),
+    ("SELECT COUNT(*) AS n FROM bid", "COUNT(*) AS n"),
+    ("SELECT auction, SUM(DISTINCT price) AS s FROM bid GROUP BY auction", "SUM(DISTINCT price"),
+    ("SELECT auction, SUM(channel) AS s FROM bid GROUP BY auction", "SUM(channel"),
+    ("SELECT auction FROM bid GROUP BY GROUPING SETS (auction)", "auction"),
+    ("SELECT auction FROM bid HAVING auction > 1", "auction > 1"),
+    ("SELECT auction FROM bid WHERE auction IN (SELECT id FROM auction)", "auction IN (SELECT"),
+    (f"SELECT auction FROM {WINDOW}", "auction"),
+    (f"SELECT COUNT(*) AS n FROM {WINDOW} GROUP BY auction", "auction"),
+    (f"SELECT COUNT(DISTINCT price) AS n FROM {WINDOW} GROUP BY window_start, window_end", "TUMBLE"),
+    ("SELECT 1 AS n FROM TABLE(TUMBLE(TABLE bid, DESCRIPTOR(price), INTERVAL '1' SECOND)) GROUP BY n", "price"),
+    ("SELECT 1 AS n FROM TABLE(CUMULATE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND)) GROUP BY n", "CUMULATE"),
+    ("SELECT a.id FROM auction AS a CROSS JOIN bid AS b", "bid AS b"),
+    ("SELECT a.id FROM auction AS a JOIN bid AS b ON a.id > b.auction", "bid AS b ON a.id > b.auction"),
+    ("SELECT a.id FROM auction AS a JOIN auction AS a ON a.id = a.id", "auction AS a"),
+    ("SELECT id FROM auction AS a JOIN bid AS b ON a.id = b.auction AND at < b.at", "at"),
+    (
+        "SELECT a.id FROM auction AS a LEFT JOIN bid AS b ON a.id = b.auction AND a.seller < b.bidder",
+        "a.id = b.auction",
+    ),
+    ("SELECT auction FROM bid UNION SELECT id FROM auction", "auction FROM bid UNION"),
+    ("SELECT auction FROM bid UNION ALL SELECT category FROM auction", "auction FROM bid UNION ALL"),
+    ("SELECT auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "ROW_NUMBER"),
+    ("SELECT auction, RANK() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "RANK"),
+    ("SELECT SUM(price) OVER (PARTITION BY auction ORDER BY price) AS n FROM bid", "price"),
+    ("SELECT auction FROM bid MATCH_RECOGNIZE (PARTITION BY auction ORDER BY at)", "ORDER BY"),
+    ("WITH RECURSIVE r AS (SELECT auction FROM bid) SELECT auction FROM r", "r AS (SELECT"),
+    ("SELECT /*+ broadcast(bid) */ auction FROM bid", "auction FROM"),
+    ("SELECT n FROM (SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction)", "n FROM"),
+]
+
+
+@pytest.mark.parametrize(("query", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_is_not_supported_is_refused_with_its_position(query: str, text: str) -> None:
+    with pytest.raises(JobDefinitionError) as caught:
+        declared(lambda env: env.sql(f"INSERT INTO out\n  {query}"))
+    facts = caught.value.facts
+    assert str(facts["sql"]).startswith(text)
+    assert facts["line"] == 2
+    assert f"  {query}"[int(str(facts["column"])) - 1 :].startswith(text.split("(")[0])
+    assert caught.value.hint
+
+
+STATEMENTS = [
+    "SELECT auction FROM bid",
+    "DELETE FROM out",
+    "CREATE TABLE t (id BIGINT)",
+    "INSERT INTO nowhere SELECT auction FROM bid",
+    "INSERT OVERWRITE out SELECT auction FROM bid",
+    "INSERT INTO out VALUES (1)",
+    "INSERT INTO out (a, b) SELECT auction FROM bid",
+    "CREATE TEMPORARY VIEW bid AS SELECT auction FROM bid",
+    "",
+    "SELECT 'a",
+]
+
+
+@pytest.mark.parametrize("text", STATEMENTS)
+def test_other_statements_are_refused(text: str) -> None:
+    with pytest.raises(JobDefinitionError):
+        declared(lambda env: env.sql(text))
+
+
+def nested(before: str, middle: str, after: str, times: int) -> str:
+    return before * times + middle + after * times
+
+
+HOSTILE = [
+    "SELECT " + nested("(", "1", ")", 5_000) + " AS n FROM bid",
+    "SELECT " + nested("(", "1", ")", 100) + " AS n FROM bid",
+    "SELECT " + nested("ABS(", "price", ")", 90) + " AS n FROM bid",
+    "SELECT " + "- " * 40_000 + "1 AS n FROM bid",
+    "SELECT " + "NOT " * 20_000 + "TRUE AS n FROM bid",
+    "SELECT " + " + ".join(["price"] * 10_000) + " AS n FROM bid",
+    "SELECT auction FROM bid WHERE " + " OR ".join(["price = 1"] * 5_000),
+    nested("SELECT auction FROM (", "SELECT auction FROM bid", ")", 1_000),
+    " UNION ALL ".join(["SELECT auction FROM bid"] * 3_000),
+    "SELECT " + nested("CASE WHEN TRUE THEN ", "1", " END", 2_000) + " AS n FROM bid",
+    "SELECT " + ", ".join(["1"] * 30_000) + " FROM bid",
+    "SELECT auction FROM bid -- " + "x" * 200_000,
+    "SELECT auction AS `a b\x00` FROM bid",
+    "/*" * 20_000,
+]
+
+
+@pytest.mark.parametrize("query", HOSTILE, ids=[query[:30] + str(len(query)) for query in HOSTILE])
+def test_texts_that_are_too_long_or_too_deep_are_refused(query: str) -> None:
+    with pytest.raises(JobDefinitionError):
+        declared(lambda env: env.sql(f"INSERT INTO out {query}"))
+
+
+def test_a_deep_text_within_the_limits_is_planned() -> None:
+    condition = " OR ".join(f"price = {n}" for n in range(80))
+    declared(lambda env: env.sql(f"INSERT INTO out SELECT auction FROM bid WHERE {condition}"))
+
+
+def test_queries_that_use_each_other_many_times_are_planned_once() -> None:
+    names = [f"q{n}" for n in range(30)]
+    queries = ["q0 AS (SELECT DISTINCT auction FROM bid)"]
+    queries += [f"{b} AS (SELECT * FROM {a} UNION ALL SELECT * FROM {a})" for a, b in pairwise(names)]
+    env = declared(lambda env: env.sql_query(f"WITH {', '.join(queries)} SELECT * FROM q0", uid="q").print())
+    assert [operator.uid for operator in env.graph.operators] == ["q.q0.distinct"]
+
+
+def test_names_of_tables_and_sinks_are_checked() -> None:
+    def twice(env: StreamExecutionEnvironment) -> None:
+        env.register_sink("bid", CollectedRows())
+
+    with pytest.raises(JobDefinitionError) as caught:
+        declared(twice)
+    assert caught.value.facts["name"] == "bid"
+    with pytest.raises(JobDefinitionError):
+        declared(lambda env: env.register_table("other", "a text"))  # type: ignore[arg-type]
+    with pytest.raises(JobDefinitionError):
+        declared(lambda env: env.register_sink("other", "a text"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        declared(lambda env: env.register_sink("../other", CollectedRows()))

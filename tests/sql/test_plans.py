@@ -1,0 +1,134 @@
+"""Plans of queries, as data, and the uids of their operators."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from stateflow.api.sql.expressions.sql_types import BIGINT, STRING, TIMESTAMP, Field
+from stateflow.api.sql.expressions.tree import Constant, Expression, Ref
+from stateflow.api.sql.parser import parsed
+from stateflow.api.sql.planning.names import Path
+from stateflow.api.sql.planning.plan import Aggregate, Computed, Grouped, Joined, Plan, Table, TopN, Window, Windowed
+from stateflow.api.sql.planning.queries import QueryPlanner
+from stateflow.api.sql.problems import Position, SqlText
+from tests.sql.sql_jobs import declared
+
+AT = Position(1, 1, "")
+BID = Table("bid", (Field("auction", BIGINT), Field("price", BIGINT), Field("at", TIMESTAMP)), "at", AT)
+AUCTION = Table("auction", (Field("id", BIGINT), Field("category", STRING), Field("at", TIMESTAMP)), "at", AT)
+A, P, T = Ref("auction", BIGINT), Ref("price", BIGINT), Ref("at", TIMESTAMP)
+
+
+def planned(text: str) -> Plan:
+    (node,) = parsed(text)
+    return QueryPlanner(SqlText(text), {"bid": BID, "auction": AUCTION}).plan(node, Path("q"))
+
+
+def test_an_aggregate_gets_the_name_and_the_place_of_its_column() -> None:
+    plan = planned("SELECT COUNT(*) AS n, auction AS a FROM bid GROUP BY auction")
+    before = Computed(BID, (("a", A),), AT)
+    fields = (Field("n", BIGINT), Field("a", BIGINT))
+    grouped = Grouped(before, ("a",), (Aggregate("n", "count", "a"),), fields, "q.aggregate", AT)
+    assert plan == Computed(grouped, (("n", Ref("n", BIGINT)), ("a", Ref("a", BIGINT))), AT)
+
+
+def test_windows_without_other_keys_have_a_constant_key() -> None:
+    table = "TABLE(HOP(TABLE bid, DESCRIPTOR(at), INTERVAL '2' SECOND, INTERVAL '10' SECOND))"
+    plan = planned(f"SELECT MAX(price) AS m, window_end AS e FROM {table} GROUP BY window_start, window_end")
+    assert isinstance(plan, Computed)
+    items: tuple[tuple[str, Expression], ...] = (("all_rows", Constant(0, BIGINT)), ("price", P), ("at", T))
+    assert plan.input == Windowed(
+        Computed(BID, items, AT),
+        Window("HOP", timedelta(seconds=10), timedelta(seconds=2)),
+        ("all_rows",),
+        (Aggregate("m", "max", "price"),),
+        (("e", "window_end"),),
+        (Field("m", BIGINT), Field("e", TIMESTAMP), Field("all_rows", BIGINT)),
+        "q.window",
+        AT,
+    )
+
+
+def test_a_join_stores_only_the_columns_that_are_used_of_rows_that_pass_the_conditions() -> None:
+    plan = planned("SELECT b.price AS p FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE a.category = 'x'")
+    assert isinstance(plan, Joined)
+    assert (plan.kind, plan.columns) == ("regular", (("p", True, "price"),))
+    assert [each.name for each in plan.left.fields] == ["auction", "price"]
+    assert [each.name for each in plan.right.fields] == ["id"]
+    assert "category" in str(plan.right)
+
+
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        ("b.at BETWEEN a.at - INTERVAL '1' SECOND AND a.at + INTERVAL '2' SECOND", (-1_000, 2_000)),
+        ("a.at BETWEEN b.at - INTERVAL '2' SECOND AND b.at + INTERVAL '1' SECOND", (-1_000, 2_000)),
+        ("b.at > a.at AND b.at < a.at + INTERVAL '2' SECOND AND b.at <= a.at + INTERVAL '1' DAY", (1, 1_999)),
+        ("a.at = b.at", (0, 0)),
+    ],
+)
+def test_bounds_of_both_times_are_an_interval_join(condition: str, bounds: tuple[int, int]) -> None:
+    plan = planned(f"SELECT a.id FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}")
+    assert isinstance(plan, Joined)
+    assert plan.kind == "interval"
+    assert tuple(bound // timedelta(milliseconds=1) for bound in plan.bounds) == bounds
+
+
+def test_numbers_of_rows_are_dropped_if_they_are_not_used() -> None:
+    inner = "SELECT auction, price, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC) AS rn FROM bid"
+    plan = planned(f"SELECT auction, price FROM ({inner}) WHERE rn < 4")
+    assert isinstance(plan, Computed) and isinstance(plan.input, Computed)
+    rows = Computed(BID, (("auction", A), ("price", P)), AT)
+    assert plan.input.input == TopN(rows, ("auction",), (("price", True),), 3, "", "q.from.top", AT)
+    used = planned(f"SELECT * FROM ({inner}) WHERE rn < 4")
+    assert isinstance(used, Computed) and isinstance(used.input, Computed)
+    assert isinstance(used.input.input, TopN) and used.input.input.rank == "rn"
+
+
+def test_nested_queries_are_planned_the_same_however_they_are_written() -> None:
+    text = "SELECT auction, SUM(price*2) AS s FROM bid WHERE price>1 GROUP BY auction"
+    spread = (
+        "select\n  auction\n  , sum( ((price) * 2) ) as s -- a comment\nfrom `bid` where (price > 1) group by auction"
+    )
+    assert planned(text) == planned(spread)
+
+
+def uids(text: str) -> list[str]:
+    env = declared(lambda env: env.sql(text))
+    return [*(operator.uid for operator in env.graph.operators), *(sink.uid for sink in env.graph.sinks)]
+
+
+def test_uids_are_of_the_sink_the_query_and_the_clause() -> None:
+    best = "SELECT auction, MAX(price) AS best FROM bid GROUP BY auction"
+    count = "SELECT best, COUNT(*) AS n FROM {} GROUP BY best"
+    assert uids(f"INSERT INTO out WITH top AS ({best}) {count.format('top')}") == [
+        "out.top.aggregate",
+        "out.aggregate",
+        "out",
+    ]
+    assert uids(f"INSERT INTO out {count.format(f'({best}) AS top')}")[0] == "out.top.aggregate"
+    assert uids(f"INSERT INTO out {count.format(f'({best})')}")[0] == "out.from.aggregate"
+    view = f"CREATE TEMPORARY VIEW top AS {best}; INSERT INTO out {count.format('top')}"
+    assert uids(view)[0] == "top.aggregate"
+    named = best.replace("SELECT", "SELECT /*+ uid('best-bids') */")
+    assert uids(f"INSERT INTO out {count.format(f'({named})')}")[:2] == ["best-bids.aggregate", "out.aggregate"]
+
+
+def test_uids_of_joins_and_unions_are_numbered() -> None:
+    join = (
+        "SELECT x.auction FROM bid AS x JOIN bid AS y ON x.auction = y.auction JOIN bid AS z ON x.auction = z.auction"
+    )
+    assert uids(f"INSERT INTO out {join} UNION ALL SELECT DISTINCT auction FROM bid") == [
+        "out.1.join",
+        "out.1.join2",
+        "out.2.distinct",
+        "out",
+    ]
+
+
+def test_columns_of_insert_rename_those_of_the_query() -> None:
+    env = declared(lambda env: env.sql("INSERT INTO out (a, b) SELECT auction, price FROM bid"))
+    (sink,) = env.graph.sinks
+    assert sink.parent.schema.names == ("a", "b")

@@ -1,0 +1,166 @@
+"""Results of queries are those of SQLite over all rows, whatever the batches and the parallelism."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.sql.sql_jobs import START, TABLES, Bid, Rows
+
+SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
+TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
+SAME = [
+    "SELECT auction, price * 2 + 1 AS p, LOWER(UPPER(channel)) AS c FROM bid WHERE price > 4 AND auction IN (1, 3)",
+    "SELECT auction, CASE WHEN price IS NULL THEN -1 WHEN price >= 8 THEN price ELSE 0 END AS p FROM bid",
+    "SELECT b.auction, COALESCE(b.price, 0) - 5 AS p FROM bid AS b WHERE NOT (b.price BETWEEN 3 AND 9)",
+    "SELECT auction, COUNT(*) AS n, COUNT(price) AS m, SUM(price) AS s, MIN(price) AS a, MAX(price) AS z FROM bid "
+    "GROUP BY auction",
+    "SELECT channel AS c, COUNT(*) FILTER (WHERE price > 5) AS f, COUNT(DISTINCT bidder) AS d, SUM(price * 2) + 1 AS s "
+    "FROM bid WHERE price IS NOT NULL GROUP BY channel",
+    "SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction HAVING COUNT(*) > 11 AND MAX(price) > 3",
+    "SELECT n, COUNT(*) AS auctions, SUM(n) AS s FROM (SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction) "
+    "GROUP BY n",
+    "SELECT DISTINCT auction, channel FROM bid",
+    "SELECT auction % 2 AS odd, bidder FROM bid GROUP BY auction % 2, bidder",
+    "WITH cheap AS (SELECT auction, price FROM bid WHERE price < 5), dear AS (SELECT * FROM bid WHERE price > 12) "
+    "SELECT auction, price FROM cheap UNION ALL SELECT bidder, price FROM dear UNION ALL SELECT * FROM cheap",
+    "WITH n AS (SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction) SELECT n, COUNT(*) AS c FROM n GROUP BY n",
+    "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC, at) AS rn FROM bid) "
+    "WHERE rn <= 3",
+    "SELECT auction, price FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price, at) AS rn FROM bid) "
+    "WHERE 2 > rn",
+    "SELECT auction, price, at FROM(SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at DESC) AS n FROM bid) "
+    "WHERE n = 1",
+    "SELECT auction, price, at FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price, at) AS rn "
+    "FROM bid) AS t WHERE t.rn <= 2",
+    "SELECT bidder, COUNT(*) AS n FROM (SELECT bidder, auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price "
+    "DESC, at) AS rn FROM bid) WHERE rn <= 2 GROUP BY bidder",
+    "SELECT b.auction, b.price, a.seller, a.category FROM bid AS b JOIN auction AS a ON b.auction = a.id "
+    "WHERE a.category = 'x' AND b.price > 3",
+    "SELECT b.price + a.seller AS s, a.id FROM bid b JOIN auction a ON a.id = b.auction AND b.price > a.seller * 4",
+    "SELECT x.auction, y.bidder, a.category FROM bid AS x JOIN bid AS y ON x.auction = y.bidder AND x.price = y.price "
+    "JOIN auction AS a ON a.id = x.auction WHERE x.price < 6",
+    "SELECT a.id, a.at, b.price FROM auction AS a LEFT JOIN bid AS b ON a.id + 3 = b.auction AND b.price > 14",
+    "SELECT a.id, b.bidder FROM auction AS a FULL JOIN (SELECT * FROM bid WHERE price = 7) AS b ON a.id = b.auction",
+    "SELECT auction, at, MIN(price) OVER (PARTITION BY auction ORDER BY at) AS m FROM bid",
+    "SELECT auction, at, COUNT(*) OVER (PARTITION BY auction ORDER BY at ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT "
+    "ROW) AS n FROM bid",
+    "SELECT auction, at, SUM(bidder) OVER (PARTITION BY auction ORDER BY at ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) "
+    "AS s, MAX(price) OVER (PARTITION BY auction ORDER BY at ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) AS m FROM bid",
+]
+"""Queries that SQLite runs as they are."""
+TRANSLATED = [
+    (
+        f"SELECT auction, window_start AS w, COUNT(*) AS n, MAX(price) AS m FROM {TUMBLE} "
+        "GROUP BY auction, window_start, window_end",
+        f"SELECT auction, ({SECONDS}) / 10 * 10 AS w, COUNT(*), MAX(price) FROM bid GROUP BY 1, 2",
+    ),
+    (
+        f"SELECT window_end AS w, SUM(bidder) + 1 AS s FROM {TUMBLE} WHERE auction < 3 "
+        "GROUP BY window_start, window_end",
+        f"SELECT ({SECONDS}) / 10 * 10 + 10 AS w, SUM(bidder) + 1 FROM bid WHERE auction < 3 GROUP BY 1",
+    ),
+    (
+        "SELECT channel, window_end AS w FROM TABLE(HOP(TABLE bid, DESCRIPTOR(at), INTERVAL '5' SECOND, INTERVAL '10' "
+        "SECOND)) GROUP BY channel, window_start, window_end HAVING COUNT(*) > 3",
+        f"SELECT channel, w FROM (SELECT channel, ({SECONDS}) / 5 * 5 + 5 AS w FROM bid UNION ALL SELECT channel, "
+        f"({SECONDS}) / 5 * 5 + 10 FROM bid) GROUP BY 1, 2 HAVING COUNT(*) > 3",
+    ),
+    (
+        "SELECT auction, window_start AS w, COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, "
+        "DESCRIPTOR(at), INTERVAL '5' SECOND)) GROUP BY auction, window_start, window_end",
+        f"SELECT auction, {SECONDS} AS w, 1 FROM bid",
+    ),
+    (
+        "SELECT a.id, b.bidder, b.price FROM auction AS a JOIN bid AS b ON a.id = b.auction AND b.at BETWEEN a.at - "
+        "INTERVAL '3' SECOND AND a.at + INTERVAL '6' SECOND WHERE b.price > 2",
+        "SELECT a.id, b.bidder, b.price FROM auction AS a JOIN bid AS b ON a.id = b.auction AND b.at BETWEEN "
+        "datetime(a.at, '-3 seconds') AND datetime(a.at, '+6 seconds') WHERE b.price > 2",
+    ),
+    (
+        "SELECT b.at, a.category FROM bid AS b LEFT JOIN auction FOR SYSTEM_TIME AS OF b.at AS a ON a.id = b.auction",
+        "SELECT b.at, (SELECT category FROM auction AS a WHERE a.id = b.auction AND a.at <= b.at ORDER BY a.at DESC "
+        "LIMIT 1) FROM bid AS b",
+    ),
+    (
+        "SELECT channel, AVG(price) AS a FROM bid GROUP BY channel",
+        "SELECT channel, SUM(price) / COUNT(price) FROM bid GROUP BY channel",
+    ),
+]
+"""Queries, and the same for SQLite: windows in seconds since `START`."""
+
+
+def expected(query: str, tables: Mapping[str, Sequence[Any]] = TABLES) -> list[tuple[Any, ...]]:
+    """Returns the rows that SQLite finds."""
+    database = sqlite3.connect(":memory:")
+    for name, rows in tables.items():
+        fields = [field.name for field in msgspec.structs.fields(type(rows[0]))]
+        database.execute(f"CREATE TABLE {name} ({', '.join(fields)})")
+        values = [tuple(_plain(value) for value in msgspec.structs.astuple(row)) for row in rows]
+        database.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(fields))})", values)
+    return database.execute(query).fetchall()
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, datetime) else value
+
+
+def _comparable(rows: list[tuple[Any, ...]], *, in_seconds: bool) -> list[tuple[Any, ...]]:
+    def plain(value: Any) -> Any:
+        if in_seconds and isinstance(value, str) and value[:4] == "2026":
+            return int((datetime.fromisoformat(value) - START).total_seconds())
+        return value
+
+    return sorted((tuple(plain(value) for value in row) for row in rows), key=repr)
+
+
+@pytest.mark.parametrize("query", SAME)
+def test_results_are_those_of_sqlite(tmp_path: Path, query: str) -> None:
+    found = Rows(tmp_path, query, parallelism=2, source__max_rows_per_batch=7)
+    assert _comparable(found.final, in_seconds=False) == _comparable(expected(query), in_seconds=False)
+
+
+@pytest.mark.parametrize(("query", "same"), TRANSLATED)
+def test_results_with_times_are_those_of_sqlite(tmp_path: Path, query: str, same: str) -> None:
+    found = Rows(tmp_path, query, parallelism=2, source__max_rows_per_batch=7)
+    in_seconds = "strftime" in same
+    assert _comparable(found.final, in_seconds=in_seconds) == _comparable(expected(same), in_seconds=in_seconds)
+
+
+bids = st.lists(
+    st.builds(
+        Bid,
+        auction=st.integers(0, 2),
+        bidder=st.integers(0, 2),
+        price=st.none() | st.integers(-5, 5),
+        channel=st.sampled_from("ab"),
+        at=st.just(START),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(rows=bids, size=st.integers(1, 30))
+@settings(max_examples=8, deadline=None)
+def test_results_of_any_rows_are_those_of_sqlite(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Bid], size: int
+) -> None:
+    query = (
+        "SELECT s, COUNT(*) AS n FROM (SELECT x.auction AS k, SUM(y.price) AS s FROM bid AS x JOIN bid AS y ON "
+        "x.bidder = y.auction AND x.price > y.price GROUP BY x.auction) GROUP BY s"
+    )
+    query = query.replace("SELECT s, COUNT(*)", "SELECT COALESCE(s, 99) AS s, COUNT(*)").replace(
+        "GROUP BY s", "GROUP BY COALESCE(s, 99)"
+    )
+    tables = {"bid": rows}
+    found = Rows(tmp_path_factory.mktemp("job"), query, tables=tables, source__max_rows_per_batch=size)
+    assert found.final == sorted(expected(query, tables), key=repr)

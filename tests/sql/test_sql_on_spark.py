@@ -1,0 +1,230 @@
+"""Expressions have the same values in Spark as in Python, and statements run on Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import deltalake
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stateflow import precision
+from stateflow.api.schema import RowSchema
+from stateflow.api.sql.expressions.analysis import Analysis
+from stateflow.api.sql.expressions.rows import evaluation
+from stateflow.api.sql.expressions.spark import spark_sql
+from stateflow.api.sql.expressions.sql_types import fields_of
+from stateflow.api.sql.expressions.tree import Expression
+from stateflow.api.sql.parser import parsed
+from stateflow.api.sql.planning.names import RelationScope, Source
+from stateflow.api.sql.problems import SqlText
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class Values(msgspec.Struct, frozen=True):
+    i: int | None
+    j: int | None
+    x: float | None
+    y: float
+    s: str | None
+    t: str
+    b: bool | None
+    d: Annotated[Decimal, precision(9, scale=3)] | None
+    at: datetime | None
+    utc: Annotated[datetime, msgspec.Meta(tz=True)]
+    day: date | None
+
+
+NAN = float("nan")
+AT = datetime.fromisoformat("2026-02-28T23:59:58.123456")
+ROWS = [
+    Values(
+        7, -3, 2.5, 2.0, "aBc/d e/f", "%a_'\\", True, Decimal("-1.255"), AT, AT.replace(tzinfo=UTC), date(2024, 2, 29)
+    ),
+    Values(
+        -7,
+        3,
+        -2.5,
+        NAN,
+        "",
+        "",
+        False,
+        Decimal("999999.999"),
+        datetime.fromisoformat("1969-12-31T01:00:00"),
+        datetime(1960, 5, 6, tzinfo=UTC),
+        None,
+    ),
+    Values(None, 5, None, -0.0, None, "x", None, None, None, datetime(2026, 1, 1, tzinfo=UTC), None),
+    Values(0, 1 << 40, NAN, 1e300, "  äöü/ ", " é ", None, Decimal(0), AT, AT.replace(tzinfo=UTC), date(1900, 1, 1)),
+]
+EXPRESSIONS = [
+    "i + j * 2 - 1",
+    "-i",
+    "i / j",
+    "MOD(i, j)",
+    "i % 3 = 1",
+    "i / 2.0E0",
+    "x * y + i",
+    "0.908 * i",
+    "d * 2 - 1.5",
+    "d + i",
+    "d * d",
+    "d > 1 OR d < x",
+    "ABS(i) + ABS(j)",
+    "ABS(d)",
+    "FLOOR(x) + CEIL(x)",
+    "ROUND(x)",
+    "ROUND(y, 1)",
+    "SQRT(x)",
+    "POWER(j, 2)",
+    "x = y OR x > y",
+    "y <= y AND x <> x",
+    "i = j OR b",
+    "i < j AND b",
+    "NOT b",
+    "b IS TRUE",
+    "b IS NOT FALSE",
+    "i IS NULL",
+    "s IS NOT NULL AND i IN (7, 0, j)",
+    "i NOT IN (1, NULL)",
+    "i BETWEEN j AND 10",
+    "CASE WHEN i > 0 THEN 'positive' WHEN i < 0 THEN s END",
+    "CASE i WHEN 7 THEN 1 WHEN 0 THEN 2.5 ELSE d END",
+    "IF(b, x, i)",
+    "COALESCE(i, j, 1)",
+    "COALESCE(s, t)",
+    "NULLIF(i, 7)",
+    "IFNULL(s, 'none')",
+    "LOWER(s) || UPPER(t)",
+    "CONCAT(s, '-', t, '''\\n')",
+    "CHAR_LENGTH(s)",
+    "TRIM(s) || LTRIM(t) || RTRIM(t)",
+    "REPLACE(s, '/', '')",
+    "SUBSTRING(s, 2)",
+    "SUBSTRING(s FROM -3 FOR 2)",
+    "SUBSTR(s, 0, 2)",
+    "SPLIT_INDEX(s, '/', 1)",
+    "SPLIT_INDEX(s, '/', i)",
+    "REGEXP_EXTRACT(s, '([a-z])B(\\w)', 2)",
+    "REGEXP_EXTRACT(t, 'a|x')",
+    "s LIKE 'a_c%'",
+    "s NOT LIKE '%/%'",
+    "CAST(i AS STRING) || CAST(b AS STRING) || CAST(day AS STRING)",
+    "CAST(CAST(i AS DOUBLE) / 2 AS BIGINT)",
+    "CAST(i AS DOUBLE) / 3",
+    "CAST(d AS BIGINT)",
+    "CAST(d AS STRING)",
+    "CAST(i AS DECIMAL(12, 2))",
+    "CAST(d AS DECIMAL(8, 1))",
+    "CAST(y AS DOUBLE)",
+    "CAST('17' AS BIGINT) + i",
+    "CAST(at AS DATE)",
+    "CAST(day AS TIMESTAMP)",
+    "CAST(utc AS TIMESTAMP)",
+    "at + INTERVAL '90' SECOND - INTERVAL '1' DAY",
+    "utc - INTERVAL '0.5' SECOND",
+    "at > TIMESTAMP '2026-01-01 00:00:00' AND day < DATE '2026-01-01'",
+    "DATE_FORMAT(at, 'yyyy-MM-dd''T''HH:mm:ss.SSS')",
+    "DATE_FORMAT(utc, 'HH:mm')",
+    "YEAR(at) * 10000 + MONTH(at) * 100 + DAYOFMONTH(at)",
+    "EXTRACT(HOUR FROM utc) * 60 + MINUTE(utc)",
+    "SECOND(at)",
+]
+
+
+def analysed(text: str) -> Expression:
+    (node,) = parsed(f"SELECT {text} AS c")
+    columns = {each.name: each for each in fields_of(RowSchema.of(Values))}
+    return Analysis(SqlText(text), RelationScope(SqlText(text), (Source("t", columns),))).of(
+        node.expressions[0].unalias()
+    )
+
+
+def _computed(expression: Expression) -> list[Any]:
+    found = evaluation(expression)
+    return [_plain(found(row)) for row in ROWS]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return str(value.replace(tzinfo=None))
+    return repr(value) if isinstance(value, float | Decimal) else value
+
+
+def test_expressions_have_the_same_values_in_spark_as_in_python(spark_session: SparkSession) -> None:
+    frame = spark_session.createDataFrame([msgspec.structs.astuple(row) for row in ROWS], RowSchema.of(Values).ddl)
+    made = [analysed(text) for text in EXPRESSIONS]
+    selected = frame.selectExpr(*(f"{spark_sql(each)} AS c{n}" for n, each in enumerate(made)))
+    types = dict(selected.dtypes)
+    assert {f"c{n}": each.type.spark for n, each in enumerate(made)} == types
+    found: Sequence[Any] = selected.collect()
+    for n, (text, each) in enumerate(zip(EXPRESSIONS, made, strict=True)):
+        assert [_plain(row[n]) for row in found] == _computed(each), text
+
+
+JOB = """
+from decimal import Decimal
+from typing import Annotated
+
+import msgspec
+
+from stateflow import DeltaSink, precision
+
+
+class Bid(msgspec.Struct):
+    auction: int
+    amount: Annotated[Decimal, precision(9, scale=2)]
+
+
+class Auction(msgspec.Struct):
+    id: int
+    category: str
+
+
+def build(env):
+    bids = [Bid(n % 5, Decimal(n) / 4) for n in range(40)]
+    env.register_table("bid", env.from_collection(bids, Bid, uid="bids"))
+    env.register_table("auction", env.from_collection([Auction(1, "x"), Auction(2, "y")], Auction, uid="auctions"))
+    for name, keys in {"totals": ("auction",), "joined": (), "best": ("auction", "place"), "counts": ("n",)}.items():
+        sink = DeltaSink(f"{env.parameter('tables')}/{name}", mode="upsert" if keys else "append", keys=keys)
+        env.register_sink(name, sink)
+    best = "SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY amount DESC) AS place FROM bid"
+    env.sql(f'''
+        INSERT INTO totals SELECT auction, COUNT(*) + 1 AS n, SUM(amount * 2) AS total FROM bid GROUP BY auction;
+        INSERT INTO joined SELECT b.amount * 2 AS double, a.category FROM bid b JOIN auction a ON a.id = b.auction;
+        INSERT INTO best SELECT auction, place, amount FROM ({best}) WHERE place <= 2;
+        INSERT INTO counts SELECT n, COUNT(*) AS auctions FROM
+            (SELECT auction, COUNT(*) AS n FROM bid WHERE amount > 1 GROUP BY auction) GROUP BY n
+    ''')
+"""
+
+
+@pytest.mark.slow
+def test_statements_run_on_spark(tmp_path: Path) -> None:
+    job, tables = tmp_path / "job.py", tmp_path / "tables"
+    job.write_text(JOB, encoding="utf-8")
+    command = [sys.executable, "-m", "stateflow", "run", str(job), "--job-root", str(tmp_path / "root")]
+    command += ["--set", f"job.tables={tables}", "--set", "spark.master=local[2,4]"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-3_000:]
+
+    def rows(name: str) -> list[tuple[Any, ...]]:
+        found = pa.table(deltalake.DeltaTable(str(tables / name)).to_pyarrow_table())
+        return sorted(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+    amounts = [(n % 5, Decimal(n) / 4) for n in range(40)]
+    assert rows("totals") == [(key, 9, 2 * sum(amount for of, amount in amounts if of == key)) for key in range(5)]
+    assert rows("joined") == sorted((2 * amount, " xy"[of]) for of, amount in amounts if of in (1, 2))
+    assert rows("best") == [(key, place, Decimal(40 + key - 5 * place) / 4) for key in range(5) for place in (1, 2)]
+    assert rows("counts") == [(7, 5)]
