@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from sqlglot import exp
 
+from stateflow.api.over.frames import Preceding, Unbounded
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.calls import call
 from stateflow.api.sql.expressions.sql_types import BIGINT, DOUBLE, INTERVAL, Field, SqlType
@@ -15,7 +16,7 @@ from stateflow.api.sql.planning.plan import Aggregate, Computed, Over, Plan, Row
 from stateflow.api.sql.problems import SqlText
 
 _KINDS = {"COUNT": "count", "SUM": "sum", "MIN": "min", "MAX": "max", "AVG": "mean"}
-Frame = tuple[tuple[str, ...], tuple[tuple[str, bool], ...], int | timedelta | None]
+Frame = tuple[tuple[str, ...], tuple[tuple[str, bool], ...], Preceding]
 """Keys, order, and the rows before a row."""
 
 
@@ -86,7 +87,7 @@ class OverScope(RelationScope):
         self.before |= {name: not_null(self.before[name]) for name in keys}
         order = tuple(self._ordered(each) for each in ordered.expressions)
         if numbered:
-            return keys, order, None
+            return keys, order, Unbounded.ROW
         time = time_of(self._plan)
         if order != ((time, False),):
             self._text.fail(
@@ -102,19 +103,20 @@ class OverScope(RelationScope):
             self._text.fail(node, "an order of nulls is not supported", "null is the lowest value: leave it out")
         return self._column(node.this, "order"), descending
 
-    def _preceding(self, node: exp.Window) -> int | timedelta | None:
+    def _preceding(self, node: exp.Window) -> Preceding:
         spec = node.args.get("spec")
-        kind = spec.args.get("kind") if spec else ""
-        start = spec.args.get("start") if spec else None
-        if spec and spec.args.get("start_side") == "PRECEDING" and spec.args.get("end") == "CURRENT ROW":
-            if kind == "ROWS" and start == "UNBOUNDED":
-                return None
+        if spec is None:
+            return Unbounded.RANGE
+        kind, start = spec.args.get("kind"), spec.args.get("start")
+        if spec.args.get("start_side") == "PRECEDING" and spec.args.get("end") == "CURRENT ROW":
+            if start == "UNBOUNDED":
+                return Unbounded.ROW if kind == "ROWS" else Unbounded.RANGE
             if isinstance(start, exp.Expr):
                 value = self._inner.constant(start, BIGINT if kind == "ROWS" else INTERVAL, "a bound of OVER").value
                 assert isinstance(value, int | timedelta)
                 return value
         self._text.fail(
-            spec or node,
+            spec,
             "a frame of OVER is not supported",
             "write ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW, ROWS BETWEEN 5 PRECEDING AND CURRENT ROW, or "
             "RANGE BETWEEN INTERVAL '5' SECOND PRECEDING AND CURRENT ROW",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from stateflow.api.over.frames import Preceding
 from stateflow.api.sql.expressions.sql_types import BIGINT, Field
 from stateflow.api.sql.expressions.tree import Expression
 from stateflow.api.sql.problems import Position
@@ -226,14 +227,14 @@ class Over:
     """Each row with aggregates over rows before it.
 
     Attributes:
-        preceding: how many rows before a row are aggregated with it, or how much earlier they are; None for all.
+        preceding: how many rows before a row are aggregated with it, or how much earlier they are.
         fields: columns of the rows, and of the aggregates.
     """
 
     input: Plan
     keys: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
-    preceding: int | timedelta | None
+    preceding: Preceding
     fields: tuple[Field, ...]
     uid: str
     at: Position = field(compare=False)
