@@ -174,6 +174,17 @@ class Source(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no files")
 
+    def plain_files(self, files: Sequence[str]) -> Sequence[str] | None:
+        """Returns the local paths of Parquet files that Spark reads without options, and tasks can read as well.
+
+        A batch whose rows only functions in Python take may then read them by Arrow. Returns None if only Spark can
+        read some file as the source declares it.
+
+        Args:
+            files: percent-encoded URIs, as in the source's log.
+        """
+        return None
+
     def truncated(self, files: Sequence[str]) -> dict[str, str]:
         """Returns the files with an invalid header or footer, each with the reason. Other files may be corrupt, too."""
         return {}

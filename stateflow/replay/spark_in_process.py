@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.runtime.executor import BatchWork, decode_reports, level_specs
 from stateflow.runtime.spark.executor import SparkExecutor
+from stateflow.runtime.spark.inputs import Files, Inputs
 from stateflow.runtime.spark.shuffle import next_exchange
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.task.task import run_level
@@ -36,11 +37,10 @@ class InProcessExecutor(SparkExecutor):
         self._adapt = adapt
         self._attempts = count()
 
-    def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
-        """See `SparkExecutor.execute`."""
+    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> list[TaskReport]:
         specs, spark = level_specs(work), rows.sparkSession
         with ExitStack() as persisted:
-            emitted = self._run_level(self._first(rows, work, persisted), specs[0])
+            emitted = self._run_level(self._first(Inputs.of(rows, files, work.plan), work, persisted), specs[0])
             for at, level in enumerate(work.plan.levels[1:], 1):
                 frame = _frame_of(spark, emitted, specs[at - 1])
                 exchanged = next_exchange(level, work.plan.levels[at - 1], frame, work.info)

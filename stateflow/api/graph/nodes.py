@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stateflow.api.aggregates.partial import PartialAggregation
 from stateflow.api.changelog import Changelog
 from stateflow.api.dead_letters import OnError
+from stateflow.api.functions.columns import ColumnsFunction
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.functions.rich import RowStep
 from stateflow.api.schema import RowSchema
@@ -51,6 +52,15 @@ class TransformNode:
     function: Callable[[DataFrame], DataFrame]
     schema: RowSchema
     step: RowStep | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnsNode:
+    """The results of a stateless function over Arrow batches of the rows of `parent`."""
+
+    parent: Node
+    function: ColumnsFunction
+    schema: RowSchema
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +183,7 @@ Node = (
     SourceNode
     | RecordsNode
     | TransformNode
+    | ColumnsNode
     | RowsNode
     | PartialNode
     | WatermarkNode

@@ -17,6 +17,7 @@ from stateflow.api.changelog import (
 )
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.checkpointed import CheckpointedFunction, CheckpointListener
+from stateflow.api.functions.columns import ColumnsFunction
 from stateflow.api.functions.rich import (
     RichFilterFunction,
     RichFlatMapFunction,
@@ -28,7 +29,16 @@ from stateflow.api.functions.rich import (
 from stateflow.api.graph.event_time import watermark_strategies
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.keying import add_stream_facts, make_keying
-from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SinkNode, TransformNode, UnionNode, WatermarkNode
+from stateflow.api.graph.nodes import (
+    ColumnsNode,
+    Node,
+    ProcessNode,
+    RowsNode,
+    SinkNode,
+    TransformNode,
+    UnionNode,
+    WatermarkNode,
+)
 from stateflow.api.graph.traversal import changelog_of, level_of, sources_of
 from stateflow.api.printing import PrintSink
 from stateflow.api.schema import RowSchema
@@ -83,23 +93,23 @@ class DataStream(StreamJoins["DataStream"]):
         Raises:
             JobDefinitionError: `function` is not callable, or `output` and `schema` differ.
         """
-        if output is not None and schema is not None and output is not schema:
-            raise JobDefinitionError(
-                "transform has two row classes of its result",
-                hint="output and schema are aliases: pass one",
-                output=output.__name__,
-                schema=schema.__name__,
-            )
-        output = output or schema
-        if not callable(function):
-            raise JobDefinitionError(
-                "transform needs a function",
-                hint="pass a function that takes and returns a DataFrame",
-                given=repr(function),
-            )
-        schema_after = self._output(output)
-        changelog = after_map(self._changelog, self.schema, schema_after)
-        return DataStream(self._graph, TransformNode(self._node, function, schema_after), changelog)
+        _check_callable("transform", function, "a function that takes and returns a DataFrame")
+        node = TransformNode(self._node, function, self._output(_one_class(output, schema)))
+        return DataStream(self._graph, node, after_map(self._changelog, self.schema, node.schema))
+
+    def transform_columns(self, function: ColumnsFunction, *, output: type[object] | None = None) -> DataStream:
+        """Applies a stateless function to the rows as Arrow columns: filter, computed columns, any number of rows.
+
+        Directly after a `FileSource` of local Parquet files, tasks also read the files by Arrow, without Spark.
+
+        Args:
+            function: takes some rows as a `pyarrow.RecordBatch`, how many differs between runs, and returns rows with
+                the columns of `output` as one or a `pyarrow.Table`, or None. Must be deterministic.
+            output: row class of the result; by default that of this stream.
+        """
+        _check_callable("transform_columns", function, "a function that takes and returns Arrow columns")
+        node = ColumnsNode(self._node, function, self._output(output))
+        return DataStream(self._graph, node, after_map(self._changelog, self.schema, node.schema))
 
     def map(
         self,
@@ -298,3 +308,20 @@ class DataStream(StreamJoins["DataStream"]):
                 first=self.schema.ddl,
                 other=other.schema.ddl,
             )
+
+
+def _check_callable(called: str, function: object, wanted: str) -> None:
+    if not callable(function):
+        raise JobDefinitionError(f"{called} needs a function", hint=f"pass {wanted}", given=repr(function))
+
+
+def _one_class(output: type[object] | None, schema: type[object] | None) -> type[object] | None:
+    """Returns the row class of two arguments with the same meaning."""
+    if output is not None and schema is not None and output is not schema:
+        raise JobDefinitionError(
+            "transform has two row classes of its result",
+            hint="output and schema are aliases: pass one",
+            output=output.__name__,
+            schema=schema.__name__,
+        )
+    return output or schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -141,17 +141,17 @@ class FileSource(Source):
     def warnings(self, spark: SparkSession) -> list[str]:
         """See `Source.warnings`: compares the first local file, for formats that `check` does not compare."""
         file = self._compared
-        if file is None or self._option("header") == "true":
+        if file is None or _option(self.options, "header") == "true":
             return []
         return column_warnings(spark, file, self.schema, (self.format, self.options))
 
     @property
     def _compares_header(self) -> bool:
-        return self.format == "csv" and self._option("header") == "true" and self._option("enforceschema") != "true"
-
-    def _option(self, lower_name: str) -> str:
-        """Returns the value of an option of Spark's reader in lower case; empty if it is not set."""
-        return next((str(v).lower() for name, v in self.options.items() if name.lower() == lower_name), "")
+        return (
+            self.format == "csv"
+            and _option(self.options, "header") == "true"
+            and _option(self.options, "enforceschema") != "true"
+        )
 
     @property
     def _compared(self) -> Path | None:
@@ -175,6 +175,10 @@ class FileSource(Source):
             reader = reader.option("basePath", self.path)
         # As Spark's own file source reads its files: their names are not patterns.
         return reader.option("__globPaths__", "false").load([unquote(file) for file in files])
+
+    def plain_files(self, files: Sequence[str]) -> list[str] | None:
+        """See `Source.plain_files`."""
+        return _plain_paths(files) if self.format == "parquet" and not self.options else None
 
     def truncated(self, files: Sequence[str]) -> dict[str, str]:
         """See `Source.truncated`: reads the footers of local Parquet files."""
@@ -246,7 +250,7 @@ class FileSource(Source):
             if unreadable is not None:
                 raise unreadable.error() from e
             reason = reason_in(e)
-            file = self._nanosecond_file() if NANOSECONDS in reason else None
+            file = _nanosecond_file(self._local) if NANOSECONDS in reason else None
             named = {"file": str(file)} if file else {}
             raise self._unreadable(reason, hint_for(reason, _UNREADABLE_HINT), **named) from e
 
@@ -254,11 +258,6 @@ class FileSource(Source):
         return ConfigError(
             "the source's files cannot be read", hint=hint, path=self.path, format=self.format, **facts, reason=reason
         )
-
-    def _nanosecond_file(self) -> Path | None:
-        from stateflow.connectors.files.parquet_files import first_with_nanoseconds
-
-        return None if self._local is None else first_with_nanoseconds(_files(self._local))
 
     @property
     def _local(self) -> Path | None:
@@ -283,6 +282,25 @@ class FileSource(Source):
             return bytes_per_row(files)
         except (OSError, lib.ArrowException) as e:
             raise self._unreadable(reason_in(e), _UNREADABLE_HINT) from e
+
+
+def _nanosecond_file(local: Path | None) -> Path | None:
+    from stateflow.connectors.files.parquet_files import first_with_nanoseconds
+
+    return None if local is None else first_with_nanoseconds(_files(local))
+
+
+def _option(options: Mapping[str, str], lower_name: str) -> str:
+    """Returns the value of an option of Spark's reader in lower case; empty if it is not set."""
+    return next((str(v).lower() for name, v in options.items() if name.lower() == lower_name), "")
+
+
+def _plain_paths(files: Sequence[str]) -> list[str] | None:
+    """Returns the paths of local files; None if a file is not local, or a folder's name may have a column's value."""
+    addresses = list(map(urlsplit, files))
+    paths = [unquote(address.path) for address in addresses]
+    is_plain = all(a.scheme == "file" and "=" not in path for a, path in zip(addresses, paths, strict=True))
+    return paths if is_plain else None
 
 
 def _check_one_limit(files: int | None, rows: int) -> None:

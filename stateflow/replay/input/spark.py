@@ -23,6 +23,7 @@ from stateflow.replay.target import PlannedBatch
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.errors import to_stateflow_error
+from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import empty_rows
 from stateflow.runtime.spark.location.checkpoint_location import PlannedOffsets, SparkLocation, source_log
 from stateflow.runtime.spark.streaming_query import query_sources, split_times, stream_frame
@@ -209,15 +210,15 @@ class _BatchQuery:
                 if not batch.skip_corrupt(e):
                     raise
 
-    def _run_frame(self, rows: DataFrame) -> None:
+    def _run_frame(self, rows: SourceRows) -> None:
         if not self._job.plan.times_of_splits:
             self._run_rows(rows, {})
             return
-        rows = rows.persist()
+        frame = rows.frame.persist()
         try:
-            self._run_rows(rows, split_times(self._job.plan, rows, self._reader.sources, self._batch.end))
+            self._run_rows(frame, split_times(self._job.plan, frame, self._reader.sources, self._batch.end))
         finally:
-            rows.unpersist()
+            frame.unpersist()
 
     def _wait(self, query: StreamingQuery) -> None:
         try:

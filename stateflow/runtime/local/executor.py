@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.functions.rich import RowStep
 from stateflow.api.graph.nodes import (
+    ColumnsNode,
     Keying,
     Node,
     PartialNode,
@@ -33,6 +34,7 @@ from stateflow.runtime.executor import BatchWork, Executor, decode_reports, leve
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
 from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
 from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.task.column_functions import ColumnStep
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
 from stateflow.runtime.task.task import run_level
@@ -171,7 +173,10 @@ def _rows_of(node: Node, inputs: _Rows, info: BatchInfo) -> Iterator[_LocatedRow
         together = [located for parent in node.parents for located in _rows_of(parent, inputs, info)]
         yield from (replace(located, position=n) for n, located in enumerate(together))
     elif isinstance(node, PartialNode):
-        yield from _aggregated(node, list(_rows_of(node.parent, inputs, info)))
+        yield from _by_columns(node, node.aggregation.apply, list(_rows_of(node.parent, inputs, info)))
+    elif isinstance(node, ColumnsNode):
+        step = ColumnStep(node.function, node.parent.schema, node.schema)
+        yield from _by_columns(node, step.apply, list(_rows_of(node.parent, inputs, info)))
     else:
         assert isinstance(node, RowsNode | TransformNode) and node.step is not None
         yield from _with_function_applied(node.step, list(_rows_of(node.parent, inputs, info)), info)
@@ -187,12 +192,18 @@ def _with_function_applied(step: RowStep, rows: Sequence[_LocatedRow], info: Bat
     chain.close()
 
 
-def _aggregated(node: PartialNode, rows: Sequence[_LocatedRow]) -> Iterator[_LocatedRow]:
+def _by_columns(
+    node: PartialNode | ColumnsNode,
+    function: Callable[[Sequence[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    rows: Sequence[_LocatedRow],
+) -> Iterator[_LocatedRow]:
+    """Yields the rows that a function over columns returns for the rows of each phase and source."""
     numbers = count()
-    for phase in sorted({located.phase for located in rows}):
-        batch = to_batch([located.row for located in rows if located.phase == phase], node.parent.schema)
-        for partial in node.aggregation.apply([batch]):
-            yield from (_LocatedRow(next(numbers), phase, row) for row in to_rows(list(partial.columns), node.schema))
+    for phase, origin in sorted({(located.phase, located.origin) for located in rows}):
+        of_both = [located.row for located in rows if (located.phase, located.origin) == (phase, origin)]
+        for made in function([to_batch(of_both, node.parent.schema)]):
+            for row in to_rows(list(made.columns), node.schema):
+                yield _LocatedRow(next(numbers), phase, row, origin)
 
 
 # -- routing ----------------------------------------------------------------------------------------------------------

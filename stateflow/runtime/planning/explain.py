@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.nodes import (
+    ColumnsNode,
     Edge,
     Node,
     PartialNode,
@@ -293,8 +294,11 @@ def _lineage(node: Node) -> str:
     if isinstance(node, WatermarkNode):
         per_split = " per split" if isinstance(node.parent, RecordsNode) else ""
         return f"{ways[0]} > watermarks{per_split} by {node.strategy.column}"
+    name = getattr(node.function, "__qualname__", type(node.function).__qualname__)
+    if isinstance(node, ColumnsNode):
+        return f"{ways[0]} > transform_columns {name}"
     assert isinstance(node, TransformNode)
-    return f"{ways[0]} > transform {getattr(node.function, '__qualname__', type(node.function).__qualname__)}"
+    return f"{ways[0]} > transform {name}"
 
 
 def _columns(schema: RowSchema) -> str:

@@ -13,6 +13,7 @@ from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, un
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.quarantine import SkippedFile
+from stateflow.runtime.spark.file_reader import SourceRows, can_read
 from stateflow.runtime.spark.frames import source_frame
 
 log = logging.getLogger(__name__)
@@ -45,19 +46,28 @@ class BatchInput:
         self._frame = frame
         self.skipped: list[SkippedFile] = []
 
-    def rows(self) -> DataFrame:
+    def rows(self) -> SourceRows:
         """Returns the rows of the batch without those of skipped files."""
         if not self.skipped:
-            return self._frame
+            return SourceRows(self._frame, self._files_for_tasks)
         # No part of Spark's frame can be used, not even the rows of other sources: Spark computes all of it together.
         spark, files = self._frame.sparkSession, self._files()
         skipped = {(s.source, s.file.file) for s in self.skipped}
-        return source_frame(
-            [
-                (node, self._rows_of(spark, node, [f for f in files[node.uid] if (node.uid, f) not in skipped]))
-                for node in self._nodes
-            ]
+        return SourceRows(
+            source_frame(
+                [
+                    (node, self._rows_of(spark, node, [f for f in files[node.uid] if (node.uid, f) not in skipped]))
+                    for node in self._nodes
+                ]
+            )
         )
+
+    def _files_for_tasks(self) -> dict[str, Sequence[str]]:
+        """Returns the paths of files that tasks may read, by uid, of sources that have only such files."""
+        files = self._files()
+        possible = [node.uid for node in self._nodes if can_read(node.schema)]
+        paths = {uid: self._sources[uid].plain_files(files[uid]) for uid in possible}
+        return {uid: found for uid, found in paths.items() if found is not None}
 
     def skip_corrupt(self, error: Exception) -> bool:
         """Finds the file that a batch failed on, and skips it if the job permits that.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 
 import pyarrow as pa
@@ -16,15 +18,23 @@ from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.frames import empty_rows, split_sources
+from stateflow.runtime.spark.file_reader import CannotRead, SourceRows
+from stateflow.runtime.spark.frames import empty_rows
+from stateflow.runtime.spark.inputs import Files, Inputs
+from stateflow.runtime.spark.python_functions import composed, sources_before_functions
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.runtime.spark.shuffle import exchange_of, first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
-from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order, written_rows
+from stateflow.runtime.spark.unshuffled import files_read_by_tasks, unshuffled_input, with_order, written_rows
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import REPORT, BatchInfo, LevelSpec
+
+log = logging.getLogger(__name__)
+
+_CRASHED = "Python worker exited unexpectedly"
+"""Spark's message after a crash, which a file can cause whose content Arrow does not expect."""
 
 
 class SparkExecutor(Executor):
@@ -35,6 +45,7 @@ class SparkExecutor(Executor):
     def __init__(self) -> None:
         self._group = ""
         self._workers = SparkWorkers()
+        self._reads_files = True
 
     @property
     def savepoint_workers(self) -> SavepointWorkers:
@@ -50,18 +61,32 @@ class SparkExecutor(Executor):
         """Returns an empty DataFrame with the columns of all sources."""
         return empty_rows(SparkSession.active(), plan.sources)
 
-    def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
+    def execute(self, rows: DataFrame | SourceRows, work: BatchWork) -> list[TaskReport]:
         """Runs the batch.
 
         Args:
-            rows: the rows of all sources, as `source_frame` combines them.
+            rows: the rows of all sources, as `source_frame` combines them, or these with the files that have them.
         """
+        given = rows if isinstance(rows, SourceRows) else SourceRows(rows)
+        files = files_for_tasks(given, work) if self._reads_files else {}
+        if files:
+            try:
+                return self._run(given.frame, files, work)
+            except Exception as e:
+                if not _is_of_reading(e):
+                    raise
+                # Spark reads more than tasks do, and its errors say what is wrong with a file.
+                log.info("from now on, Spark reads the files of this run: %s", str(e)[-500:])
+                self._reads_files = False
+        return self._run(given.frame, {}, work)
+
+    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> list[TaskReport]:
         specs = level_specs(work)
         context = rows.sparkSession.sparkContext
         self._workers.context = context
         self._group = job_group(context, work.info.id.generation)
         with ExitStack() as persisted:
-            frame = self._first_frame(rows, work, specs[0], persisted)
+            frame = self._first_frame(Inputs.of(rows, files, work.plan), work, specs[0], persisted)
             for at, level in enumerate(work.plan.levels[1:], 1):
                 # Without persisting, Spark would run the tasks again for each reader.
                 frame = frame if reads_once(level) else _persist(frame, persisted)
@@ -85,23 +110,40 @@ class SparkExecutor(Executor):
         shuffled = numbers.union(numbers).repartition(count, "id")
         shuffled.mapInArrow(_drop_rows, shuffled.schema).collect()
 
-    def _first_frame(self, rows: DataFrame, work: BatchWork, spec: LevelSpec, persisted: ExitStack) -> DataFrame:
-        sources = split_sources(work.plan.sources, rows)
+    def _first_frame(self, inputs: Inputs, work: BatchWork, spec: LevelSpec, persisted: ExitStack) -> DataFrame:
+        info, task = work.info.task_info(), partial(_run_unshuffled_task, spec, _barrier(work))
+        read = files_read_by_tasks(work.plan, inputs, info)
+        if read is not None:
+            frame, function = read
+            return _with_tasks(frame, spec, composed((function, task)))
         # Built once for both ways: it calls the transforms of the user.
-        written = written_rows(work.plan, sources, work.info.task_info())
+        written = written_rows(work.plan, inputs, info)
         unshuffled = None if written is None else unshuffled_input(work.plan, written)
-        if unshuffled is None:
-            return _level_frame(self._first(rows, work, persisted, written), spec)
-        return _with_tasks(unshuffled, spec, partial(_run_unshuffled_task, spec, _barrier(work)))
-
-    def _first(
-        self, rows: DataFrame, work: BatchWork, persisted: ExitStack, written: DataFrame | None = None
-    ) -> DataFrame:
-        level = work.plan.levels[0]
+        if unshuffled is not None:
+            return _with_tasks(unshuffled, spec, task)
         if written is not None:
-            return exchange_of(level, written, _barrier(work), work.info)
-        source = _persist(rows, persisted) if reads_of_source(level) > 1 and not rows.is_cached else rows
-        return first_exchange(level, split_sources(work.plan.sources, source), _barrier(work), work.info)
+            return _level_frame(exchange_of(work.plan.levels[0], written, _barrier(work), work.info), spec)
+        return _level_frame(self._first(inputs, work, persisted), spec)
+
+    def _first(self, inputs: Inputs, work: BatchWork, persisted: ExitStack) -> DataFrame:
+        level, rows = work.plan.levels[0], inputs.rows
+        if reads_of_source(level, work.info, inputs.readers) > 1 and not rows.is_cached:
+            inputs = replace(inputs, rows=_persist(rows, persisted))
+        return first_exchange(level, inputs, _barrier(work), work.info)
+
+
+def files_for_tasks(rows: SourceRows, work: BatchWork) -> Files:
+    """Returns the files of a batch that tasks can read, and whose rows functions in Python, or only sinks, take."""
+    wanted = sources_before_functions(work.plan, work.info.task_info())
+    files = rows.files() if wanted else {}
+    return {node: files[node.uid] for node in wanted if node.uid in files}
+
+
+def _is_of_reading(error: Exception) -> bool:
+    """Returns whether a batch may have failed because its tasks have read files, which Spark can do instead."""
+    return isinstance(error, FileNotFoundError | PermissionError) or any(
+        text in str(error) for text in (CannotRead.__name__, _CRASHED)
+    )
 
 
 def _barrier(work: BatchWork) -> BarrierMessage:

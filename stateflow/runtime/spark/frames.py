@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import reduce
+from types import MappingProxyType
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
-from stateflow.api.functions.rich import RowStep
 from stateflow.api.graph.nodes import (
+    ColumnsNode,
     Node,
     PartialNode,
     RecordsNode,
@@ -32,7 +30,8 @@ from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.task.row_functions import apply_to_partition
+from stateflow.runtime.spark.file_reader import FileReader
+from stateflow.runtime.spark.python_functions import composed, functions_after
 from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.spark_sql import quoted
 
@@ -87,11 +86,18 @@ class FrameBuilder:
     Args:
         leaf: returns the frame of a source or an emitted stream; None to leave out its rows.
         info: the `TaskInfo` of row functions, without the number of their partition.
+        readers: the readers of sources whose files tasks read, if functions in Python follow.
     """
 
-    def __init__(self, leaf: Callable[[Node], DataFrame | None], info: TaskInfo) -> None:
+    def __init__(
+        self,
+        leaf: Callable[[Node], DataFrame | None],
+        info: TaskInfo,
+        readers: Mapping[Node, FileReader] = MappingProxyType({}),
+    ) -> None:
         self._leaf = leaf
         self._info = info
+        self._readers = readers
 
     def frame(self, node: Node) -> DataFrame | None:
         """Returns the rows of `node`, with exactly its columns; None when all rows were left out."""
@@ -109,25 +115,21 @@ class FrameBuilder:
                 if before is None
                 else conform(_transformed(node, before), node.schema, describe_function(node.function))
             )
-        if isinstance(node, RowsNode):
-            return self._with_functions_applied(node)
-        if isinstance(node, PartialNode):
-            before = self.frame(node.parent)
-            return None if before is None else before.mapInArrow(node.aggregation.apply, node.schema.ddl)
+        if isinstance(node, RowsNode | ColumnsNode | PartialNode):
+            return self._by_functions(node)
         assert isinstance(node, UnionNode)
         frames = [frame for parent in node.parents if (frame := self.frame(parent)) is not None]
         return reduce(DataFrame.union, frames) if frames else None
 
-    def _with_functions_applied(self, node: RowsNode) -> DataFrame | None:
-        """Applies consecutive row functions in one Python function."""
-        steps: tuple[RowStep, ...] = ()
-        at: Node = node
-        while isinstance(at, RowsNode):
-            steps = (at.step, *steps)
-            at = at.parent
-        function = partial(_run_steps, steps, at.schema, self._info)
-        before = self.frame(at)
-        return None if before is None else before.mapInArrow(function, node.schema.ddl)
+    def _by_functions(self, node: Node) -> DataFrame | None:
+        """Applies consecutive functions in Python in one pass, which also reads the files if tasks may read them."""
+        start, functions = functions_after(node, self._info)
+        before, reader = self.frame(start), self._readers.get(start)
+        if before is None:
+            return None
+        if reader is not None:
+            before, functions = reader.frame(before.sparkSession), (reader.read, *functions)
+        return before.mapInArrow(composed(functions), node.schema.ddl)
 
 
 def _records(node: RecordsNode, before: DataFrame) -> DataFrame:
@@ -149,14 +151,6 @@ def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
             hint="correct the function",
             transform=describe_function(node.function),
         ) from e
-
-
-def _run_steps(
-    steps: tuple[RowStep, ...], schema: RowSchema, info: TaskInfo, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    context = TaskContext.get()
-    assert context is not None
-    return apply_to_partition(steps, schema, replace(info, subtask=context.partitionId()), batches)
 
 
 def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> None:

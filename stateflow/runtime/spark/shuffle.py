@@ -9,9 +9,10 @@ time of a small batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +30,10 @@ from stateflow.runtime.planning.routing import (
     Route,
     to_sql,
 )
+from stateflow.runtime.spark.file_reader import FileReader
 from stateflow.runtime.spark.frames import FrameBuilder
+from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.python_functions import leaves_in_frames
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -55,26 +59,27 @@ _SHARE_SHIFT = 55
 below it while a frame has less than 4 million partitions."""
 
 
-def reads_of_source(level: Level) -> int:
-    """Returns how many times the tasks' input reads the batch's source frame."""
-    return sum(
-        leaves_of(node).count(share.leaf) if share.leaf else len(leaves_of(node))
-        for node in level.inputs
-        for share in level.shares[node]
-    )
+def reads_of_source(level: Level, info: BatchInfo, readers: Collection[Node]) -> int:
+    """Returns how many times the tasks' input reads the batch's source frame.
+
+    Args:
+        readers: sources whose files tasks may read instead.
+    """
+    found = 0
+    for node in level.inputs:
+        leaves = leaves_in_frames(node, info.task_info(), readers)
+        found += sum(leaves.count(share.leaf) if share.leaf else len(leaves) for share in level.shares[node])
+    return found
 
 
-def first_exchange(
-    level: Level, sources: Mapping[Node, DataFrame], barrier: BarrierMessage, info: BatchInfo
-) -> DataFrame:
+def first_exchange(level: Level, inputs: Inputs, barrier: BarrierMessage, info: BatchInfo) -> DataFrame:
     """Builds the shuffled input of the first level's tasks.
 
     Args:
-        sources: the batch's rows by source.
         barrier: goes to each task, after its rows.
     """
     exchange = _Exchange(level, info.settings.max_parallelism)
-    frames = list(_derived_inputs(level, sources.__getitem__, exchange, info))
+    frames = list(_derived_inputs(level, inputs.frames.__getitem__, exchange, info, inputs.readers))
     frames.append(exchange.barriers(frames[0].sparkSession, barrier))
     return exchange.shuffled(frames)
 
@@ -122,7 +127,11 @@ def _number(node: Node, before: Level) -> int:
 
 
 def _derived_inputs(
-    level: Level, leaf: Callable[..., DataFrame], exchange: _Exchange, info: BatchInfo
+    level: Level,
+    leaf: Callable[..., DataFrame],
+    exchange: _Exchange,
+    info: BatchInfo,
+    readers: Mapping[Node, FileReader] = MappingProxyType({}),
 ) -> Iterator[DataFrame]:
     """Yields the inputs that go through Spark expressions or row functions, one frame per share.
 
@@ -132,7 +141,8 @@ def _derived_inputs(
         for share in level.shares[node]:
             if level.number > 1 and _is_direct(node):
                 continue
-            frame = FrameBuilder(partial(_leaf_rows, leaf, share), info.task_info()).frame(node)
+            own = {n: reader for n, reader in readers.items() if share.leaf in (None, n)}
+            frame = FrameBuilder(partial(_leaf_rows, leaf, share), info.task_info(), own).frame(node)
             if frame is not None:
                 yield exchange.route(node, frame, _share_location(share), share.origin)
 

@@ -28,6 +28,7 @@ from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.catalog.registration import register_tables
 from stateflow.runtime.spark.errors import to_stateflow_error
+from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import empty_rows, source_frame
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
@@ -268,17 +269,17 @@ class SparkRun:
                 if not batch.skip_corrupt(e):
                     raise
 
-    def _run_rows(self, rows: DataFrame, batch_id: int, skipped: Sequence[SkippedFile]) -> BatchResult:
+    def _run_rows(self, rows: SourceRows, batch_id: int, skipped: Sequence[SkippedFile]) -> BatchResult:
         plan = self._run.job.plan
         if not plan.times_of_splits:
             return self._run.run_batch(rows, lambda folder: self._positions(batch_id, folder, skipped))
-        rows = rows.persist()
+        frame = rows.frame.persist()
         try:
             return self._run.run_batch(
-                rows, lambda folder: self._with_split_times(self._positions(batch_id, folder, skipped), rows)
+                frame, lambda folder: self._with_split_times(self._positions(batch_id, folder, skipped), frame)
             )
         finally:
-            rows.unpersist()
+            frame.unpersist()
 
     def _with_split_times(self, positions: Positions, rows: DataFrame) -> Positions:
         offsets = {position.uid: position.offset for position in positions.sources}

@@ -7,7 +7,8 @@ the barrier, the task adds itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -16,10 +17,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
-from stateflow.api.graph.nodes import Node
+from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.graph.traversal import leaves_of
 from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.spark.file_reader import reader_of
 from stateflow.runtime.spark.frames import FrameBuilder
+from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.python_functions import ArrowFunction, Batches, composed, functions_after
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, ORDER, PHASE_SHIFT, SOURCE_PHASE, input_prefix
 from stateflow.types.spark_sql import quoted
@@ -53,16 +57,29 @@ class _Plan(Protocol):
     def containsPattern(self, pattern: object) -> bool: ...
 
 
-def written_rows(plan: JobPlan, sources: Mapping[Node, DataFrame], info: TaskInfo) -> DataFrame | None:
-    """Returns the rows that a job writes if it has one sink, on rows of a source, and nothing else; else None.
-
-    Args:
-        sources: the batch's rows by source.
-    """
+def written_rows(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> DataFrame | None:
+    """Returns the rows that a job writes if it has one sink, on rows of a source, and nothing else; else None."""
     if not _writes_rows_of_one_source(plan):
         return None
     (node,) = plan.levels[0].inputs
-    return FrameBuilder(sources.__getitem__, info).frame(node)
+    return FrameBuilder(inputs.frames.__getitem__, info, inputs.readers).frame(node)
+
+
+def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[DataFrame, ArrowFunction] | None:
+    """Returns a frame with a partition for each task, and a function that yields the rows of the task's files.
+
+    Returns None unless the job only writes such rows, and needs no shuffle.
+    """
+    level = plan.levels[0]
+    if not _writes_rows_of_one_source(plan) or inputs.cores > level.targets:
+        return None
+    (node,) = level.inputs
+    start, functions = functions_after(node, info)
+    if not isinstance(start, SourceNode) or start not in inputs.files:
+        return None
+    reader = reader_of(inputs.files[start], start.schema, level.targets)
+    renamed = partial(_renamed, node.schema.names)
+    return reader.frame(inputs.rows.sparkSession), composed((reader.read, *functions, renamed))
 
 
 def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:
@@ -88,6 +105,12 @@ def with_order(barrier: BarrierMessage, batches: Iterable[pa.RecordBatch]) -> It
         yield batch.append_column(ORDER, pa.array(order))
     control = msgspec.msgpack.encode(barrier)
     yield pa.RecordBatch.from_pydict({ORDER: [BARRIER_ORDER], CONTROL: [control]})
+
+
+def _renamed(names: tuple[str, ...], batches: Batches) -> Batches:
+    renamed = [input_prefix(0) + name for name in names]
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(batch.columns, names=renamed)
 
 
 def _writes_rows_of_one_source(plan: JobPlan) -> bool:

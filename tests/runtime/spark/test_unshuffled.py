@@ -19,6 +19,7 @@ from stateflow.environment import declare
 from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.executor import SparkExecutor
+from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order, written_rows
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
@@ -60,7 +61,7 @@ def of_spark(spark: SparkSession, partitions: int) -> DataFrame:
 
 def unshuffled(build: Build, folder: Path, frame: DataFrame, parallelism: int = 2) -> DataFrame | None:
     plan = planned(build, folder, parallelism)
-    found = written_rows(plan, {plan.sources[0]: frame}, INFO)
+    found = written_rows(plan, Inputs(plan.sources, frame), INFO)
     return None if found is None else unshuffled_input(plan, found)
 
 

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,7 @@ from stateflow.storage import Storage
 from stateflow.storage.no_follow import NotRegular, read_file
 from stateflow.storage.paths import check_key
 
+_BATCH_ID = re.compile(rb'"batchId":(\d+)')
 _SHOWN = 10
 _LARGEST_FILE = 1 << 30
 """Bytes of a file of the location: a compacted log of a source lists each file that the source has read."""
@@ -187,14 +189,15 @@ class SparkLocation:
         if last is None:
             return []
         folder = self.folder / "sources" / str(source)
+        wanted = range(0 if before is None else before + 1, last + 1)
+        # A compacted entry has all files that were ever read; most of them need no parsing.
         lines = [
             line
-            for name in needed_entries(os.listdir(folder))
-            for line in _content(folder / name).decode().splitlines()
+            for name in _entries_of(wanted, os.listdir(folder))
+            for line in _content(folder / name).splitlines()
+            if line.startswith(b"{") and _may_be_of(wanted, line)
         ]
-        entries = [json.loads(line) for line in lines if line.startswith("{")]
-        after = -1 if before is None else before
-        return [entry["path"] for entry in entries if after < int(entry["batchId"]) <= last]
+        return [entry["path"] for entry in map(json.loads, lines) if int(entry["batchId"]) in wanted]
 
     def _log_offset(self, batch_id: int, source: int) -> int | None:
         """Returns the last entry of a file source's log that the batch reads; None without one, or for others."""
@@ -305,6 +308,19 @@ def needed_entries(names: list[str]) -> list[str]:
     return (
         ([f"{newest}.compact"] if compacted else []) + kept + sorted(n for n in names if not n.split(".")[0].isdigit())
     )
+
+
+def _entries_of(wanted: range, names: list[str]) -> list[str]:
+    """Returns the entries of a source's log that have the files of some batches of the source."""
+    known = {int(name.removesuffix(".compact")): name for name in names if name.removesuffix(".compact").isdigit()}
+    if not all(number in known for number in wanted):
+        return needed_entries(names)
+    return [known[number] for number in wanted]
+
+
+def _may_be_of(wanted: range, line: bytes) -> bool:
+    number = _BATCH_ID.search(line)
+    return number is None or int(number[1]) in wanted
 
 
 def missing_entries(position: SparkPosition) -> list[str]:

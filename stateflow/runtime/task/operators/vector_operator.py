@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateflow.api.functions.process import RuntimeContext, TaskInfo
 from stateflow.api.functions.returned import InvalidReturnValue
@@ -16,6 +15,7 @@ from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, V
 from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.runtime.task.column_conversion import conform
 from stateflow.runtime.task.operators.input_reader import KeyedInputs, check_nulls
 from stateflow.runtime.task.operators.operator_runtime import batch_time
 from stateflow.runtime.task.row_conversion import event_times, group_starts
@@ -29,7 +29,6 @@ from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch, optional_times
 from stateflow.state.kinds.ttl.cleanup import TtlCleanup
-from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
 
@@ -258,7 +257,7 @@ class VectorOperator:
         self._state.end_key_batch()
         if emitted is not None:
             self._check_rows(emitted)
-            for made in conform(emitted, self.emits, self._spec.uid):
+            for made in conform(emitted, self.emits, "process_batch", operator=self._spec.uid):
                 yield phase, made
 
     def _check_rows(self, emitted: object) -> None:
@@ -304,68 +303,3 @@ class VectorOperator:
                 operator=self._spec.uid,
                 where=innermost(e),
             ) from e
-
-
-def conform(emitted: pa.RecordBatch | pa.Table, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
-    """Yields emitted rows with the declared columns in their order.
-
-    Raises:
-        SchemaMismatch: names or types of the columns differ from the declared ones.
-    """
-    if sorted(emitted.schema.names) != sorted(schema.names):
-        raise SchemaMismatch(
-            "process_batch returned other columns than those of its output class",
-            hint="return each column of the output class once",
-            operator=uid,
-            declared=list(schema.names),
-            given=emitted.schema.names,
-        )
-    batches = [emitted] if isinstance(emitted, pa.RecordBatch) else emitted.to_batches()
-    for batch in batches:
-        if len(batch):
-            columns = [_column(batch.column(c.name), c.arrow_type, c.nullable, (uid, c.name)) for c in schema.columns]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-
-
-def _column(values: pa.Array, wanted: pa.DataType, nullable: bool, where: tuple[str, str]) -> pa.Array:
-    uid, name = where
-    if values.null_count and not nullable:
-        raise SchemaMismatch(
-            "a column that is not nullable contains a null",
-            hint="fill the nulls, or declare the column as … | None",
-            operator=uid,
-            column=name,
-        )
-    if values.type.equals(wanted):
-        return values
-    # A cast from float to int, or from a number to a text, would hide a mistake.
-    if not _widens(values.type, wanted):
-        raise SchemaMismatch(
-            "a column has another type than declared",
-            hint="cast the column before process_batch returns it",
-            operator=uid,
-            column=name,
-            declared=str(wanted),
-            given=str(values.type),
-        )
-    return pc.cast(values, wanted)
-
-
-def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether every value of one type is also a value of the other."""
-    kinds = pa.types
-    if kinds.is_null(given):
-        return True
-    if kinds.is_int64(wanted):
-        return bool(kinds.is_integer(given) and not kinds.is_uint64(given))
-    if kinds.is_float64(wanted):
-        return bool(kinds.is_float32(given) or kinds.is_float16(given))
-    if kinds.is_decimal(wanted) and kinds.is_decimal(given):
-        whole = given.precision - given.scale
-        return bool(given.scale <= wanted.scale and whole <= wanted.precision - wanted.scale)
-    if kinds.is_time(wanted) or kinds.is_duration(wanted):
-        return type(given) in (type(wanted), pa.Time32Type) and not (kinds.is_duration(given) and given.unit == "ns")
-    if kinds.is_nested(wanted):
-        return bool(with_nullable_parts(given).equals(wanted))
-    same = ((kinds.is_string, kinds.is_large_string), (kinds.is_binary, kinds.is_large_binary))
-    return any(plain(wanted) and large(given) for plain, large in same)

@@ -9,8 +9,9 @@ import pyarrow as pa
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.config.state_settings import EntryLimits
+from stateflow.runtime.task.column_conversion import conform
 from stateflow.runtime.task.operators.joins.joined_rows import JoinedInputs
-from stateflow.runtime.task.operators.vector_operator import VectorOperator, conform
+from stateflow.runtime.task.operators.vector_operator import VectorOperator
 from stateflow.runtime.task_spec import PHASE_SHIFT, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
 
@@ -44,6 +45,6 @@ class JoinOperator(VectorOperator):
         phase = int(order[0]) >> PHASE_SHIFT
         emitted = self._call("join", lambda: self._join.join(*rows.sides, many))
         while (made := self._call("join", lambda: next(emitted, None))) is not None:
-            for each in conform(made, self._output, self._spec.uid):
+            for each in conform(made, self._output, "process_batch", operator=self._spec.uid):
                 yield phase, each
         self._state.end_key_batch()

@@ -13,9 +13,9 @@ from stateflow.api.functions.window_vectors import BatchTimes, WindowVectorState
 from stateflow.api.joins.timed_columns import TimedColumnJoin
 from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
+from stateflow.runtime.task.column_conversion import conform
 from stateflow.runtime.task.operators.joins.joined_rows import JoinedInputs, JoinedRows
 from stateflow.runtime.task.operators.key_watermarks import watermarks_before_rows
-from stateflow.runtime.task.operators.vector_operator import conform
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.runtime.task_spec import PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
@@ -92,6 +92,6 @@ class WindowJoinOperator(WindowVectorOperator):
         """Yields what a call emits, and writes its changes."""
         emitted = self._call(name, call)
         while (made := self._call(name, lambda: next(emitted, None))) is not None:
-            for each in conform(made, self.emits, self._spec.uid):
+            for each in conform(made, self.emits, "process_batch", operator=self._spec.uid):
                 yield phase, each
         self._state.end_key_batch()

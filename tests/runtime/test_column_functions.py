@@ -1,0 +1,101 @@
+"""Functions over Arrow columns of a stream: what they get, what they may return, and how their errors are reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from stateflow.api.schema import RowSchema
+from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.errors import JobDefinitionError, SchemaMismatch, UserCodeError
+from stateflow.runtime.task.column_functions import ColumnStep
+from tests.support.errors import raises
+from tests.support.local_jobs import LocalJobs
+
+
+class Row(msgspec.Struct):
+    number: int
+
+
+class Half(msgspec.Struct):
+    number: int
+    half: int | None
+
+
+def halves(rows: pa.RecordBatch) -> pa.RecordBatch:
+    half = pc.if_else(pc.equal(pc.bit_wise_and(rows.column("number"), 1), 0), pc.divide(rows.column("number"), 2), None)
+    return rows.append_column("half", half)
+
+
+def test_a_function_computes_columns_and_selects_rows_before_and_after_an_operator(tmp_path: Path) -> None:
+    def large(rows: pa.RecordBatch) -> pa.RecordBatch | None:
+        found = rows.filter(pc.greater(rows.column("half"), 1))
+        return found if len(found) else None
+
+    jobs = LocalJobs(tmp_path, parallelism=2)
+    for numbers in ([1, 2], [1, 2, 3, 4, 5, 6]):
+        jobs.apply(
+            [Row(n) for n in numbers],
+            lambda rows: (
+                rows.transform_columns(halves, output=Half)
+                .key_by("number")
+                .reduce(lambda _, row: row, uid="last")
+                .transform_columns(large)
+            ),
+        )
+    assert sorted(jobs.rows()) == [(4, 2), (6, 3)]
+
+
+def step(function: Any) -> ColumnStep:
+    return ColumnStep(function, RowSchema.of(Row), RowSchema.of(Half))
+
+
+ROWS = pa.RecordBatch.from_pydict({"number": [1, 2]})
+
+
+def test_results_have_the_declared_columns_in_order_and_may_be_tables_of_narrower_types() -> None:
+    def table(rows: pa.RecordBatch) -> pa.Table:
+        half = pa.table({"half": pa.array([0, 1], pa.int8()), "number": rows.column("number")})
+        return pa.concat_tables([half, half])
+
+    found = pa.Table.from_batches(step(table).apply([ROWS, ROWS.slice(0, 0)]))
+    assert found.schema == RowSchema.of(Half).arrow
+    assert found.to_pydict() == {"number": [1, 2, 1, 2], "half": [0, 1, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("function", "facts"),
+    [
+        (lambda rows: rows, {"declared": ["number", "half"]}),
+        (lambda rows: halves(rows).rename_columns(["number", "Half"]), {"given": ["number", "Half"]}),
+        (lambda rows: rows.append_column("half", pa.array([0.5, 1.0])), {"column": "half", "given": "double"}),
+        (lambda rows: halves(rows).set_column(0, "number", pa.array([1, None])), {"column": "number"}),
+    ],
+)
+def test_other_columns_than_declared_are_refused(function: Any, facts: dict[str, object]) -> None:
+    with raises(SchemaMismatch, **facts):
+        list(step(function).apply([ROWS]))
+
+
+def failing(rows: pa.RecordBatch) -> pa.RecordBatch:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("function", [failing, lambda rows: rows.to_pylist(), lambda rows: (yield rows)])
+def test_errors_of_the_function_are_those_of_the_user_also_through_spark(function: Any) -> None:
+    with raises(UserCodeError):
+        list(step(function).apply([ROWS]))
+    with pytest.raises(RuntimeError) as raised:
+        list(step(function).apply_to_partition([ROWS]))
+    assert isinstance(error_in_text(str(raised.value)), UserCodeError)
+
+
+def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+    with raises(JobDefinitionError):
+        jobs.apply([Row(1)], lambda rows: rows.transform_columns("number"))
