@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.nexmark.rules import AUCTION, BID, PERSON
 from stateflow import FileSource, StreamExecutionEnvironment, WatermarkStrategy
@@ -42,7 +44,7 @@ class Tables(ABC):
 
 
 class FileTables(Tables):
-    """Tables over Parquet files that the generator has written; Spark reads only the columns of the row classes."""
+    """Tables over Parquet files that the generator has written; only the columns of the row classes are read."""
 
     def __init__(self, env: StreamExecutionEnvironment, events: str, side_input: str = "") -> None:
         super().__init__(env, side_input)
@@ -71,9 +73,14 @@ def event_column(table: str, name: str) -> str:
 
 
 def _view(events: DataStream, table: str, row_class: type[msgspec.Struct]) -> DataStream:
-    columns = [f"{event_column(table, name)} AS {name}" for name in RowSchema.of(row_class).names]
-    condition = f"event_type = {TABLES[table]}"
-    return events.transform(lambda rows: rows.where(condition).selectExpr(*columns), output=row_class)
+    names = RowSchema.of(row_class).names
+    columns = [event_column(table, name) for name in names]
+
+    def of_table(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = batch.select(columns).filter(pc.equal(batch.column("event_type"), TABLES[table]))
+        return pa.RecordBatch.from_arrays(rows.columns, names=names)
+
+    return events.transform_columns(of_table, output=row_class)
 
 
 def select(stream: DataStream, output: type[object], expressions: Sequence[str], where: str = "TRUE") -> DataStream:

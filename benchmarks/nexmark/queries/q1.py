@@ -7,13 +7,13 @@ from decimal import Decimal
 from typing import Annotated
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q0 import Bid
-from benchmarks.nexmark.tables import Tables, select
+from benchmarks.nexmark.tables import Tables
 from stateflow import precision
 from stateflow.api.streams.data_stream import DataStream
-
-EURO = "CAST(0.908 * price AS DECIMAL(23, 3))"
 
 
 class BidInEuro(msgspec.Struct):
@@ -26,7 +26,12 @@ class BidInEuro(msgspec.Struct):
     extra: str
 
 
+def with_euro(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns bids with their prices in euro, as exact decimals."""
+    price = pc.multiply(bids.column("price").cast(pa.decimal128(19)), pa.scalar(Decimal("0.908")))
+    return bids.set_column(bids.schema.get_field_index("price"), "price", price)
+
+
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
-    columns = ["auction", "bidder", f"{EURO} AS price", "dateTime", "extra"]
-    return select(tables.bids(Bid), BidInEuro, columns)
+    return tables.bids(Bid).transform_columns(with_euro, output=BidInEuro)

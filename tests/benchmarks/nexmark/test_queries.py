@@ -91,6 +91,14 @@ def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str, parall
     assert job.run([1_000, len(EVENTS)]) == expected
 
 
+@pytest.mark.parametrize("query", ["q1", "q2", "q14", "q21", "q22"])
+def test_selections_by_columns_are_those_of_plain_python(tmp_path: Path, query: str) -> None:
+    job = QueryRun(tmp_path, query, parallelism=2, rows=1_000)
+    expected = RESULTS[query](Events(EVENTS))
+    assert expected
+    assert job.run([len(EVENTS)]) == expected
+
+
 def test_windows_of_processing_time_are_those_of_the_arrivals(tmp_path: Path) -> None:
     clock = ManualClock()
     job = QueryRun(tmp_path, "q12", clock, parallelism=2, rows=10_000)
