@@ -139,7 +139,9 @@ class StreamExecutionEnvironment:
         if self._catalog is None:
             # Most jobs have no SQL.
             if importlib.util.find_spec("sqlglot") is None:
-                raise EnvironmentUnsupported("SQL statements need the package sqlglot", hint="install stateflow[sql]")
+                raise EnvironmentUnsupported(
+                    "the package sqlglot for SQL statements is missing", hint="install stateflow[sql]"
+                )
             from stateflow.api.sql.catalog import SqlCatalog
 
             self._catalog = SqlCatalog()
