@@ -173,8 +173,8 @@ def _name(missing: object) -> str:
 
 # Row classes of queries are made in the driver, and sent to workers with their fields: these have no defaults there
 # either, and the same types.
-copyreg.pickle(msgspec.Meta, _reduced)
-copyreg.pickle(type(dataclasses.MISSING), _name)
+copyreg.dispatch_table[msgspec.Meta] = _reduced
+copyreg.dispatch_table[type(dataclasses.MISSING)] = _name
 
 
 def annotation(of: SqlType) -> object:
