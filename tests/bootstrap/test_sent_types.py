@@ -9,7 +9,7 @@ import msgspec
 from pyspark import cloudpickle
 
 from stateflow import MapStateDescriptor, ValueStateDescriptor
-from stateflow.api.aggregates.numeric import Count
+from stateflow.api.aggregates.numeric import Count, Sum
 from stateflow.api.column_windows.accumulators import AccumulatorColumns
 from stateflow.api.schema import RowSchema
 from stateflow.bootstrap.keyed_files.sent_types import from_sent, to_sent
@@ -21,8 +21,11 @@ class Row(msgspec.Struct):
 
 
 def test_a_task_receives_the_fields_of_a_class_that_was_made_at_run_time() -> None:
-    columns = AccumulatorColumns({"rows": Count(RowSchema.of(Row).column("number"))})
+    number = RowSchema.of(Row).column("number")
+    # A field with a default, and one without.
+    columns = AccumulatorColumns({"rows": Count(number), "total": Sum(number)}, frozenset({"total"}))
     made = cast("type[msgspec.Struct]", columns.stored_class())
+    assert [each.required for each in msgspec.structs.fields(made)] == [False, True]
     pickled: Callable[[object], bytes] = cloudpickle.dumps
     for descriptor in (ValueStateDescriptor("contents", made), MapStateDescriptor("contents", str, made)):
         received = from_sent(cloudpickle.loads(pickled(to_sent(descriptor))))

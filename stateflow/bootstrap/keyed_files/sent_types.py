@@ -44,7 +44,10 @@ class _SentStruct:
         return cls(made.__name__, tuple(fields), made.__struct_config__.frozen)
 
     def made(self) -> type[msgspec.Struct]:
-        return msgspec.defstruct(self.name, self.fields, frozen=self.frozen)
+        is_optional = [len(field) == 3 for field in self.fields]
+        # A required field after an optional one: the class was made so, and msgspec accepts no other form of it.
+        kw_only = is_optional != sorted(is_optional)
+        return msgspec.defstruct(self.name, self.fields, frozen=self.frozen, kw_only=kw_only)
 
 
 def to_sent(descriptor: StateDescriptor) -> StateDescriptor:
