@@ -1,4 +1,4 @@
-"""The shuffle in front of a level: sends rows to the subtasks of their keys, and one barrier to each subtask.
+"""The shuffle before a level: sends rows to the subtasks of their keys, and one barrier to each subtask.
 
 All edges of a level share one ``repartitionById`` on the global (chain, subtask) index. Its input is a union with
 barrier rows, one per subtask, also because Spark drops a shuffle whose input it can prove to be empty.

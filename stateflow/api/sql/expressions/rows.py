@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from functools import partial
 from operator import attrgetter
 
 from stateflow.api.functions.process import RuntimeContext
@@ -126,30 +127,19 @@ def _with_digits(value: Value, of: SqlType) -> Decimal | None:
     return made
 
 
-def _and(call: Call, args: Sequence[Evaluate]) -> Evaluate:
-    def all_true(row: object) -> Value:
-        result: Value = True
+def _connective(call: Call, args: Sequence[Evaluate], *, decisive: bool) -> Evaluate:
+    """Returns AND, which one false argument decides, or OR, which one true argument decides; else null if any is."""
+
+    def decided(row: object) -> Value:
+        result: Value = not decisive
         for arg in args:
             value = arg(row)
-            if value is False:
-                return False
-            result = result if value is True else None
+            if value is decisive:
+                return decisive
+            result = None if value is None else result
         return result
 
-    return all_true
-
-
-def _or(call: Call, args: Sequence[Evaluate]) -> Evaluate:
-    def any_true(row: object) -> Value:
-        result: Value = False
-        for arg in args:
-            value = arg(row)
-            if value is True:
-                return True
-            result = result if value is False else None
-        return result
-
-    return any_true
+    return decided
 
 
 def _in(call: Call, args: Sequence[Evaluate]) -> Evaluate:
@@ -251,8 +241,8 @@ def _utc_time(value: date) -> datetime:
 
 
 _SPECIAL: dict[str, Callable[[Call, Sequence[Evaluate]], Evaluate]] = {
-    "and": _and,
-    "or": _or,
+    "and": partial(_connective, decisive=False),
+    "or": partial(_connective, decisive=True),
     "in": _in,
     "case": _case,
     "coalesce": _coalesce,
