@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.schema import RowSchema
@@ -81,18 +80,19 @@ class FileReader:
     partitions: tuple[tuple[FileShare, ...], ...]
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Returns a frame with as many partitions, each with the row that `read` ignores."""
+        """Returns a frame with as many partitions, each with one row: the number of the partition."""
         count = len(self.partitions)
         return spark.range(0, count, 1, count)
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of the partition that Spark runs. Raises CannotRead."""
-        for _ in batches:
-            pass
-        context = TaskContext.get()
-        assert context is not None
-        for share in self.partitions[context.partitionId()]:
-            yield from read_share(share, self.schema)
+        """Yields the rows of the partitions that rows of `frame` name. Raises CannotRead.
+
+        Not the partition with the task's number: in a union, the second frame's tasks are numbered after the first's.
+        """
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for share in self.partitions[number]:
+                    yield from read_share(share, self.schema)
 
 
 def can_read(schema: RowSchema) -> bool:

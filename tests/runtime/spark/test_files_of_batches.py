@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.file_reader import SourceRows
+from stateflow.runtime.spark.file_reader import SourceRows, useful_partitions
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 
 
@@ -50,6 +51,10 @@ def written(rows: DataStream) -> None:
     rows.print(limit=COUNT)
 
 
+def odd(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.filter(pc.equal(pc.bit_wise_and(rows.column("number"), 1), 1))
+
+
 def selected(rows: DataStream) -> None:
     written(rows.transform_columns(even))
 
@@ -65,6 +70,11 @@ def counted(rows: DataStream) -> None:
 
 def united(rows: DataStream) -> None:
     written(rows.transform_columns(even).union(rows.filter(lambda row: row.number % 2 == 1)))
+
+
+def read_twice(rows: DataStream) -> None:
+    both = rows.transform_columns(even).union(rows.transform_columns(odd))
+    both.map(lambda row: Row(row.number, "")).print(limit=1000)
 
 
 def expressed(rows: DataStream) -> None:
@@ -143,6 +153,17 @@ def test_tasks_read_the_files_whose_rows_only_functions_and_sinks_take(
     spark_session: SparkSession, tmp_path: Path, build: Build, expected: list[int], parallelism: int
 ) -> None:
     assert printed(Batch(spark_session, tmp_path).run(build, parallelism)) == expected
+
+
+@pytest.mark.spark
+def test_two_passes_over_files_in_several_partitions_have_all_rows(spark_session: SparkSession, tmp_path: Path) -> None:
+    batch = Batch(spark_session, tmp_path)
+    columns = _columns(COUNT, 2) | {"text": [random.Random(n).randbytes(1 << 22).hex() for n in range(2)]}
+    for at in range(2):
+        pq.write_table(pa.table(columns).slice(at, 1), batch.folder / f"large{at}.parquet")
+    # The tasks of the second pass are numbered after those of the first.
+    assert useful_partitions(batch.files, spark_session.sparkContext.defaultParallelism) > 1
+    assert printed(batch.run(read_twice)) == list(range(COUNT + 2))
 
 
 @pytest.mark.spark
