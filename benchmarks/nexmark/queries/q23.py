@@ -33,8 +33,22 @@ class Person(msgspec.Struct):
     extra: str
 
 
-class BidOfPerson(msgspec.Struct):
-    """A bid and its person."""
+class Seller(Person):
+    """A person, and an auction of the person."""
+
+    itemName: str
+    description: str
+    initialBid: int
+    reserve: int
+    auction_dateTime: datetime
+    expires: datetime
+    seller: int
+    category: int
+    auction_extra: str
+
+
+class BidOfSeller(msgspec.Struct):
+    """A bid, its person, and an auction of the person."""
 
     bidder: int
     price: int
@@ -48,11 +62,6 @@ class BidOfPerson(msgspec.Struct):
     city: str
     state: str
     person_extra: str
-
-
-class BidOfSeller(BidOfPerson):
-    """A bid, its person, and an auction of the person."""
-
     itemName: str
     description: str
     initialBid: int
@@ -64,12 +73,21 @@ class BidOfSeller(BidOfPerson):
     auction_extra: str
 
 
+_OF_SELLER = {
+    "id": "left.id",
+    "extra": "left.extra",
+    "auction_dateTime": "right.dateTime",
+    "auction_extra": "right.extra",
+}
+_OF_BID = {"bid_extra": "left.extra", "person_id": "right.id", "person_extra": "right.extra"}
+
+
 def query(tables: Tables) -> DataStream:
-    """Returns the result."""
+    """Returns the result.
+
+    The small tables are joined first: so a bid is stored once, without its person.
+    """
     bids, persons, auctions = tables.views(bid=Bid, person=Person, auction=Auction)
-    of_persons = bids.key_by("bidder").regular_join(persons.key_by("id"))
-    named = {"bid_extra": "left.extra", "person_id": "right.id", "person_extra": "right.extra"}
-    with_person = of_persons.select(BidOfPerson, named, uid="persons")
-    of_sellers = with_person.key_by("bidder").regular_join(auctions.key_by("seller"))
-    renamed = {"auction_dateTime": "right.dateTime", "auction_extra": "right.extra"}
-    return of_sellers.select(BidOfSeller, renamed, uid="sellers")
+    of_persons = persons.key_by("id").regular_join(auctions.key_by("seller"))
+    sellers = of_persons.select(Seller, _OF_SELLER, uid="sellers")
+    return bids.key_by("bidder").regular_join(sellers.key_by("id")).select(BidOfSeller, _OF_BID, uid="bids")

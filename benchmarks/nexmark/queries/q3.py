@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from benchmarks.nexmark.tables import Tables, select
+from benchmarks.nexmark.queries.q20 import of_category
+from benchmarks.nexmark.tables import Tables
 from stateflow.api.streams.data_stream import DataStream
 
 
@@ -34,9 +37,14 @@ class Seller(msgspec.Struct):
     id: int
 
 
+def of_states(persons: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the persons of three states."""
+    return persons.filter(pc.is_in(persons.column("state"), pa.array(["OR", "ID", "CA"])))
+
+
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
     persons, auctions = tables.views(person=Person, auction=Auction)
-    of_states = select(persons, Person, ["*"], where="state IN ('OR', 'ID', 'CA')").key_by("id")
-    of_category = select(auctions, Auction, ["*"], where="category = 10").key_by("seller")
-    return of_category.regular_join(of_states).select(Seller, {"id": "left.id"}, uid="sellers")
+    some = persons.transform_columns(of_states).key_by("id")
+    chosen = auctions.transform_columns(of_category).key_by("seller")
+    return chosen.regular_join(some).select(Seller, {"id": "left.id"}, uid="sellers")

@@ -76,13 +76,20 @@ class SellingPrices(KeyedCoProcessFunction[Auction, Winner, Average]):
         self.waiting.put(time, [*(self.waiting.get(time) or ()), (row.auction, row.price)])
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Average]:
-        earliest = timestamp + 1
+        timers = ctx.timer_service()
+        watermark = timers.current_watermark()
+        earliest = watermark + 1
+        # One call for all auctions that the watermark has closed: a seller may have hundreds of open auctions.
         for auction, (opened, expires) in list(self.opened.items()):
-            if expires <= timestamp:
+            if expires <= watermark:
                 self.opened.remove(auction)
+                timers.delete_event_time_timer(expires)
             else:
                 earliest = min(earliest, opened)
-        # By the watermark, no auction that is not known yet began before this time.
+        yield from self._averages(ctx.get_current_key(), earliest)
+
+    def _averages(self, seller: int, earliest: int) -> Iterator[Average]:
+        """Yields the averages for winning bids before a time: by the watermark, no open auction began before it."""
         prices = list(self.earlier.get())
         for time, winners in list(self.waiting.items()):
             if time >= earliest:
@@ -90,7 +97,7 @@ class SellingPrices(KeyedCoProcessFunction[Auction, Winner, Average]):
             self.waiting.remove(time)
             for _, price in sorted(winners):
                 prices = [*prices[-EARLIER_AUCTIONS:], price]
-                yield Average(ctx.get_current_key(), sum(prices) // len(prices))
+                yield Average(seller, sum(prices) // len(prices))
         self.earlier.update(prices[-EARLIER_AUCTIONS:])
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from benchmarks.nexmark.queries.q11 import timestamp
-from benchmarks.nexmark.tables import WATERMARKS, Tables, select
-from stateflow import TimeWindow, TumblingEventTimeWindows
+from benchmarks.nexmark.tables import WATERMARKS, Tables
+from stateflow import TumblingEventTimeWindows
 from stateflow.api.streams.data_stream import DataStream
 
 
@@ -29,11 +29,21 @@ class Auction(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """A person with a name, or an auction of the person."""
+    """A person with a name, or an auction of a seller, who is the person."""
 
     id: int
     name: str | None
+    seller: int | None
     dateTime: datetime
+
+
+class EventsOfPerson(msgspec.Struct):
+    """The name of a person who registered in a window, and the number of auctions that the person opened in it."""
+
+    id: int
+    name: str | None
+    auctions: int
+    starttime: datetime
 
 
 class NewSeller(msgspec.Struct):
@@ -44,20 +54,30 @@ class NewSeller(msgspec.Struct):
     starttime: datetime
 
 
-def new_sellers(person: int, window: TimeWindow, events: Iterable[Event]) -> Iterator[NewSeller]:
-    """Yields the person if there are an event of the person and one of an auction."""
-    names = [event.name for event in events]
-    if None in names:
-        for name in names:
-            if name is not None:
-                yield NewSeller(person, name, timestamp(window.start))
+def registrations(persons: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns persons as events."""
+    return persons.append_column("seller", pa.nulls(len(persons), pa.int64()))
+
+
+def openings(auctions: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns auctions as events."""
+    with_id = auctions.append_column("id", auctions.column("seller"))
+    return with_id.append_column("name", pa.nulls(len(auctions), pa.string()))
+
+
+def new_sellers(events: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the persons who registered and opened an auction."""
+    is_seller = pc.and_(events.column("name").is_valid(), pc.greater(events.column("auctions"), 0))
+    return events.filter(is_seller).select(["id", "name", "starttime"])
 
 
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
     persons, auctions = tables.views(person=Person, auction=Auction)
-    registered = select(persons, Event, ["id", "name", "dateTime"])
-    opened = select(auctions, Event, ["seller AS id", "CAST(NULL AS STRING) AS name", "dateTime"])
+    registered = persons.transform_columns(registrations, output=Event)
+    opened = auctions.transform_columns(openings, output=Event)
     events = registered.union(opened).assign_timestamps_and_watermarks(WATERMARKS)
     windows = events.key_by("id").window(TumblingEventTimeWindows.of(timedelta(seconds=10)))
-    return windows.apply(new_sellers, output=NewSeller, uid="new-sellers")
+    columns = {"name": ("first", "name"), "auctions": ("count", "seller"), "starttime": ("window_start",)}
+    counts = windows.aggregate_columns(columns, output=EventsOfPerson, uid="new-sellers")
+    return counts.transform_columns(new_sellers, output=NewSeller)

@@ -81,7 +81,9 @@ class QueryRun:
         self._query(tables).sink_to(sink, uid="result")
 
 
-@pytest.mark.parametrize("query", ["q4", "q5", "q6", "q9", "q11", "q18", "q19", "cep0", "cep1", "cep2", "cep3"])
+@pytest.mark.parametrize(
+    "query", ["q3", "q4", "q5", "q6", "q8", "q9", "q11", "q18", "q19", "q20", "cep0", "cep1", "cep2", "cep3"]
+)
 @pytest.mark.parametrize(("parallelism", "rows"), [(1, 900), (3, 3_000)])
 def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str, parallelism: int, rows: int) -> None:
     job = QueryRun(tmp_path, query, parallelism=parallelism, rows=rows)
