@@ -58,7 +58,8 @@ def result(query: str, load: Load, variant: Variant) -> Rows:
     with tempfile.TemporaryDirectory(prefix="nexmark-check-") as name:
         folder = Path(name)
         given = settings(query, replace(load, files_per_batch=variant.files_per_batch))
-        order = Order(folder=name, settings=given | {"parallelism": str(variant.parallelism)}, runs=1, keep=True)
+        given["parallelism"] = str(variant.parallelism)
+        order = Order(folder=name, settings=given, events=[str(load.events)], keep=True)
         if variant.failpoint:
             _run_until_killed(order, variant.failpoint, folder / "killed")
         run_ours(order)

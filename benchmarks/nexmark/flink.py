@@ -25,6 +25,8 @@ from benchmarks.processes import ProgramFailed, Usage, run_program
 PARALLELISM = 2
 HEAP = "4g"
 MANAGED_MEMORY = "1 gb"
+WARM_UPS = 2
+"""How often a query runs over few events before the measured run, in the same JVM."""
 QUERIES = tuple(f"q{number}" for number in range(24)) + tuple(f"cep{number}" for number in range(4))
 UNSUPPORTED = ("q6",)
 """Flink refuses it: an OVER aggregate takes no corrections of earlier rows."""
@@ -40,6 +42,7 @@ class FlinkInputs:
     Attributes:
         one: a folder with one file of all events: rows of equal order come in the order of the stream.
         two: folders with a file each, for reading on two cores.
+        warm_up: the same with few events, for the runs before the measured one; empty to measure the first run.
         side_input: a table that does not change, as CSV.
         functions: the JAR of Nexmark's functions.
     """
@@ -47,14 +50,20 @@ class FlinkInputs:
     folder: Path
     one: list[Path]
     two: list[Path]
+    warm_up: list[Path]
     side_input: Path
     functions: Path
 
     @classmethod
-    def write(cls, events: Path, folder: Path) -> FlinkInputs:
-        """Writes what the generator has written in the form that Flink reads."""
+    def write(cls, events: Path, folder: Path, warm_up: Path | None = None) -> FlinkInputs:
+        """Writes what the generator has written in the form that Flink reads.
+
+        Args:
+            events, warm_up: folders that the generator has written.
+        """
         one, two = write_inputs(events, folder, 1), write_inputs(events, folder, PARALLELISM)
-        return cls(folder, one, two, write_side_input(folder), compile_functions(set_up(), folder))
+        few = write_inputs(warm_up, folder / "warm-up", PARALLELISM) if warm_up else []
+        return cls(folder, one, two, few, write_side_input(folder), compile_functions(set_up(), folder))
 
 
 @dataclass(frozen=True)
@@ -110,26 +119,26 @@ def result(query: str, inputs: FlinkInputs) -> Rows:
         folder = Path(name)
         options = {"path": (folder / "result").as_uri(), "format": "debezium-json"}
         sink = _Sink(connector="filesystem", options=options, partitioned_by=())
-        answer, _ = _run(query, inputs, folder, _Order(inputs.one, sink, 1))
+        answer, _ = _run(query, inputs, folder, _Order([inputs.one], sink))
         return final_rows(folder / "result", answer["columns"])
 
 
-def measure(query: str, inputs: FlinkInputs, warm_up: int = 1) -> FlinkTime:
+def measure(query: str, inputs: FlinkInputs) -> FlinkTime:
     """Runs a query without keeping its result, after runs that warm the JVM up, and returns what the last run took."""
+    warm_up = [inputs.warm_up] * WARM_UPS if inputs.warm_up else []
     with tempfile.TemporaryDirectory(dir=inputs.folder) as name:
         folder = Path(name)
-        answer, usage = _run(query, inputs, folder, _Order(inputs.two, _sink(query, folder), warm_up + 1))
+        answer, usage = _run(query, inputs, folder, _Order([*warm_up, inputs.two], _sink(query, folder)))
     began, ended = answer["runs"][-1]
     return FlinkTime(round(ended - began, 3), round(usage.cpu_between(began, ended), 3))
 
 
 @dataclass(frozen=True)
 class _Order:
-    """Which files a query reads, where its result goes, and how often it runs."""
+    """The folders that each run of a query reads, and where the results go."""
 
-    inputs: list[Path]
+    inputs: list[list[Path]]
     sink: _Sink
-    runs: int
 
 
 def _sink(query: str, folder: Path) -> _Sink:
@@ -163,10 +172,9 @@ def _run(query: str, inputs: FlinkInputs, folder: Path, order: _Order) -> tuple[
         json.dumps(
             {
                 "settings": settings(folder) | more,
-                "statements": [*definitions(order.inputs), *views],
+                "statements": [[*definitions(folders), *views] for folders in order.inputs],
                 "query": select,
                 "sink": order.sink,
-                "runs": order.runs,
             }
         )
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from benchmarks.nexmark.flink import QUERIES
+from benchmarks.nexmark.flink import QUERIES, WARM_UPS
 from benchmarks.nexmark.flink import FlinkTime as Taken
 from benchmarks.nexmark.flink_tables import statements
 from benchmarks.peers import nexmark_ours, nexmark_spark
@@ -41,20 +41,24 @@ class Load:
         events: a folder that the generator has written.
         side_input: the table of q13.
         files_per_batch: how many files a micro-batch has.
-        runs: how often a query runs in one process; the last run is measured.
+        warm_up: the same with few events, for the runs before the measured one; None to measure the first run.
     """
 
     events: Path
     side_input: Path
     files_per_batch: int = 10
-    runs: int = 3
+    warm_up: Path | None = None
+
+    @property
+    def runs(self) -> list[str]:
+        """The events of each run in one process. The last run is measured."""
+        return [*([str(self.warm_up)] * WARM_UPS if self.warm_up else []), str(self.events)]
 
 
 def settings(query: str, load: Load) -> dict[str, str]:
     """Returns the settings of a job for a load."""
     return {
         "job.query": query,
-        "job.events": str(load.events),
         "job.side_input": str(load.side_input),
         "parallelism": str(PARALLELISM),
         "source.max_files_per_batch": str(load.files_per_batch),
@@ -66,7 +70,7 @@ def measure_ours(query: str, load: Load) -> Taken:
     """Runs a query without keeping its result, after runs that warm the JVM up. Raises ProgramFailed."""
     table = {} if hasattr(import_module(f"benchmarks.nexmark.queries.{query}"), "PARTITION_BY") else {"job.table": ""}
     with tempfile.TemporaryDirectory(prefix="nexmark-ours-") as folder:
-        order = nexmark_ours.Order(folder=folder, settings=settings(query, load) | table, runs=load.runs, keep=False)
+        order = nexmark_ours.Order(folder=folder, settings=settings(query, load) | table, events=load.runs, keep=False)
         return _measured("nexmark_ours", order, Path(folder))
 
 
@@ -77,7 +81,7 @@ def measure_spark(query: str, load: Load) -> Taken:
     with tempfile.TemporaryDirectory(prefix="nexmark-spark-") as folder:
         order = nexmark_spark.Order(
             folder=folder,
-            events=str(load.events),
+            events=load.runs,
             columns=", ".join(f"`{field.name}` {_SPARK_TYPES[str(field.type)]}" for field in schema),
             files_per_batch=load.files_per_batch,
             side_input=str(load.side_input),
@@ -86,7 +90,6 @@ def measure_spark(query: str, load: Load) -> Taken:
             mode="update" if query in _UPDATED else "append",
             partition_by=["dt", "hm"] if query == "q10" else [],
             conf={"spark.driver.memory": HEAP},
-            runs=load.runs,
         )
         return _measured("nexmark_spark", order, Path(folder))
 

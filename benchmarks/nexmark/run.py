@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -27,7 +27,7 @@ from benchmarks.flink_environment import VERSION as FLINK_VERSION
 from benchmarks.nexmark import flink
 from benchmarks.nexmark.changelog import Rows
 from benchmarks.nexmark.correctness import VARIANTS, result
-from benchmarks.nexmark.flink import QUERIES, UNSUPPORTED, FlinkInputs
+from benchmarks.nexmark.flink import QUERIES, UNSUPPORTED, WARM_UPS, FlinkInputs
 from benchmarks.nexmark.flink import FlinkTime as Taken
 from benchmarks.nexmark.generate import Slices, write
 from benchmarks.nexmark.plain import RESULTS, Events
@@ -87,8 +87,11 @@ def main(arguments: Sequence[str]) -> int:
         events = given.input or folder / "events"
         slices = Slices(Stream(), count, given.events_per_file)
         write(slices, events)
-        inputs = FlinkInputs.write(events, folder)
-        found = _Inputs(Load(events, inputs.side_input, given.files_per_batch, given.runs), inputs)
+        warm_up = None if given.check else folder / "few"
+        if warm_up is not None:
+            write(replace(slices, events=min(count, given.warm_up_events)), warm_up)
+        inputs = FlinkInputs.write(events, folder, warm_up)
+        found = _Inputs(Load(events, inputs.side_input, given.files_per_batch, warm_up), inputs)
         for query in queries:
             if given.check:
                 figures: dict[str, Mapping[str, object]] = {"check": check(query, found, slices)}
@@ -109,7 +112,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--input", type=Path, help="a folder for the events, kept for further calls")
     parser.add_argument("--events-per-file", type=int, default=100_000)
     parser.add_argument("--files-per-batch", type=int, default=10, help="of measured runs of stateflow and Spark")
-    parser.add_argument("--runs", type=int, default=3, help="in one process; the last one is measured")
+    few = f"of the {WARM_UPS} runs before the measured one"
+    parser.add_argument("--warm-up-events", type=int, default=1_000_000, help=few)
     return parser.parse_args(arguments)
 
 
@@ -122,7 +126,7 @@ def measure(query: str, inputs: _Inputs, events: int, systems: Sequence[str]) ->
     if query in OURS:
         measured["ours"] = partial(measure_ours, query, inputs.load)
     if query not in UNSUPPORTED:
-        measured["flink"] = partial(flink.measure, query, inputs.flink, inputs.load.runs - 1)
+        measured["flink"] = partial(flink.measure, query, inputs.flink)
     if query in SPARK:
         measured["spark"] = partial(measure_spark, query, inputs.load)
     figures = {}

@@ -1,7 +1,7 @@
 """A query of Nexmark by this project: ``python -m benchmarks.peers.nexmark_ours ORDER ANSWER``, both JSON files.
 
-The order has the settings of the job and how often it runs in this process, each time in a new job root: the first runs
-warm the JVM up. The answer has when each run began and ended, by the monotonic clock, and its numbers of rows.
+The order has the settings of the job and the events of each run in this process, each time in a new job root: the first
+runs warm the JVM up. The answer has when each run began and ended, by the monotonic clock, and its numbers of rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ class Order(TypedDict):
 
     Attributes:
         folder: for job roots and tables of measured runs.
+        events: the folder of the events of each run.
         keep: whether the runs share a job root, and continue from each other's checkpoints.
     """
 
     folder: str
     settings: dict[str, str]
-    runs: int
+    events: list[str]
     keep: bool
 
 
@@ -42,13 +43,14 @@ class Answer(TypedDict):
 
 
 def main(order: Order) -> Answer:
-    """Runs the job to the end of its input, as often as the order says."""
+    """Runs the job to the end of each input."""
     answer = Answer(runs=[], rows_in=[], rows_out=[], batches=[])
-    for run in range(order["runs"]):
+    for run, events in enumerate(order["events"]):
         folder = Path(order["folder"]) / ("job" if order["keep"] else f"run{run}")
         # The session of the first run has its sockets in this folder.
         local = Path(order["folder"]) / "local"
-        settings = {"job.table": str(folder / "table"), "local_dir": str(local), **order["settings"]}
+        given = {"job.table": str(folder / "table"), "job.events": events, "local_dir": str(local)}
+        settings = given | order["settings"]
         began = time.monotonic()
         result = run_job(RunRequest(JOB, str(folder / "root"), (settings,), "nexmark"))
         answer["runs"].append((began, time.monotonic()))

@@ -1,7 +1,7 @@
 """A query of Nexmark in Spark SQL: ``python -m benchmarks.peers.nexmark_spark ORDER ANSWER``, both JSON files.
 
-The order has the query's file, the folder of the events, and how often the query runs in this process: the first runs
-warm the JVM up. The answer has when each run began and ended, by the monotonic clock.
+The order has the query, and the events of each run in this process: the first runs warm the JVM up. The answer has when
+each run began and ended, by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Order(TypedDict):
     """What to run.
 
     Attributes:
+        events: the folder of the events of each run.
         columns: of the events, in Spark's DDL.
         mode: the output mode.
         partition_by: columns of partitioned files; empty for a sink that drops rows.
@@ -32,7 +33,7 @@ class Order(TypedDict):
     """
 
     folder: str
-    events: str
+    events: list[str]
     columns: str
     files_per_batch: int
     side_input: str
@@ -41,23 +42,22 @@ class Order(TypedDict):
     mode: str
     partition_by: list[str]
     conf: dict[str, str]
-    runs: int
 
 
 def main(order: Order) -> dict[str, list[tuple[float, float]]]:
-    """Runs the query to the end of its input, as often as the order says."""
+    """Runs the query to the end of each input."""
     builder = SparkSession.builder.appName("nexmark").master("local[2]")
     for name, value in {**SETTINGS, **order["conf"]}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    return {"runs": [_run(spark, order, run) for run in range(order["runs"])]}
+    return {"runs": [_run(spark, order, run) for run in range(len(order["events"]))]}
 
 
 def _run(spark: SparkSession, order: Order, run: int) -> tuple[float, float]:
     folder = Path(order["folder"]) / f"run{run}"
     began = time.monotonic()
     query = (
-        _writer(_result(spark, order), order, folder)
+        _writer(_result(spark, order, order["events"][run]), order, folder)
         .option("checkpointLocation", (folder / "checkpoint").as_uri())
         .trigger(availableNow=True)
         .start()
@@ -73,10 +73,10 @@ def _writer(frame: DataFrame, order: Order, folder: Path) -> DataStreamWriter:
     return writer.format("noop")
 
 
-def _result(spark: SparkSession, order: Order) -> DataFrame:
+def _result(spark: SparkSession, order: Order, folder: str) -> DataFrame:
     """Returns the result of the query over new streams of the events."""
     reader = spark.readStream.schema(order["columns"]).option("maxFilesPerTrigger", order["files_per_batch"])
-    events = reader.parquet(order["events"])
+    events = reader.parquet(folder)
     events.createOrReplaceTempView("datagen")
     spark.read.schema("key bigint, value string").csv(order["side_input"]).createOrReplaceTempView("side_input")
     for statement in order["statements"]:

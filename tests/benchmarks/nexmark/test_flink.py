@@ -27,7 +27,7 @@ def write(slices: Slices, folder: Path) -> tuple[Events, FlinkInputs]:
     for number in range(slices.files):
         write_slice(slices, folder / "events", number)
     events = Events(generate(slices.stream, 0, slices.events))
-    return events, FlinkInputs.write(folder / "events", folder)
+    return events, FlinkInputs.write(folder / "events", folder, folder / "events")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     (folder / "events").mkdir()
     for number in range(FEW.files):
         write_slice(FEW, folder / "events", number)
-    return Load(folder / "events", write_side_input(folder), files_per_batch=2, runs=1)
+    return Load(folder / "events", write_side_input(folder), files_per_batch=2)
 
 
 @pytest.mark.parametrize("query", [query for query in OURS if query != "q12"])
