@@ -165,6 +165,18 @@ def test_an_outer_join_corrects_flights_whose_plane_comes_later(
     assert table == {row.tailnum: n if n % 4 else None for n, row in enumerate(flights)}
 
 
+def test_an_outer_join_with_a_condition_has_the_seats_of_modern_planes(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    flights = streams[0]
+    planes = [guide.Plane(row.tailnum, 1999 + n % 2, n) for n, row in enumerate(flights)]
+    inputs = KeyedInput(guide.Flight, "tailnum"), KeyedInput(guide.Plane, "tailnum")
+    with KeyedHarness(lambda *keyed: guide.modern_boardings(*map(unkeyed, keyed)), *inputs) as h:
+        h.push_both(flights, [])
+        found = {row.tailnum: row.seats for row in [*h.output, *h.push_both([], planes)] if not row.kind.is_retraction}
+    assert found == {row.tailnum: n if n % 2 else None for n, row in enumerate(flights)}
+
+
 def test_a_join_of_a_changelog_replaces_the_seats_of_a_plane(
     guide: ModuleType, streams: tuple[list[Any], list[Any]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The operator of regular joins whose inputs take rows back or replace them.
+"""The operator of regular joins whose inputs take rows back or replace them, and of outer joins with a condition.
 
 The semantics are those of Flink's `StreamingJoinOperator`: a row that is taken back removes one row of equal content,
 or the row of its upsert key, and takes back the results of that row.
@@ -16,6 +16,7 @@ import msgspec
 from stateflow.api.changelog import Changelog
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
+from stateflow.api.joins.conditions import EveryPair, Matching
 from stateflow.api.joins.functions import Untyped
 from stateflow.api.joins.outer_join import JoinKind, with_kind
 from stateflow.api.schema import RowSchema
@@ -27,6 +28,8 @@ from stateflow.types.ttl_config import StateTtlConfig
 LEFT_COUNTED, RIGHT_COUNTED = "left-counted", "right-counted"
 """Names of the states with the rows of each side; part of the stored format."""
 _DIGEST_BYTES = 20
+_Partner = tuple[bytes, "CountedRow"]
+"""The identity of a row and the row."""
 _Pair = Callable[[Untyped, Untyped], object]
 """Takes a row and its partner, or None in place of either; returns the row to emit."""
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -107,11 +110,45 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """The side of the current row, and how a row of it and one of the other side are joined."""
+    """The side of the current row, and how a row of it and one of the other side are joined.
+
+    Attributes:
+        is_left: whether the current row is one of the left side.
+    """
 
     own: _Side
     other: _Side
     pair: _Pair
+    is_left: bool
+    matching: Matching
+
+    def partners(self, row: object) -> list[_Partner]:
+        """Returns the rows of the other side that a row of this side is joined with."""
+        others = list(self.other.rows.items())
+        is_joined = self.matching(row, [kept.row for _, kept in others], self.is_left)
+        return [each for each, found in zip(others, is_joined, strict=True) if found]
+
+    def left_alone(self, partners: list[_Partner]) -> list[_Partner]:
+        """Returns those rows of the other side that no row of this side is joined with."""
+        if isinstance(self.matching, EveryPair):
+            return partners if self.own.rows.is_empty() else []
+        rows = [kept.row for kept in self.own.rows.values()]
+        return [each for each in partners if not any(self.matching(each[1].row, rows, not self.is_left))]
+
+
+@dataclass(frozen=True)
+class JoinedPairs:
+    """Which rows a join emits.
+
+    Attributes:
+        kind: which rows without a partner are emitted.
+        row_kind: the field of the emitted rows that gets their `RowKind`.
+        matching: the condition over both rows.
+    """
+
+    kind: JoinKind
+    row_kind: str
+    matching: Matching = field(default_factory=EveryPair)
 
 
 class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
@@ -121,9 +158,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
 
     Args:
         inputs: the left and the right side.
-        kind: which rows without a partner are emitted.
         function: takes a left and a right row, one of which may be None, and returns the row to emit.
-        row_kind: the field of that row that gets its `RowKind`.
         ttl: for how long a row is kept; None for ever.
     """
 
@@ -133,15 +168,15 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
     def __init__(
         self,
         inputs: tuple[ChangelogInput, ChangelogInput],
-        kind: JoinKind,
+        pairs: JoinedPairs,
         function: _Pair,
-        row_kind: str,
         ttl: StateTtlConfig | None,
     ) -> None:
         self.function = function
         self._inputs = inputs
-        self._kind = kind
-        self._row_kind = row_kind
+        self._kind = pairs.kind
+        self._row_kind = pairs.row_kind
+        self._matching = pairs.matching
         self._ttl = ttl
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -150,10 +185,11 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         self._right = self._side(ctx, RIGHT_COUNTED, right, self._kind.right)
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        return self._arrive(row, _Arrival(self._left, self._right, self.function))
+        return self._arrive(row, _Arrival(self._left, self._right, self.function, True, self._matching))
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        return self._arrive(row, _Arrival(self._right, self._left, lambda own, other: self.function(other, own)))
+        at = _Arrival(self._right, self._left, lambda own, other: self.function(other, own), False, self._matching)
+        return self._arrive(row, at)
 
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.
@@ -176,14 +212,14 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         elif not given.changelog.keys:
             more = at.own.made(kept.row, kept.count + 1, kept.is_alone)
             at.own.rows.put(identity, more)
-            yield from self._results(more, kind, at)
+            yield from self._results(more, at.partners(more.row), kind, at)
         else:
             yield from self._replace(identity, kept, added, at)
 
     def _add(self, identity: bytes, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
-        """Adds a row that has no equal; it may be the first partner of the rows of the other side."""
+        """Adds a row that has no equal; it may be the first partner of rows of the other side."""
         own, other = at.own, at.other
-        partners = list(other.rows.items())
+        partners = at.partners(kept.row)
         if own.is_outer and not partners:
             kept = own.made(kept.row, kept.count, True)
         own.rows.put(identity, kept)
@@ -191,30 +227,38 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
             if partner.is_alone:
                 other.mark(of, partner, False)
                 yield from self._emit(at.pair(None, partner.row), RowKind.DELETE, partner.count)
-        yield from self._results(kept, kind, at)
+        yield from self._results(kept, partners, kind, at)
 
     def _remove(self, identity: bytes, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
-        """Takes one row back; it may have been the last partner of the rows of the other side."""
+        """Takes one row back; it may have been the last partner of rows of the other side."""
         own, other = at.own, at.other
-        yield from self._results(kept, kind, at)
+        partners = at.partners(kept.row)
+        yield from self._results(kept, partners, kind, at)
         if kept.count > 1:
             own.rows.put(identity, own.made(kept.row, kept.count - 1, kept.is_alone))
             return
         own.rows.remove(identity)
-        if other.is_outer and own.rows.is_empty():
-            for of, partner in list(other.rows.items()):
+        if other.is_outer:
+            for of, partner in at.left_alone(partners):
                 other.mark(of, partner, True)
                 yield from self._emit(at.pair(None, partner.row), RowKind.INSERT, partner.count)
 
     def _replace(self, identity: bytes, kept: CountedRow, row: object, at: _Arrival) -> Iterator[object]:
-        """Replaces the row of an upsert key: the other side has the same partners as before."""
+        """Replaces the row of an upsert key."""
         replaced = at.own.made(row, 1, kept.is_alone)
-        at.own.rows.put(identity, replaced)
-        if kept.row != row:
-            yield from self._results(kept, RowKind.UPDATE_BEFORE, at)
-            yield from self._results(replaced, RowKind.UPDATE_AFTER, at)
+        if kept.row == row:
+            at.own.rows.put(identity, replaced)
+        elif isinstance(at.matching, EveryPair):
+            # The row has the same partners as before.
+            at.own.rows.put(identity, replaced)
+            partners = at.partners(row)
+            yield from self._results(kept, partners, RowKind.UPDATE_BEFORE, at)
+            yield from self._results(replaced, partners, RowKind.UPDATE_AFTER, at)
+        else:
+            yield from self._remove(identity, kept, RowKind.UPDATE_BEFORE, at)
+            yield from self._add(identity, at.own.made(row, 1, False), RowKind.UPDATE_AFTER, at)
 
-    def _results(self, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
+    def _results(self, kept: CountedRow, partners: list[_Partner], kind: RowKind, at: _Arrival) -> Iterator[object]:
         """Emits or takes back the results of a row: with each partner, or without one."""
         if self._kind.left or self._kind.right:
             # As in Flink: a result may appear without another one that it replaces.
@@ -222,7 +266,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         if kept.is_alone:
             yield from self._emit(at.pair(kept.row, None), kind, 1)
             return
-        for partner in at.other.rows.values():
+        for _, partner in partners:
             yield from self._emit(at.pair(kept.row, partner.row), kind, partner.count)
 
     def _emit(self, row: object, kind: RowKind, count: int) -> Iterator[object]:

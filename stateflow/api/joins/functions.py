@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from stateflow.api.functions.process import Context, RuntimeContext
@@ -57,3 +57,28 @@ class ProcessJoinFunction(Generic[Left, Right, Out]):
 
     def close(self) -> None:
         """Called once per batch and subtask, after the last row."""
+
+
+class PairColumns:
+    """Makes a row of columns of a left and a right row, of which one may be None.
+
+    Args:
+        row_class: class of the result.
+        columns: for each of its columns the name, whether it is of the left row, and its name there.
+        more: values of further columns.
+    """
+
+    def __init__(
+        self,
+        row_class: type[object],
+        columns: Iterable[tuple[str, bool, str]],
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        self._row_class = row_class
+        self._columns = tuple(columns)
+        self._more = dict(more or {})
+
+    def __call__(self, left: object, right: object) -> object:
+        """Returns the row."""
+        values = {name: getattr(left if is_left else right, of, None) for name, is_left, of in self._columns}
+        return self._row_class(**values, **self._more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,18 @@ def latest_times(of: Array, times: Integers) -> tuple[Array, Integers]:
     latest = np.full(len(keys), NO_WATERMARK, np.int64)
     np.maximum.at(latest, at, times)
     return keys, latest
+
+
+class Columns(Protocol):
+    """The columns of one side of many pairs, as a condition gets them: ``rows["price"]`` has a value for each pair."""
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        ...
+
+    def __getitem__(self, name: str) -> pa.Array:
+        """Returns a column; raises KeyError for a name that the rows do not have."""
+        ...
 
 
 class PairedColumns:

@@ -6,8 +6,9 @@ columns of many keys at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -16,8 +17,9 @@ import pyarrow as pa
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
+from stateflow.api.joins.conditions import Matching
 from stateflow.api.joins.functions import Untyped
-from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, pairs_of
+from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, Side, pairs_of
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
@@ -27,10 +29,11 @@ from stateflow.types.ttl_config import StateTtlConfig
 
 Left = TypeVar("Left")
 Right = TypeVar("Right")
+T = TypeVar("T")
 
 LEFT_RECORDS, RIGHT_RECORDS = "left-records", "right-records"
 """Names of the states with the rows of each side; part of the stored format. As in Flink."""
-Condition = Callable[[PairedColumns, PairedColumns], pa.Array]
+Condition = Callable[[Columns, Columns], pa.Array]
 """Takes the columns of the left and of the right rows of many pairs; returns for each pair whether it is joined."""
 
 
@@ -65,14 +68,18 @@ class RegularJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Rig
 
     Args:
         function: takes a left and a right row, and returns the row to emit.
+        matching: the condition over both rows; None for all pairs of a key.
     """
 
     _left: ListState[Left]
     _right: ListState[Right]
 
-    def __init__(self, rows: KeptRows, function: Callable[[Untyped, Untyped], object]) -> None:
+    def __init__(
+        self, rows: KeptRows, function: Callable[[Untyped, Untyped], object], matching: Matching | None = None
+    ) -> None:
         self.function = function
         self._rows = rows
+        self._matching = matching
 
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._rows.descriptors
@@ -81,12 +88,18 @@ class RegularJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Rig
     def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
         self._left.add(row)
         join = self.function
-        return (join(row, other) for other in self._right.get())
+        return (join(row, other) for other in self._partners(row, self._right, is_left=True))
 
     def process_element2(self, row: Right, ctx: Context) -> Iterator[object]:
         self._right.add(row)
         join = self.function
-        return (join(other, row) for other in self._left.get())
+        return (join(other, row) for other in self._partners(row, self._left, is_left=False))
+
+    def _partners(self, row: object, others: ListState[T], is_left: bool) -> Iterable[T]:
+        if self._matching is None:
+            return others.get()
+        rows = list(others.get())
+        return compress(rows, self._matching(row, rows, is_left))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from stateflow.api.graph.nodes import WatermarkNode
+from stateflow.api.joins.functions import PairColumns
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
-from stateflow.api.sql.pairs import EmitPair, PairColumns
+from stateflow.api.sql.pairs import EmitPair
 from stateflow.api.sql.planning.plan import (
     Computed,
     Filtered,

@@ -21,7 +21,7 @@ from stateflow import (
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
-from stateflow.api.joins.pairs import PairedColumns
+from stateflow.api.joins.pairs import Columns
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
@@ -68,7 +68,7 @@ def match(order: Order, payment: Payment) -> Match:
     return Match(order.customer, order.number, payment.amount)
 
 
-def _is_prompt(order: PairedColumns, payment: PairedColumns) -> pa.Array:
+def _is_prompt(order: Columns, payment: Columns) -> pa.Array:
     """Whether a payment is at most 100 ms after the order."""
     after = pc.subtract(payment["at"], order["at"])
     return pc.and_(pc.greater_equal(after, 0), pc.less_equal(after, 100))
