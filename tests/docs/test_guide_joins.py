@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stateflow import StreamExecutionEnvironment
+from stateflow import RowKind, StreamExecutionEnvironment
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.docs.pages import blocks, load_module, read
 from tests.joins.joined_rows import unkeyed
@@ -146,6 +146,23 @@ def test_a_temporal_join_finds_the_owner_at_the_time_of_the_flight(
         h.push_both(flights[50:], owners[50:])
         h.drain()
         assert sorted(h.output, key=repr) == sorted(wanted, key=repr)
+
+
+def test_flights_after_the_sale_of_a_plane_have_no_owner(
+    guide: ModuleType, streams: tuple[list[Any], list[Any]]
+) -> None:
+    flights = streams[0]
+    bought = [guide.OwnerChange(RowKind.INSERT, START, row.tailnum, f"C{n}") for n, row in enumerate(flights)]
+    sold = [guide.OwnerChange(RowKind.DELETE, row.time, row.tailnum, "") for n, row in enumerate(flights) if n % 3 == 0]
+    inputs = [
+        KeyedInput(row_class, "tailnum", event_time="time", out_of_orderness=2 * HOUR)
+        for row_class in (guide.Flight, guide.OwnerChange)
+    ]
+    with KeyedHarness(lambda *keyed: guide.operated_until_sold(*map(unkeyed, keyed)), *inputs) as h:
+        h.push_both(flights, bought + sold)
+        h.drain()
+        found = {row.tailnum: row.carrier for row in h.output}
+    assert found == {row.tailnum: f"C{n}" for n, row in enumerate(flights) if n % 3}
 
 
 def test_an_outer_join_corrects_flights_whose_plane_comes_later(

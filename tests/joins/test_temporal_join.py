@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateflow import MemoryStateBackend, RocksDBStateBackend
+from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, StateError, UserCodeError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness
+from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, unkeyed
+
+ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
 
 
-def _with_version(row: Left, version: Right | None) -> Pair:
+def _with_version(row: Left, version: Any) -> Pair:
     if version is None:
         return Pair(row.key, row.at, None, row.number)
     return Pair(row.key, row.at, version.at, row.number, version.text)
@@ -76,6 +79,97 @@ def test_a_late_row_gets_a_version_that_is_still_kept() -> None:
         h.advance_watermark(6)
         h.push_both([Left("k", 5), Left("k", 2, 1)], [])
         assert sorted(h.advance_watermark(7), key=repr) == [Pair("k", 2, None, 1), Pair("k", 5, 5, 0, "b")]
+
+
+# -- a changelog of versions ------------------------------------------------------------------------------------------
+
+
+class Version(msgspec.Struct, frozen=True):
+    """A row of a changelog of versions."""
+
+    kind: RowKind
+    id: str
+    at: int
+    text: str = ""
+
+
+def _changing(how: str, *, keys: tuple[str, ...] = ("id",), retracts: bool = False, **more: Any) -> KeyedHarness:
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        versions = unkeyed(right).as_changelog(*keys, retracts=retracts).key_by("id")
+        return left.temporal_join(versions, how=how).apply(_with_version, output=Pair, uid="join")
+
+    inputs = KeyedInput(Left, "key", event_time="at"), KeyedInput(Version, "id", event_time="at")
+    return KeyedHarness(declare, *inputs, **more)
+
+
+def test_a_row_of_kind_delete_ends_a_version() -> None:
+    versions = [Version(ADD, "k", 1, "a"), Version(D, "k", 5), Version(ADD, "k", 8, "b")]
+    rows = [Left("k", at, at) for at in (1, 4, 5, 7, 8)]
+    alone = [Pair("k", at, None, at) for at in (5, 7)]
+    joined = [Pair("k", 1, 1, 1, "a"), Pair("k", 4, 1, 4, "a"), Pair("k", 8, 8, 8, "b")]
+    with _changing("left") as h:
+        h.push_both(rows, versions)
+        assert sorted(h.drain(), key=lambda pair: pair.number or 0) == sorted(
+            [*alone, *joined], key=lambda pair: pair.number or 0
+        )
+    with _changing("inner") as h:
+        h.push_both(rows, versions)
+        assert h.drain() == joined
+
+
+def test_a_deletion_is_kept_over_a_restore() -> None:
+    with _changing("left") as h:
+        h.push_both([], [Version(ADD, "k", 1, "a"), Version(D, "k", 5)])
+        h.advance_watermark(6)
+        with KeyedHarness.restore(h.snapshot(), parallelism=3) as restored:
+            restored.push_both([Left("k", 7)], [Version(ADD, "k", 3, "late")])
+            assert restored.drain() == [Pair("k", 7, None, 0)]
+
+
+def test_the_row_that_an_update_replaces_does_not_end_its_version_at_its_beginning() -> None:
+    with _changing("left", retracts=True) as h:
+        h.push_both([Left("k", 2), Left("k", 6, 1)], [Version(ADD, "k", 1, "a")])
+        h.push_both([], [Version(UB, "k", 1, "a"), Version(UA, "k", 5, "b")])
+        assert h.drain() == [Pair("k", 2, 1, 0, "a"), Pair("k", 6, 5, 1, "b")]
+
+
+def test_changelogs_that_a_temporal_join_cannot_take_are_refused() -> None:
+    def of_changes(left: Keyed, right: Keyed) -> DataStream:
+        return right.temporal_join(left).apply(_with_version, output=Pair, uid="join")
+
+    inputs = KeyedInput(Left, "key", event_time="at"), KeyedInput(Version, "id", event_time="at")
+    with pytest.raises(JobDefinitionError) as caught:
+        KeyedHarness(of_changes, *inputs)
+    assert caught.value.facts["called"] == "temporal_join"
+    for keys, retracts in (((), True), (("id", "text"), True)):
+        with pytest.raises(JobDefinitionError) as caught:
+            _changing("inner", keys=keys, retracts=retracts)
+        assert caught.value.facts["key"] == ["id"] and caught.value.facts["upsert_key"] == list(keys)
+
+
+changes = st.lists(st.tuples(st.sampled_from([ADD, UA, D]), st.sampled_from("ab"), st.integers(0, 20)), max_size=12)
+
+
+@given(changes, st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=12), st.integers(1, 3))
+def test_rows_get_the_versions_that_are_not_deleted(
+    given_versions: list[tuple[RowKind, str, int]], given_rows: list[tuple[str, int]], parallelism: int
+) -> None:
+    versions = [Version(kind, key, at, str(n)) for n, (kind, key, at) in enumerate(given_versions)]
+    rows = [Left(key, at, n) for n, (key, at) in enumerate(given_rows)]
+    half = len(rows) // 2, len(versions) // 2
+    with _changing("left") as h:
+        h.push_both(rows[: half[0]], versions[: half[1]])
+        with KeyedHarness.restore(h.snapshot(), parallelism=parallelism) as restored:
+            restored.push_both(rows[half[0] :], versions[half[1] :])
+            found = restored.drain()
+    wanted = []
+    for row in rows:
+        of_key = {each.at: each for each in versions if each.id == row.key and each.at <= (row.at or 0)}
+        version = of_key[max(of_key)] if of_key else None
+        wanted.append(Pair(row.key, row.at, None, row.number))
+        if version is not None and version.kind is not D:
+            wanted[-1] = Pair(row.key, row.at, version.at, row.number, version.text)
+    assert sorted(found, key=lambda pair: pair.number or 0) == wanted
 
 
 # -- random histories -------------------------------------------------------------------------------------------------

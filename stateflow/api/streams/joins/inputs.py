@@ -42,9 +42,38 @@ def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[E
         JobDefinitionError: `right` is no keyed stream of the same job, the keys have different types, or a stream is a
             changelog.
     """
-    for stream in (left, _checked(left, right, method)):
+    given = _checked(left, right, method)
+    for stream in (left, given):
         check_appends(stream._changelog, method)
-    first, second = checked_pair(left._edge, _checked(left, right, method)._edge)
+    return _timed_pair(left, given)
+
+
+def versioned_pair(left: KeyedInput[Stream], versions: object, method: str) -> tuple[Edge, ChangelogEdge]:
+    """Returns the edges of a keyed stream of rows and one of versions, which may be a changelog by its key.
+
+    Raises:
+        JobDefinitionError: `versions` is no keyed stream of the same job, the keys have different types, the stream of
+            rows is a changelog, or a key of the other one may have several versions at a time.
+    """
+    given = _checked(left, versions, method)
+    check_appends(left._changelog, method)
+    first, second = _timed_pair(left, given)
+    changelog, keying = given._changelog, second.keying
+    assert keying is not None
+    if changelog is not None and set(changelog.keys) != set(keying.columns):
+        raise JobDefinitionError(
+            "the versions of a temporal join need the key of the join as their upsert key",
+            hint="a key has one version at a time: declare it before key_by, with as_changelog(…) and the columns of "
+            "key_by; or deduplicate by them",
+            called=method,
+            key=list(keying.columns),
+            upsert_key=list(changelog.keys),
+        )
+    return first, ChangelogEdge(second, changelog)
+
+
+def _timed_pair(left: KeyedInput[Stream], right: KeyedInput[Stream]) -> tuple[Edge, Edge]:
+    first, second = checked_pair(left._edge, right._edge)
     times = event_time_of(first.node), event_time_of(second.node)
     if not _can_be_ordered(first, second, times):
         return first, second

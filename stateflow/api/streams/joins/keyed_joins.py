@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateflow.api.streams.joins.inputs import changelog_pair, joined_pair
+from stateflow.api.streams.joins.inputs import changelog_pair, joined_pair, versioned_pair
 from stateflow.api.streams.joins.interval_joined import IntervalJoinedStreams
 from stateflow.api.streams.joins.regular_joined import RegularJoinedStreams
 from stateflow.api.streams.joins.temporal_joined import TemporalJoinedStreams
@@ -50,10 +50,12 @@ class KeyedJoins(KeyedInput[Stream]):
         row waits until the watermark reaches its time.
 
         Args:
-            versions: the stream of versions, with a key of the same types. Both need event time.
+            versions: the stream of versions, with a key of the same types. Both need event time. It may be a changelog
+                with this key as its upsert key: a row of kind `DELETE` ends a version at its event time.
             how: ``inner``: rows without a version are dropped; ``left``: they are joined with None.
 
         Raises:
-            JobDefinitionError: `versions` is no such stream, `how` is another kind, or a stream has no event time.
+            JobDefinitionError: `versions` is no such stream, `how` is another kind, a stream has no event time, or this
+                stream is a changelog.
         """
-        return TemporalJoinedStreams(self._add_operator, joined_pair(self, versions, "temporal_join"), how)
+        return TemporalJoinedStreams(self._add_operator, versioned_pair(self, versions, "temporal_join"), how)

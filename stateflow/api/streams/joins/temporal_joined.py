@@ -9,7 +9,7 @@ from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.graph.nodes import Edge, ProcessNode
 from stateflow.api.joins.temporal_join import Join, TemporalJoin
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.joins.inputs import check_event_times
+from stateflow.api.streams.joins.inputs import ChangelogEdge, check_event_times
 from stateflow.api.streams.keyed_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 
@@ -21,18 +21,22 @@ class TemporalJoinedStreams(Generic[Stream]):
 
     Args:
         add_operator: adds the operator to the graph and returns its output.
-        inputs: the stream of rows and the stream of versions.
+        inputs: the stream of rows and the stream of versions, which may be a changelog.
         how: ``inner`` or ``left``.
     """
 
-    def __init__(self, add_operator: Callable[[ProcessNode], Stream], inputs: tuple[Edge, Edge], how: str) -> None:
+    def __init__(
+        self, add_operator: Callable[[ProcessNode], Stream], inputs: tuple[Edge, ChangelogEdge], how: str
+    ) -> None:
         if how not in _KINDS:
             raise JobDefinitionError(
                 "a temporal join is of another kind", hint="pass how='inner' or how='left'", given=repr(how)[:200]
             )
-        check_event_times(inputs, "temporal_join")
+        rows, versions = inputs
+        self._inputs = rows, versions.edge
+        check_event_times(self._inputs, "temporal_join")
         self._add_operator = add_operator
-        self._inputs = inputs
+        self._row_kind = versions.changelog.row_kind if versions.changelog else ""
         self._how = how
 
     def apply(
@@ -47,7 +51,9 @@ class TemporalJoinedStreams(Generic[Stream]):
         """
         check_callable("apply", function, uid)
         left, right = (edge.node.schema.row_class for edge in self._inputs)
-        operator: TemporalJoin[object, object] = TemporalJoin(function, self._how == "left", (left, right))
+        operator: TemporalJoin[object, object] = TemporalJoin(
+            function, self._how == "left", (left, right), self._row_kind
+        )
         policy = checked_policy(on_error)
         node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), f"temporal join {self._how}", policy)
         return self._add_operator(node)
