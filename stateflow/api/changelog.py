@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
@@ -214,3 +217,23 @@ def check_row_kind(before: Changelog | None, called: str, uid: str = "") -> None
     """Raises JobDefinitionError for a function of the user, if rows do not show that they replace earlier ones."""
     if before is not None and not before.row_kind:
         check_appends(before, called, uid)
+
+
+def with_kind(row: object, name: str, kind: RowKind) -> object:
+    """Returns a copy of a row whose field `name` has a `RowKind`."""
+    if isinstance(row, msgspec.Struct):
+        return msgspec.structs.replace(row, **{name: kind})
+    assert dataclasses.is_dataclass(row) and not isinstance(row, type)
+    return dataclasses.replace(row, **{name: kind})
+
+
+def check_taken_back(before: Changelog | None, called: str, uid: str = "") -> None:
+    """Raises JobDefinitionError for an operator that needs rows that are taken back."""
+    if before is None or not before.retracts:
+        raise JobDefinitionError(
+            f"{called} needs rows that are taken back",
+            hint=f"the newest row of a key is what deduplicate(keep='last') returns; or {TAKE_BACK}",
+            called=called,
+            uid=uid,
+            upsert_key=list(before.keys) if before else [],
+        )

@@ -146,6 +146,23 @@ def test_users_move_between_seats(guide: ModuleType, tmp_path: Path) -> None:
     }
 
 
+def test_the_newest_user_of_a_seat_is_kept(guide: ModuleType, tmp_path: Path) -> None:
+    seats = [Seat("a", 1), Seat("b", 1), Seat("b", 2), Seat("a", 3), Seat("c", 3)]
+    found: dict[int, str] = {}
+    with KeyedHarness(
+        lambda keyed: guide.newest_user_by_seat(KeyedAgain(keyed), _table(tmp_path)), KeyedInput(Seat, "user")
+    ) as h:
+        for seat in seats:
+            for row in h.push(seat):
+                if row.kind.is_retraction:
+                    assert found.pop(row.seat) == row.user
+                else:
+                    found[row.seat] = row.user
+            if seat == seats[2]:
+                assert found == {1: "a", 2: "b"}
+    assert found == {2: "b", 3: "c"}
+
+
 def test_changes_of_a_source_are_a_changelog_by_their_key(guide: ModuleType, tmp_path: Path) -> None:
     kinds = guide.RowKind.INSERT, guide.RowKind.DELETE
     bids = [guide.BidChange(kind, "a", "x", 1, time) for time, kind in enumerate(kinds)]

@@ -13,12 +13,12 @@ from typing import cast
 
 import msgspec
 
-from stateflow.api.changelog import Changelog
+from stateflow.api.changelog import Changelog, with_kind
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.conditions import EveryPair, Matching
 from stateflow.api.joins.functions import Untyped
-from stateflow.api.joins.outer_join import JoinKind, with_kind
+from stateflow.api.joins.outer_join import JoinKind
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.types.columns.row_kind import RowKind

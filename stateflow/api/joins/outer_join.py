@@ -6,12 +6,10 @@ its first partner arrives, that result is deleted, and the pair is emitted.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
+from stateflow.api.changelog import with_kind
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.functions import Untyped
@@ -100,11 +98,3 @@ class OuterJoin(KeyedCoProcessFunction[object, object, object]):
             yield with_kind(pair(None, partner), self._row_kind, RowKind.DELETE)
         for partner in (*partners, *waiting):
             yield with_kind(pair(row, partner), self._row_kind, RowKind.INSERT)
-
-
-def with_kind(row: object, name: str, kind: RowKind) -> object:
-    """Returns a copy of a row whose field `name` has a `RowKind`."""
-    if isinstance(row, msgspec.Struct):
-        return msgspec.structs.replace(row, **{name: kind})
-    assert dataclasses.is_dataclass(row) and not isinstance(row, type)
-    return dataclasses.replace(row, **{name: kind})

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from stateflow.api.changelog import Changelog, check_appends
+from stateflow.api.changelog import Changelog, check_appends, check_taken_back
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.graph.nodes import ProcessNode
 from stateflow.api.ranking.deduplicate import DEDUPLICATED, KeepByOrder, KeepFirst, KeepLast, check_order
+from stateflow.api.ranking.materialize import Materialize
 from stateflow.api.ranking.row_order import Order, SortKey, sort_keys
 from stateflow.api.ranking.top_n import Selection, TopN, TopNOutput
 from stateflow.api.schema import RowSchema
@@ -108,6 +109,27 @@ class KeyedRanking(KeyedInput[Stream]):
         check_appends(self._changelog, "top_n", uid)
         selection = Selection(n, sort_keys(order_by, self._node.schema))
         return self._selected(selection, self._output(output, rank, retract), ttl, uid, f"top {n}")
+
+    def materialize(self, *, ttl: StateTtlConfig | None = None, uid: str = "") -> Stream:
+        """Emits the newest row of each key of a changelog, as Flink's `SinkUpsertMaterializer` before a sink.
+
+        A changelog may have several rows of a key that is not its upsert key. The operator stores all of them; when the
+        newest one is taken back, the one before it is emitted again. The result is a changelog of upserts by the key,
+        which a sink with this key takes.
+
+        Args:
+            ttl: how long a row is kept, from its arrival; by default forever.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: the stream is no changelog that takes back the rows that it replaces.
+        """
+        check_taken_back(self._changelog, "materialize", uid)
+        assert self._changelog is not None
+        schema, kind = self._node.schema, self._changelog.row_kind
+        upserts = Changelog(self._keying.columns, kind)
+        function = Materialize(schema.row_class, kind, ttl)
+        return self._add_operator(ProcessNode(uid, (self._edge,), function, schema, "materialize", changelog=upserts))
 
     def _stored_row(
         self, keep: Keep, order_by: str, output: TopNOutput, ttl: StateTtlConfig | None, uid: str

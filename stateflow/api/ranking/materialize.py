@@ -1,0 +1,66 @@
+"""The operator that keeps all rows of a key, and emits the newest one that exists: Flink's `SinkUpsertMaterializer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from stateflow.api.changelog import with_kind
+from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.state.kinds.list_state import ListState
+from stateflow.types.columns.row_kind import RowKind
+from stateflow.types.descriptors import ListStateDescriptor
+from stateflow.types.ttl_config import StateTtlConfig
+
+MATERIALIZED = "materialized"
+"""Name of the state with the rows of a key, in the order of arrival; part of the stored format."""
+
+
+class Materialize(KeyedProcessFunction[object, object]):
+    """Keeps the rows of a key that are not taken back.
+
+    Args:
+        row_class: the class of the rows.
+        row_kind: their field of type `RowKind`.
+        ttl: for how long a row is kept; None for ever.
+    """
+
+    _rows: ListState[object]
+
+    def __init__(self, row_class: type[object], row_kind: str, ttl: StateTtlConfig | None) -> None:
+        self._row_class = row_class
+        self._row_kind = row_kind
+        self._ttl = ttl
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self._rows = ctx.get_list_state(ListStateDescriptor(MATERIALIZED, self._row_class, ttl=self._ttl))
+
+    def process_element(self, row: object, ctx: Context) -> Iterator[object]:
+        kept = with_kind(row, self._row_kind, RowKind.INSERT)
+        if RowKind(getattr(row, self._row_kind)).is_retraction:
+            yield from self._take_back(kept)
+            return
+        is_first = next(iter(self._rows.get()), None) is None
+        self._rows.add(kept)
+        yield kept if is_first else with_kind(row, self._row_kind, RowKind.UPDATE_AFTER)
+
+    def _take_back(self, row: object) -> Iterator[object]:
+        rows, wanted = list(self._rows.get()), _content(row)
+        found = next((at for at, each in enumerate(rows) if _content(each) == wanted), None)
+        if found is None:
+            return  # it has expired, or was never added
+        is_newest = found == len(rows) - 1
+        del rows[found]
+        if not rows:
+            self._rows.clear()
+            yield with_kind(row, self._row_kind, RowKind.DELETE)
+            return
+        self._rows.update(rows)
+        if is_newest:
+            yield with_kind(rows[-1], self._row_kind, RowKind.UPDATE_AFTER)
+
+
+def _content(row: object) -> bytes:
+    """Returns what equal rows have in common; NaN equals NaN."""
+    return msgspec.msgpack.encode(row)

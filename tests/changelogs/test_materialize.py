@@ -1,0 +1,96 @@
+"""The newest row of each key of a changelog with several rows of a key: cases, and random histories against a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import RowKind
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.errors import JobDefinitionError
+from stateflow.testing import KeyedHarness, KeyedInput
+
+ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
+
+
+class Seat(msgspec.Struct, frozen=True):
+    kind: RowKind
+    seat: int
+    user: int
+
+
+class Plain(msgspec.Struct, frozen=True):
+    seat: int
+    user: int
+
+
+def _materialized(seats: Any) -> DataStream:
+    made: DataStream = seats.materialize(uid="seats")
+    return made
+
+
+def _harness() -> KeyedHarness:
+    return KeyedHarness(_materialized, KeyedInput(Seat, "seat"))
+
+
+def test_the_row_before_the_newest_one_returns_when_that_is_taken_back() -> None:
+    with _harness() as h:
+        assert h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8)) == [Seat(ADD, 1, 7), Seat(UA, 1, 8)]
+        with KeyedHarness.restore(h.snapshot(), parallelism=3) as restored:
+            assert restored.push(Seat(D, 1, 8)) == [Seat(UA, 1, 7)]
+            assert restored.push(Seat(UB, 1, 9)) == []
+            assert restored.push(Seat(UB, 1, 7)) == [Seat(D, 1, 7)]
+            assert restored.state_entries() == []
+
+
+def test_an_older_row_that_is_taken_back_changes_nothing() -> None:
+    with _harness() as h:
+        h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8))
+        assert h.push(Seat(D, 1, 7)) == []
+        assert h.push(Seat(D, 1, 8)) == [Seat(D, 1, 8)]
+
+
+changes = st.lists(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 2)), max_size=6), min_size=1, max_size=5
+)
+
+
+@given(changes, st.integers(1, 3))
+def test_the_table_has_the_newest_row_that_exists(batches: list[list[tuple[bool, int, int]]], parallelism: int) -> None:
+    rows: dict[int, list[int]] = {0: [], 1: []}
+    table: dict[int, int] = {}
+    h = _harness()
+    for batch in batches:
+        given_rows = []
+        for takes_back, seat, user in batch:
+            if not takes_back:
+                rows[seat].append(user)
+            elif user in rows[seat]:
+                rows[seat].remove(user)
+            given_rows.append(Seat(D if takes_back else ADD, seat, user))
+        with h:
+            for row in h.push(*given_rows):
+                if row.kind.is_retraction:
+                    assert table.pop(row.seat) == row.user
+                else:
+                    table[row.seat] = row.user
+            h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+        assert table == {seat: users[-1] for seat, users in rows.items() if users}
+    h.close()
+
+
+def test_the_result_is_a_changelog_by_the_key_and_other_streams_are_refused() -> None:
+    def declared(seats: Any) -> DataStream:
+        made = _materialized(seats)
+        assert made._changelog is not None
+        assert (made._changelog.keys, made._changelog.row_kind, made._changelog.retracts) == (("seat",), "kind", False)
+        return made
+
+    KeyedHarness(declared, KeyedInput(Seat, "seat")).close()
+    with pytest.raises(JobDefinitionError) as caught:
+        KeyedHarness(_materialized, KeyedInput(Plain, "seat"))
+    assert caught.value.facts["called"] == "materialize"
