@@ -87,30 +87,35 @@ def is_valid(column: pa.Array) -> bool:
 def binary_headers(sizes: Numbers) -> pa.LargeBinaryArray:
     """Returns what msgpack has before binary data of these sizes."""
     if int(sizes.max(initial=0)) < 1 << 8:
-        data = np.full((len(sizes), 2), _SHORT_BINARY, np.uint8)
-        data[:, 1] = sizes
-        return from_rows(data)
+        short = np.full((len(sizes), 2), _SHORT_BINARY, np.uint8)
+        short[:, 1] = sizes
+        return from_rows(short)
+    data, used = binary_header_rows(sizes)
+    if (used == used.max(initial=0)).all():
+        return from_rows(data[:, : int(used.max(initial=0))])
+    is_used = np.arange(data.shape[1]) < used[:, None]
+    return from_parts(data[is_used], np.concatenate((np.zeros(1, np.int64), np.cumsum(used))))
+
+
+def binary_header_rows(sizes: Numbers) -> tuple[Bytes, Numbers]:
+    """Returns what msgpack has before binary data of these sizes: a row for each, and how many of its bytes count."""
     widths = np.where(sizes < 1 << 8, 1, np.where(sizes < 1 << 16, 2, 4))
-    tags = np.where(sizes < 1 << 8, 0xC4, np.where(sizes < 1 << 16, 0xC5, 0xC6))
-    return _headers(tags, widths, sizes)
+    tags = np.where(sizes < 1 << 8, _SHORT_BINARY, np.where(sizes < 1 << 16, 0xC5, 0xC6))
+    return _header_rows(tags, widths, sizes)
 
 
-def text_headers(sizes: Numbers) -> pa.LargeBinaryArray:
-    """Returns what msgpack has before texts of these sizes in bytes."""
+def text_header_rows(sizes: Numbers) -> tuple[Bytes, Numbers]:
+    """Returns what msgpack has before texts of these sizes in bytes, as `binary_header_rows`."""
     is_short = sizes <= _LONGEST_SHORT_TEXT
     widths = np.where(is_short, 0, np.where(sizes < 1 << 8, 1, np.where(sizes < 1 << 16, 2, 4)))
     tags = np.where(sizes < 1 << 8, 0xD9, np.where(sizes < 1 << 16, 0xDA, 0xDB))
-    return _headers(np.where(is_short, _SHORT_TEXT + sizes, tags), widths, sizes)
+    return _header_rows(np.where(is_short, _SHORT_TEXT + sizes, tags), widths, sizes)
 
 
-def _headers(tags: Numbers, widths: Numbers, sizes: Numbers) -> pa.LargeBinaryArray:
+def _header_rows(tags: Numbers, widths: Numbers, sizes: Numbers) -> tuple[Bytes, Numbers]:
     """Returns a tag and the last bytes of the size, as many as `widths` has."""
     data = np.empty((len(sizes), 5), np.uint8)
     data[:, 0] = tags
     shift = np.where(widths > 0, 32 - 8 * widths, 0)
     data[:, 1:] = (sizes << shift).astype(np.uint32).astype(">u4").view(np.uint8).reshape(-1, 4)
-    width = int(widths.max(initial=0))
-    if (widths == width).all():
-        return from_rows(data[:, : 1 + width])
-    used = np.arange(5) < (1 + widths)[:, None]
-    return from_parts(data[used], np.concatenate((np.zeros(1, np.int64), np.cumsum(1 + widths))))
+    return data, 1 + widths

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
-from stateflow.state.columnar.binary_columns import binary_headers, from_list, is_valid, joined, sizes_of, text_headers
+from stateflow.state.columnar.binary_columns import from_list, is_valid, largest_of
+from stateflow.state.columnar.iso_times import MAX_MICROS, MIN_MICROS
 from stateflow.state.columnar.msgpack import read_columns, write_columns
 from stateflow.types.columns.conversion import path_of_null, to_column, to_objects
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape, UnsupportedType, leaves_of, shape_of
 from stateflow.types.declared_types import describe_type
 from stateflow.types.serializers import VALUE_FORMAT, Codec, ValueSerializer, payload_start
 
-_LONGEST_HEADER = 5
+_LARGEST_DATA = (1 << 31) - 1_000
+"""Size of values that are read together: a column of texts has offsets of 32 bits."""
 
 
 class ColumnSerializer:
@@ -48,7 +51,7 @@ class ColumnSerializer:
             StateError: Arrow cannot represent a value.
         """
         present = [data for data in stored if data is not None]
-        values = decode_column(self._shape, present, self._decode_each)
+        values = decode_column(self._shape, present, self._decode_each, self._serializer.unchecked_bytes)
         if len(present) == len(stored):
             return values
         is_present = np.fromiter((data is not None for data in stored), bool, len(stored))
@@ -61,37 +64,30 @@ class ColumnSerializer:
             SchemaMismatch: the column has another Arrow type, or a null that the declared type does not allow.
         """
         values = self._checked(values)
-        shape = self._shape
-        if shape.by_columns and isinstance(shape, Leaf | Record):
-            encoded: list[bytes | None] = write_columns(shape, values, VALUE_FORMAT).to_pylist()
-            if values.null_count:
-                nulls = values.is_null().to_pylist()
-                encoded = [None if null else data for null, data in zip(nulls, encoded, strict=True)]
-            return encoded
-        return self._encode_each(values)
+        together = self._encode_together(values)
+        if together is None:
+            return self._encode_each(values)
+        encoded: list[bytes | None] = together.to_pylist()
+        if values.null_count:
+            nulls = values.is_null().to_pylist()
+            encoded = [None if null else data for null, data in zip(nulls, encoded, strict=True)]
+        return encoded
 
     def encode_column(self, values: pa.Array) -> pa.LargeBinaryArray:
         """Returns the bytes of each value of a column without nulls, as a column; raises as `encode`."""
         values = self._checked(values)
-        shape = self._shape
-        if shape.by_columns and isinstance(shape, Leaf | Record):
-            return write_columns(shape, values, VALUE_FORMAT)
-        encoded = self._encode_texts(values) if isinstance(shape, Leaf) else None
-        if encoded is not None:
-            return encoded
+        together = self._encode_together(values)
+        if together is not None:
+            return together
         return from_list([data for data in self._encode_each(values) if data is not None])
 
-    def _encode_texts(self, values: pa.Array) -> pa.LargeBinaryArray | None:
-        """Returns encoded texts or bytes; None for values that have to be checked one by one."""
-        if self._serializer.value_type not in (str, bytes):
+    def _encode_together(self, values: pa.Array) -> pa.LargeBinaryArray | None:
+        """Returns encoded values, arbitrary for null; None for values that have to be checked one by one."""
+        shape = self._shape
+        if not (shape.by_columns and isinstance(shape, Leaf | Record)) or not _is_storable(shape, values):
             return None
-        stored = values.cast(pa.large_binary())
-        sizes = sizes_of(stored)
-        if int(sizes.max(initial=0)) + _LONGEST_HEADER > self._serializer.unchecked_bytes:
-            return None
-        if self._serializer.value_type is bytes:
-            return joined(VALUE_FORMAT, binary_headers(sizes), stored)
-        return joined(VALUE_FORMAT, text_headers(sizes), stored) if is_valid(values) else None
+        encoded = write_columns(shape, values, VALUE_FORMAT)
+        return encoded if largest_of(encoded) <= self._serializer.unchecked_bytes else None
 
     def _encode_each(self, values: pa.Array) -> list[bytes | None]:
         objects = to_objects(self._shape, values)
@@ -134,27 +130,52 @@ class ColumnSerializer:
         return fitting
 
 
-def decode_column(shape: Shape, stored: list[bytes], decode_each: Callable[[Sequence[bytes]], pa.Array]) -> pa.Array:
+def decode_column(
+    shape: Shape,
+    stored: list[bytes],
+    decode_each: Callable[[Sequence[bytes]], pa.Array],
+    unchecked_bytes: int = _LARGEST_DATA,
+) -> pa.Array:
     """Returns a column of stored values; those with the expected layout are decoded without Python objects.
 
     Args:
         shape: shape of the values.
         stored: the stored values.
         decode_each: decodes values one by one; its errors are raised.
+        unchecked_bytes: size of values up to which decoding them takes neither too much memory nor too much time.
     """
     if not (shape.by_columns and isinstance(shape, Leaf | Record)):
         return decode_each(stored)
-    ends = np.cumsum(np.fromiter(map(len, stored), np.int64, len(stored)))
-    starts = ends - np.diff(ends, prepend=0)
+    sizes = np.fromiter(map(len, stored), np.int64, len(stored))
+    ends = np.cumsum(sizes)
+    if sizes.max(initial=0) > unchecked_bytes or sizes.sum() > _LARGEST_DATA:
+        return decode_each(stored)
     data = b"".join(stored)
-    payloads = _payload_starts(data, starts, stored)
-    values, understood = read_columns(shape, data, payloads, ends)
+    payloads = _payload_starts(data, ends - sizes, stored)
+    try:
+        values, understood = read_columns(shape, data, payloads, ends)
+    except pa.ArrowInvalid:
+        # A text is not valid UTF-8: the error names it.
+        return decode_each(stored)
     if understood.all():
         return values
     odd = np.flatnonzero(~understood)
     each = decode_each([stored[i] for i in odd.tolist()])
     order = np.argsort(np.concatenate([np.flatnonzero(understood), odd]))
     return pa.concat_arrays([values.filter(pa.array(understood)), each]).take(pa.array(order))
+
+
+def _is_storable(shape: Leaf | Record, values: pa.Array) -> bool:
+    """Returns whether texts are valid, and times are such that Python can represent."""
+    if isinstance(shape, Record):
+        parts = ((field, values.field(at)) for at, field in enumerate(shape.fields))
+        return all(_is_storable(field, part) for field, part in parts if isinstance(field, Leaf | Record))
+    if shape.kind is str:
+        return is_valid(values)
+    if shape.kind is not datetime.datetime or values.null_count == len(values):
+        return True
+    bounds = pc.min_max(values.cast(pa.int64()))
+    return bool(bounds["min"].as_py() >= MIN_MICROS and bounds["max"].as_py() <= MAX_MICROS)
 
 
 def _shape_of(value_type: object) -> Shape:

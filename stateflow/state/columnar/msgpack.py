@@ -1,7 +1,8 @@
 """Vectorized reading and writing of msgpack for columns of one plain type.
 
-Values have the same bytes as those written by `msgspec`: integers in the shortest form, floats in nine bytes, classes
-as maps of their fields in order, or as arrays. Values with another layout are reported, and not read here. Format:
+Values have the same bytes as those written by `msgspec`: integers in the shortest form, floats in nine bytes, times
+without a zone as texts, classes as maps of their fields in order, or as arrays. Values with another layout are
+reported, and not read here. Format:
 https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
@@ -9,13 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stateflow.state.columnar.binary_columns import from_parts, from_rows
+from stateflow.state.columnar.binary_columns import (
+    binary_header_rows,
+    from_parts,
+    from_rows,
+    joined,
+    sizes_of,
+    text_header_rows,
+)
+from stateflow.state.columnar.iso_times import LONGEST, SHORT, read_times, write_times
 from stateflow.state.columnar.texts import slices
 from stateflow.types.columns.shapes import Leaf, Record
 
@@ -23,8 +33,8 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_NIL, _FALSE, _TRUE, _DOUBLE = 0xC0, 0xC2, 0xC3, 0xCB
-_PADDING = b"\0" * 16
+_NIL, _FALSE, _TRUE, _DOUBLE, _SHORT_TEXT = 0xC0, 0xC2, 0xC3, 0xCB, 0xA0
+_PADDING = b"\0" * 32
 _BOUNDS = np.array([-(1 << 31), -(1 << 15), -(1 << 7), -32, 128, 1 << 8, 1 << 16, 1 << 32])
 """The integers at which the encoding changes."""
 _INT_TAGS = np.array([0xD3, 0xD2, 0xD1, 0xD0, 0, 0xCC, 0xCD, 0xCE, 0xCF], np.uint8)
@@ -72,6 +82,8 @@ class _Reader:
             return self._record(shape)
         if shape.kind is bool:
             return self._bools(shape)
+        if shape.kind is datetime:
+            return self._times(shape)
         return self._texts(shape) if shape.kind in (str, bytes) else self._numbers(shape)
 
     def _record(self, shape: Record) -> pa.Array:
@@ -120,6 +132,15 @@ class _Reader:
         starts, ends = np.where(fits, at + 1 + widths, at), np.where(fits, self.at, at)
         return slices(self.data, starts, ends, shape.arrow, nulls if nulls.any() else None)
 
+    def _times(self, shape: Leaf) -> pa.Array:
+        tags = self.data[self.at]
+        nulls = self._nulls(shape, tags)
+        sizes = np.where(tags == _SHORT_TEXT + LONGEST, LONGEST, SHORT)
+        window = np.ndarray((len(self.data) - LONGEST, LONGEST), np.uint8, self.data, strides=(1, 1))[self.at + 1]
+        micros, known = read_times(window, sizes)
+        self._advance(known & (tags == _SHORT_TEXT + sizes) | nulls, np.where(nulls, 1, 1 + sizes))
+        return pa.array(micros, shape.arrow, mask=nulls if nulls.any() else None)
+
     def _nulls(self, shape: Leaf, tags: Bytes) -> Flags:
         return (tags == _NIL) if shape.nullable else np.zeros(len(tags), bool)
 
@@ -152,12 +173,30 @@ def read_columns(shape: Leaf | Record, data: bytes, starts: Numbers, ends: Numbe
 
 
 def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> pa.LargeBinaryArray:
-    """Returns the bytes of each value, prefixed with `first`; arbitrary for values that are null."""
-    parts = [_constant(first, len(values)), *_parts(shape, values)]
+    """Returns the bytes of each value, prefixed with `first`; arbitrary for values that are null.
+
+    Texts are valid UTF-8, and times such as Python can represent.
+    """
+    columns: list[pa.LargeBinaryArray] = []
+    held = [_constant(first, len(values))]
+    for part in _parts(shape, values):
+        if isinstance(part, _Part):
+            held.append(part)
+        else:
+            columns += [_column(held), part]
+            held = []
+    if held:
+        columns.append(_column(held))
+    return columns[0] if len(columns) == 1 else joined(*columns)
+
+
+def _column(parts: Sequence[_Part]) -> pa.LargeBinaryArray:
+    """Returns a column of parts, one after the other."""
+    count = len(parts[0].data)
     width = sum(part.data.shape[1] for part in parts)
-    data = np.empty((len(values), width), np.uint8)
-    used = np.ones((len(values), width), bool)
-    sizes = np.full(len(values), sum(part.data.shape[1] for part in parts if part.sizes is None))
+    data = np.empty((count, width), np.uint8)
+    used = np.ones((count, width), bool)
+    sizes = np.full(count, sum(part.data.shape[1] for part in parts if part.sizes is None))
     at = 0
     for part in parts:
         end = at + part.data.shape[1]
@@ -184,7 +223,7 @@ class _Part:
     sizes: Numbers | None = None
 
 
-def _parts(shape: Leaf | Record, values: pa.Array) -> Iterator[_Part]:
+def _parts(shape: Leaf | Record, values: pa.Array) -> Iterator[_Part | pa.LargeBinaryArray]:
     if isinstance(shape, Record):
         for at, (header, field) in enumerate(zip(_field_headers(shape), shape.fields, strict=True)):
             assert isinstance(field, Leaf | Record)
@@ -192,6 +231,13 @@ def _parts(shape: Leaf | Record, values: pa.Array) -> Iterator[_Part]:
             yield from _parts(field, values.field(at))
     elif shape.kind is bool:
         yield _Part(_bool_tags(values)[:, None])
+    elif shape.kind in (str, bytes):
+        texts = (values.fill_null(shape.kind()) if values.null_count else values).cast(pa.large_binary())
+        headers = text_header_rows if shape.kind is str else binary_header_rows
+        yield _with_nils(_Part(*headers(sizes_of(texts))), values)
+        yield texts
+    elif shape.kind is datetime:
+        yield _with_nils(_times(values), values)
     else:
         yield _with_nils(_floats(values) if shape.kind is float else _ints(values), values)
 
@@ -211,6 +257,11 @@ def _floats(values: pa.Array) -> _Part:
     data[:, 0] = _DOUBLE
     data[:, 1:] = _without_nulls(values, 0.0).astype(">f8").view(np.uint8).reshape(-1, 8)
     return _Part(data)
+
+
+def _times(values: pa.Array) -> _Part:
+    texts, sizes = write_times(_without_nulls(values.cast(pa.int64()), 0).astype(np.int64))
+    return _Part(np.column_stack([_SHORT_TEXT + sizes.astype(np.uint8), texts]), 1 + sizes)
 
 
 def _ints(values: pa.Array) -> _Part:

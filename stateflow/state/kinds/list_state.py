@@ -89,6 +89,12 @@ class ListState(Generic[T]):
             times: for each element, the event time of its row, None without one; None for those of the current row.
         """
         rows: Iterable[tuple[bytes, bytes]] = zip(prefixes, elements, strict=True)
+        if self.ttl is None:
+            before, pack = self._added, struct.Struct(">I").pack
+            added = {prefix + self._epoch + pack(number): data for number, (prefix, data) in enumerate(rows, before)}
+            self._added = before + len(added)
+            self._context.pending |= added
+            return
         for (prefix, data), row in zip(rows, repeat(None) if times is None else times, strict=False):
             self._put(prefix + self._epoch, data, row)
 

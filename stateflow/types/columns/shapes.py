@@ -141,8 +141,8 @@ _SCALARS: dict[type, tuple[type, pa.DataType, str]] = {
     inspect.UUIDType: (uuid.UUID, pa.string(), "string"),
 }
 """Python type, Arrow type and Spark type of scalars."""
-_BY_COLUMNS = (int, float, bool)
-_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of")
+_BY_COLUMNS = (int, float, bool, str, bytes)
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 
 
 def shape_of(value_type: object) -> Shape:
@@ -199,8 +199,9 @@ def _shape(info: inspect.Type, enclosing: tuple[type, ...]) -> Shape:
 
 def _scalar(info: inspect.Type) -> Leaf:
     if isinstance(info, inspect.DateTimeType):
-        name = "timestamp" if info.tz else "timestamp_ntz"
-        return Leaf(datetime.datetime, pa.timestamp("us", tz="UTC" if info.tz else None), name)
+        if info.tz:
+            return Leaf(datetime.datetime, pa.timestamp("us", tz="UTC"), "timestamp")
+        return Leaf(datetime.datetime, pa.timestamp("us"), "timestamp_ntz", by_columns=True)
     if isinstance(info, inspect.DecimalType):
         return _decimal(None)
     if isinstance(info, inspect.EnumType):

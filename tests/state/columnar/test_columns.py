@@ -41,6 +41,19 @@ Short = defstruct("Short", [("number", int, 0), ("other", float, 1.0)], omit_def
 Bounded = defstruct("Bounded", [("number", Annotated[int, msgspec.Meta(ge=0)])])
 
 
+Letter = defstruct(
+    "Letter",
+    [
+        ("text", str),
+        ("number", int),
+        ("note", str | None, None),
+        ("data", bytes, b""),
+        ("at", datetime.datetime, datetime.datetime(1970, 1, 1)),  # noqa: DTZ001 - without a zone
+        ("until", datetime.datetime | None, None),
+    ],
+)
+
+
 @dataclasses.dataclass
 class Data:
     number: int
@@ -50,6 +63,8 @@ class Data:
 
 
 SUMS = st.builds(Sum, INTS, FLOATS)
+TIMES = st.datetimes() | st.datetimes().map(lambda at: at.replace(microsecond=0))
+LETTERS = st.builds(Letter, st.text(), INTS, st.none() | st.text(), st.binary(), TIMES, st.none() | TIMES)
 KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "int": (int, INTS),
     "float": (float, FLOATS),
@@ -63,7 +78,8 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "dataclass": (Data, st.builds(Data, INTS, st.text(), st.lists(INTS), st.none() | st.dates())),
     "omits": (Short, st.builds(Short, INTS, FLOATS)),
     "bounded": (Bounded, st.builds(Bounded, st.integers(0, 1 << 40))),
-    "timestamp": (datetime.datetime, st.datetimes()),
+    "timestamp": (datetime.datetime, TIMES),
+    "texts": (Letter, LETTERS),
     "lists": (list[float], st.lists(FLOATS)),
 }
 
