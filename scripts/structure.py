@@ -30,6 +30,7 @@ PUBLIC_CONSTRUCTORS = {
 """Modules whose `__init__` may have more parameters than others, each with the reason."""
 PUBLIC_FUNCTIONS = {
     "stateflow/query/columns/reader.py": {"read_state": "callers name what to select, as for pandas.read_parquet"},
+    "stateflow/api/streams/all_windowed_stream.py": {"aggregate": "two functions, and the keywords of every operator"},
     "stateflow/api/streams/windowed_stream.py": {"aggregate": "two functions, and the keywords of every operator"},
     "stateflow/api/streams/keyed_ranking.py": {
         "deduplicate": "a clause of SQL each, all of them with a default",

@@ -48,7 +48,12 @@ from stateflow.api.windows.evictors import (
     TimeEvictor,
     TimestampedRow,
 )
-from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext, WindowOpenContext
+from stateflow.api.windows.functions import (
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+    WindowContext,
+    WindowOpenContext,
+)
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
 from stateflow.api.windows.triggers import (
     ContinuousEventTimeTrigger,
@@ -211,6 +216,7 @@ __all__ = [
     "Pattern",
     "PatternProcessFunction",
     "PostgresSink",
+    "ProcessAllWindowFunction",
     "ProcessJoinFunction",
     "ProcessWindowFunction",
     "ProcessingTimeSessionWindows",

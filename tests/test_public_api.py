@@ -80,6 +80,7 @@ PUBLIC_NAMES = [
     "Pattern",
     "PatternProcessFunction",
     "PostgresSink",
+    "ProcessAllWindowFunction",
     "ProcessJoinFunction",
     "ProcessWindowFunction",
     "ProcessingTimeSessionWindows",

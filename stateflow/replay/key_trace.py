@@ -89,7 +89,7 @@ class KeyTracer:
     def _trace(self, chain: ChainSpec, function: KeyedFunction[object]) -> None:
         uid = chain.uid
         if isinstance(function, VectorizedKeyedFunction):
-            columns = chain.keying.columns if chain.keying else ()
+            columns = chain.keying.row_columns if chain.keying else ()
             _replace(function, "process_batch", self._of_batch(uid, columns, function.process_batch))
             return
         rows = ("process_element1", "process_element2") if isinstance(function, KeyedCoProcessFunction) else None
@@ -150,7 +150,9 @@ class KeyTracer:
         return process_batch
 
     def _own(self, uid: str, columns: Sequence[str], rows: Sequence[Fields]) -> Iterable[Fields]:
-        """Yields the rows of the key, of which only those with the key's columns are known."""
+        """Yields the rows of the key: those with the key's columns, or all rows if the key is constant."""
+        if not columns:
+            return rows
         wanted = self._keys[uid].values
         return (row for row in rows if tuple(row.get(column) for column in columns) == wanted)
 

@@ -35,7 +35,7 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 
 
 class Keyed:
-    """A stream that is keyed already, in place of one that the guide's functions call `key_by` on."""
+    """A stream that is keyed already if it needs a key, in place of one that the guide's functions call `key_by` on."""
 
     def __init__(self, keyed: Any) -> None:
         self._keyed = keyed
@@ -43,8 +43,11 @@ class Keyed:
     def key_by(self, column: str) -> Any:
         return self._keyed
 
+    def window_all(self, assigner: Any) -> Any:
+        return self._keyed.window_all(assigner)
 
-def _run(declare: Callable[[Any], Any], guide: ModuleType, key: str, flights: list[Row]) -> list[Row]:
+
+def _run(declare: Callable[[Any], Any], guide: ModuleType, key: str | tuple[()], flights: list[Row]) -> list[Row]:
     rows = KeyedInput(guide.Flight, key, event_time="time", out_of_orderness=timedelta(hours=1))
     with KeyedHarness(lambda keyed: declare(Keyed(keyed)), rows) as h:
         for at in range(0, len(flights), 400):
@@ -90,6 +93,18 @@ def test_days_and_weeks_have_the_statistics_of_plain_python(guide: ModuleType, f
     weeks = _by_window(_run(guide.last_week_every_day, guide, "carrier", flights))
     assert _by_window(_run(guide.last_week_every_day_by_columns, guide, "carrier", flights)) == weeks
     assert weeks == _statistics(flights, lambda time: (_midnight(time) - n * DAY for n in range(7)), 7 * DAY)
+
+
+def test_hours_of_all_carriers_are_those_of_plain_python(guide: ModuleType, flights: list[Row]) -> None:
+    of: dict[datetime, list[str]] = defaultdict(list)
+    for row in flights:
+        of[row["time"].replace(minute=0, second=0)].append(row["carrier"])
+    found = _run(guide.hours_of_all, guide, (), flights)
+    assert found == [
+        {"start": start, "flights": len(of[start]), "carriers": len(set(of[start]))} for start in sorted(of)
+    ]
+    counts = [{"start": start, "flights": len(of[start])} for start in sorted(of)]
+    assert sorted(_run(guide.hours_of_all_by_columns, guide, (), flights), key=repr) == sorted(counts, key=repr)
 
 
 def test_trips_end_after_a_day_without_a_flight(guide: ModuleType, flights: list[Row]) -> None:

@@ -32,3 +32,4 @@ def test_windows_on_spark_are_those_of_plain_python(job: WindowsJob) -> None:
     job.reach("commit.after:1", KILLED)
     job.finish(run__drain="yes")
     assert before and job.windows("hours") == job.hours() and job.windows("sessions") == job.sessions()
+    assert job.windows("all-hours") == job.by_columns("all-hours") == job.all_hours()

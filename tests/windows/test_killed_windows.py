@@ -41,6 +41,7 @@ def test_windows_survive_a_kill_at_each_failpoint(windows_job: WindowsJob, name:
     job.finish(run__drain="yes")
     assert job.windows("hours") == job.hours() and job.windows("sessions") == job.sessions()
     assert job.by_columns("hours") == job.hours() and job.by_columns("sessions") == job.sessions()
+    assert job.windows("all-hours") == job.by_columns("all-hours") == job.all_hours()
 
 
 def test_the_failpoints_are_those_of_a_run_without_requests() -> None:

@@ -22,9 +22,14 @@ from stateflow.api.column_windows import time_windows
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
-from stateflow.api.windows.assigners import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
+from stateflow.api.windows.assigners import (
+    EventTimeSessionWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WindowAssigner,
+)
 from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
-from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
+from stateflow.api.windows.functions import ProcessAllWindowFunction, ProcessWindowFunction, WindowContext
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
@@ -73,6 +78,22 @@ class Summed(msgspec.Struct, frozen=True):
         return Fired(self.key, self.start, self.end, numbers)
 
 
+class SummedAll(msgspec.Struct, frozen=True):
+    """As `Summed`, of windows without a key."""
+
+    start: int
+    end: int
+    bits: int
+    count: int
+    first: int
+    last: int
+    rough: int
+
+    @property
+    def fired(self) -> Fired:
+        return Summed("", *msgspec.structs.astuple(self)).fired
+
+
 class Collected(msgspec.Struct, frozen=True):
     """The numbers of several rows."""
 
@@ -101,6 +122,17 @@ class EmitNumbers(ProcessWindowFunction[list[int], Fired]):
     def process(self, key: str, ctx: WindowContext, elements: Iterable[list[int]]) -> Iterator[Fired]:
         (numbers,) = elements
         yield Fired(key, ctx.window.start, ctx.window.end, sorted(numbers))
+
+
+class EmitAllRows(ProcessAllWindowFunction[Row, Fired]):
+    def process(self, ctx: WindowContext, elements: Iterable[Row]) -> Iterator[Fired]:
+        yield Fired("", ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
+
+
+class EmitAllNumbers(ProcessAllWindowFunction[list[int], Fired]):
+    def process(self, ctx: WindowContext, elements: Iterable[list[int]]) -> Iterator[Fired]:
+        (numbers,) = elements
+        yield Fired("", ctx.window.start, ctx.window.end, sorted(numbers))
 
 
 class KeepNewest(Evictor[Row]):
@@ -230,6 +262,7 @@ class History:
     lateness: int
     batches: tuple[tuple[tuple[tuple[str, int], ...], int], ...]
     arrow_rows: int | None
+    has_key: bool = True
 
 
 kinds = st.one_of(
@@ -248,21 +281,24 @@ histories = st.builds(
     st.sampled_from([0, 0, 3, 30]),
     st.lists(batches, min_size=1, max_size=6).map(tuple),
     st.sampled_from([None, 1, 3]),
+    st.booleans(),
 )
 
 
-def _windowed(history: History, method: str) -> Callable[[KeyedStream[DataStream]], DataStream]:
-    kind = history.kind
+def _assigner(kind: Kind) -> WindowAssigner[Any]:
     size, slide, offset = (timedelta(milliseconds=n) for n in (kind.size, kind.slide, kind.offset))
+    if not kind.slide:
+        return EventTimeSessionWindows.with_gap(size)
+    if kind.slide == kind.size:
+        return TumblingEventTimeWindows.of(size, offset)
+    return SlidingEventTimeWindows.of(size, slide, offset)
+
+
+def _windowed(history: History, method: str) -> Callable[[Any], DataStream]:
+    lateness = timedelta(milliseconds=history.lateness)
 
     def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        if not kind.slide:
-            windows = rows.window(EventTimeSessionWindows.with_gap(size))
-        elif kind.slide == kind.size:
-            windows = rows.window(TumblingEventTimeWindows.of(size, offset))
-        else:
-            windows = rows.window(SlidingEventTimeWindows.of(size, slide, offset))
-        windows = windows.allowed_lateness(timedelta(milliseconds=history.lateness)).side_output_late_data(LATE)
+        windows = rows.window(_assigner(history.kind)).allowed_lateness(lateness).side_output_late_data(LATE)
         if method == "columns":
             return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
         if method == "aggregate":
@@ -271,11 +307,21 @@ def _windowed(history: History, method: str) -> Callable[[KeyedStream[DataStream
             windows = windows.evictor(KeepNewest())
         return windows.process(EmitRows(), output=Fired, uid="w")
 
-    return declare
+    def declare_all(rows: DataStream) -> DataStream:
+        windows = rows.window_all(_assigner(history.kind)).allowed_lateness(lateness).side_output_late_data(LATE)
+        if method == "columns":
+            return windows.aggregate_columns(COLUMNS, output=SummedAll, uid="w")
+        if method == "aggregate":
+            return windows.aggregate(CollectNumbers(), EmitAllNumbers(), accumulator=list[int], output=Fired, uid="w")
+        if method == "evict":
+            windows = windows.evictor(KeepNewest())
+        return windows.process(EmitAllRows(), output=Fired, uid="w")
+
+    return declare if history.has_key else declare_all
 
 
-def _fired(row: Fired | Summed) -> Fired:
-    return row.fired if isinstance(row, Summed) else row
+def _fired(row: Fired | Summed | SummedAll) -> Fired:
+    return row if isinstance(row, Fired) else row.fired
 
 
 def _check(history: History, method: str, backend: StateBackend) -> None:
@@ -293,27 +339,29 @@ def _check_windows(history: History, method: str, backend: StateBackend) -> None
     fired, late, number = defaultdict(list), [], 0
     arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
-    given_rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))
+    key, keys = ("key", KEYS) if history.has_key else ((), ("",))
+    given_rows = KeyedInput(Row, key, event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))
     h = KeyedHarness(_windowed(history, method), given_rows, side_outputs=(LATE,), backend=backend, **more)
     for batch, parallelism in history.batches:
         if parallelism:
             late += h.side_output(LATE)
             with h:
                 h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
-        rows = [Row(key, at, at_number, 1 << at_number) for at_number, (key, at) in enumerate(batch, number)]
+        rows = [Row(name, at, at_number, 1 << at_number) for at_number, (name, at) in enumerate(batch, number)]
         number += len(rows)
-        for each in h.push(*rows):
-            fired[each.key].append(_fired(each))
-        model.batch(rows)
+        for each in map(_fired, h.push(*rows)):
+            fired[each.key].append(each)
+        model.batch(rows if history.has_key else [msgspec.structs.replace(row, key="") for row in rows])
     with h:
-        for each in h.drain():
-            fired[each.key].append(_fired(each))
+        for each in map(_fired, h.drain()):
+            fired[each.key].append(each)
         late += h.side_output(LATE)
-        for key in KEYS:
-            model.advance(key, HIGH)
+        for name in keys:
+            model.advance(name, HIGH)
         # No content, session or timer is left.
         assert h.state_entries() == [] and h.timers() == []
-    assert {key: fired[key] for key in KEYS} == {key: model.keys[key].fired for key in KEYS}
+    assert fired.keys() <= {*keys}
+    assert {name: fired[name] for name in keys} == {name: model.keys[name].fired for name in keys}
     assert sorted(row.number for row in late) == sorted(model.late)
 
 

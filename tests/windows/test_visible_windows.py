@@ -60,6 +60,14 @@ def _state_window(session: dict[str, int]) -> tuple[int, int]:
     return session["state_start"], session["state_end"]
 
 
+def test_windows_over_all_rows_have_a_key_that_all_rows_share(job: WindowsJob) -> None:
+    waiting = job.all_hours() - job.windows("all-hours")
+    rows = stateflow.read_state(str(job.root), "all-hours", "window-contents").read_all().to_pylist()
+    assert {row["all_rows"] for row in rows} == {0}
+    found = {(TimeWindow.parse(row["namespace"]["value"]), row["value"]["value"]) for row in rows}
+    assert found == {(TimeWindow(start, end), value) for _, start, end, value in waiting} and found
+
+
 def test_a_comparison_has_the_windows_that_differ(job: WindowsJob) -> None:
     first, before = job.head.checkpoint, _windows(job.root, "hours")
     job.deliver(60)
@@ -74,6 +82,7 @@ def test_a_comparison_has_the_windows_that_differ(job: WindowsJob) -> None:
         if row["operator"] == "hours"
     }
     assert before.keys() ^ after.keys() and before.keys() ^ after.keys() <= hours
+    assert {row["key"] for row in rows if row["operator"] == "all-hours"} == {"[0]"}
 
 
 def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_groups(
@@ -83,7 +92,7 @@ def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_g
     assert _windows(Path(saved["path"]), "hours") == _windows(job.root, "hours")
     new = WindowsJob(tmp_path / "new", {"max_parallelism": 64, "parallelism": 3}, job_name="windows")
     new.deliver(80)
-    for name in ("hours", "sessions", "column-hours", "column-sessions"):
+    for name in ("hours", "sessions", "column-hours", "column-sessions", "all-hours", "column-all-hours"):
         new.table(name).parent.mkdir(exist_ok=True)
         job.table(name).rename(new.table(name))
     new.begin(
@@ -92,4 +101,5 @@ def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_g
     new.finish(run__drain="yes")
     assert new.by_columns("hours") == new.hours() and new.by_columns("sessions") == new.sessions()
     assert new.windows("hours") == new.hours() and new.windows("sessions") == new.sessions()
+    assert new.windows("all-hours") == new.by_columns("all-hours") == new.all_hours()
     new.end_all()

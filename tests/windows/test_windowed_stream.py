@@ -44,12 +44,16 @@ def _delta() -> Trigger[Timed]:
     return DeltaTrigger.of(1, lambda first, second: second.value - first.value, Timed)
 
 
-def _keyed(has_time: bool = True) -> KeyedStream[DataStream]:
+def _stream(has_time: bool = True) -> DataStream:
     rows = StreamExecutionEnvironment().from_collection([Timed("a", 1)], row_class=Timed, uid="rows")
     if has_time:
         strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
         rows = rows.assign_timestamps_and_watermarks(strategy)
-    return rows.key_by("key")
+    return rows
+
+
+def _keyed(has_time: bool = True) -> KeyedStream[DataStream]:
+    return _stream(has_time).key_by("key")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,12 @@ def _keyed(has_time: bool = True) -> KeyedStream[DataStream]:
         (lambda: _keyed().window(TENS).aggregate(WRONG, accumulator=int, output=Total, uid="w"), "uid"),
         (lambda: _keyed().window(TENS).process(WRONG, output=Total, uid="w"), "uid"),
         (lambda: _keyed().window(TENS).apply(WRONG, output=Total, uid="w"), "uid"),
+        (lambda: _stream().window_all(WRONG), "given"),
+        (lambda: _stream(has_time=False).window_all(TENS), "assigner"),
+        (lambda: _stream().window_all(TENS).process(Sum(), output=Total, uid="w"), "wanted"),  # type: ignore[arg-type]
+        (lambda: _stream().window_all(TENS).reduce(max, Sum(), uid="w"), "wanted"),  # type: ignore[arg-type]
+        (lambda: _stream().window_all(TENS).apply(WRONG, output=Total, uid="w"), "uid"),
+        (lambda: _stream().window_all(TENS).aggregate_columns({"a": ("sum", "no")}, output=Total, uid="w"), "operator"),
     ],
 )
 def test_a_wrong_declaration_is_refused_with_a_hint(declare: Callable[[], Any], fact: str) -> None:

@@ -39,7 +39,7 @@ class WindowsJob(JobFixture):
 
     def windows(self, name: str) -> Counter[Window]:
         rows = folder_tables.rows(self.table(name))
-        return Counter((row["sensor"], row["start"], row["end"], row["value"]) for row in rows)
+        return Counter((row.get("sensor", "all"), row["start"], row["end"], row["value"]) for row in rows)
 
     def by_columns(self, name: str) -> Counter[Window]:
         """The windows of the operator by columns."""
@@ -50,6 +50,12 @@ class WindowsJob(JobFixture):
         for sensor, at, value in self._values():
             sums[sensor, at // 60 * 60] += value
         return Counter((sensor, start, start + 60, value) for (sensor, start), value in sums.items())
+
+    def all_hours(self) -> Counter[Window]:
+        sums: Counter[int] = Counter()
+        for (_, start, _, value), count in self.hours().items():
+            sums[start] += value * count
+        return Counter(("all", start, start + 60, value) for start, value in sums.items())
 
     def sessions(self) -> Counter[Window]:
         of: dict[str, list[tuple[int, int, int]]] = defaultdict(list)

@@ -122,11 +122,24 @@ class Keying:
         columns: the key columns.
         order_by: columns that order a key's rows; ties keep their order of arrival.
         types: Spark type names of the key columns.
+        is_constant: whether all rows have the key 0, which is a column of the state and not of the rows.
     """
 
     columns: tuple[str, ...]
     order_by: tuple[str, ...]
     types: tuple[str, ...]
+    is_constant: bool = False
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        """The key columns that rows have: none of a constant key."""
+        return () if self.is_constant else self.columns
+
+
+CONSTANT_KEY = 0
+"""The key of all rows of a constant keying; part of the stored format."""
+ONE_KEY = Keying(("all_rows",), (), ("bigint",), is_constant=True)
+"""The keying of an operator over all rows of a stream."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Never, TypeVar
 
 from stateflow.api.changelog import (
     Changelog,
@@ -30,6 +30,7 @@ from stateflow.api.graph.event_time import watermark_strategies
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.graph.keying import add_stream_facts, make_keying
 from stateflow.api.graph.nodes import (
+    ONE_KEY,
     ColumnsNode,
     Node,
     ProcessNode,
@@ -44,10 +45,14 @@ from stateflow.api.printing import PrintSink
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
+from stateflow.api.streams.all_windowed_stream import AllWindowedStream
 from stateflow.api.streams.connected_streams import BroadcastStream
 from stateflow.api.streams.joins.stream_joins import StreamJoins
+from stateflow.api.streams.keyed_input import KeyedInput
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.watermarks import WatermarkStrategy
+from stateflow.api.windows.assigners import WindowAssigner
 from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
@@ -153,7 +158,7 @@ class DataStream(StreamJoins["DataStream"]):
         if not others:
             raise JobDefinitionError("union needs another stream", hint="call first.union(second, …)", called="union")
         for other in others:
-            self._check_union(other)
+            _check_union(self, other)
         changelog = of_union([self._changelog, *(other._changelog for other in others)])
         return DataStream(self._graph, UnionNode((self._node, *(other._node for other in others))), changelog)
 
@@ -226,6 +231,19 @@ class DataStream(StreamJoins["DataStream"]):
         check_key_by(self._changelog, columns)
         return KeyedStream(self._graph, self._node, keying, self._add_operator, self._changelog)
 
+    def window_all(self, assigner: WindowAssigner[Never]) -> AllWindowedStream[DataStream]:
+        """Divides all rows of the stream into windows. One subtask processes them: prefer `key_by` and `window`.
+
+        Args:
+            assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
+
+        Raises:
+            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have;
+                or the stream is a changelog.
+        """
+        keyed = KeyedInput(self._graph, self._node, ONE_KEY, self._add_operator, self._changelog)
+        return AllWindowedStream(WindowedStream.of(keyed, assigner))
+
     def as_append_only(self) -> DataStream:
         """Returns the stream with each row as a row of its own; a `RowKind` is a column like others from then on."""
         return DataStream(self._graph, self._node)
@@ -293,21 +311,22 @@ class DataStream(StreamJoins["DataStream"]):
     def _output(self, row_class: type[object] | None) -> RowSchema:
         return RowSchema.of(row_class) if row_class else self._node.schema
 
-    def _check_union(self, other: object) -> None:
-        if not isinstance(other, DataStream) or other._graph is not self._graph:
-            raise JobDefinitionError(
-                "union needs streams of the same job",
-                hint="pass streams of the same environment; call key_by after union",
-                called="union",
-                given=type(other).__name__,
-            )
-        if other.schema.columns != self.schema.columns:
-            raise JobDefinitionError(
-                "the streams of a union have different columns",
-                hint="convert them to one row class with map or transform",
-                first=self.schema.ddl,
-                other=other.schema.ddl,
-            )
+
+def _check_union(stream: DataStream, other: object) -> None:
+    if not isinstance(other, DataStream) or other._graph is not stream._graph:
+        raise JobDefinitionError(
+            "union needs streams of the same job",
+            hint="pass streams of the same environment; call key_by after union",
+            called="union",
+            given=type(other).__name__,
+        )
+    if other.schema.columns != stream.schema.columns:
+        raise JobDefinitionError(
+            "the streams of a union have different columns",
+            hint="convert them to one row class with map or transform",
+            first=stream.schema.ddl,
+            other=other.schema.ddl,
+        )
 
 
 def _check_callable(called: str, function: object, wanted: str) -> None:

@@ -48,7 +48,7 @@ class WindowColumns(KeyedInput[Stream]):
         schema = RowSchema.of(output)
         try:
             refuse_evictor(self._evictor)
-            aggregation = declared_aggregation(aggregates, self._keying.columns, self._node.schema, schema)
+            aggregation = declared_aggregation(aggregates, self._keying.row_columns, self._node.schema, schema)
             time_column = event_time_of(self._node)
             function = declared_windows(self._settings, time_column, aggregation)
             if self._keying.order_by[:1] not in ((), (time_column,)):

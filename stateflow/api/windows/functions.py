@@ -146,8 +146,34 @@ class ProcessWindowFunction(Generic[In, Out]):
         """Called once per batch and subtask, after the last row."""
 
 
+class ProcessAllWindowFunction(Generic[In, Out]):
+    """A function that is called with the rows of a window over all rows of a stream, or with its aggregated value.
+
+    `WindowContext.get_current_key` returns 0 for each window, and `global_state` is that of the operator.
+    """
+
+    def open(self, ctx: WindowOpenContext) -> None:
+        """Called once per batch and subtask, to declare state."""
+
+    def process(self, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
+        """Called whenever the trigger fires; returns or yields rows of the declared output class.
+
+        Args:
+            elements: as for `ProcessWindowFunction.process`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no process")
+
+    def clear(self, ctx: WindowContext) -> None:
+        """Called when the window is removed, to remove the values of its `window_state`."""
+
+    def close(self) -> None:
+        """Called once per batch and subtask, after the last row."""
+
+
 PlainFunction = Callable[[Any, TimeWindow, Iterable[In]], Iterable[Out] | None]
 """A function of key, window and rows."""
+PlainAllFunction = Callable[[TimeWindow, Iterable[In]], Iterable[Out] | None]
+"""A function of window and rows."""
 
 
 class ApplyWindow(ProcessWindowFunction[In, Out]):
@@ -158,6 +184,36 @@ class ApplyWindow(ProcessWindowFunction[In, Out]):
 
     def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
         return checked_rows(self.function(key, ctx.window, elements), self.function)
+
+
+class WithoutKey(ProcessWindowFunction[In, Out]):
+    """Calls a function that takes no key."""
+
+    def __init__(self, function: ProcessAllWindowFunction[In, Out]) -> None:
+        self.function = function
+
+    def open(self, ctx: WindowOpenContext) -> None:
+        self.function.open(ctx)
+
+    def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
+        process = self.function.process
+        return checked_rows(process(ctx, elements), process)
+
+    def clear(self, ctx: WindowContext) -> None:
+        self.function.clear(ctx)
+
+    def close(self) -> None:
+        self.function.close()
+
+
+class ApplyAllWindow(ProcessWindowFunction[In, Out]):
+    """Calls a plain function of window and rows."""
+
+    def __init__(self, function: PlainAllFunction[In, Out]) -> None:
+        self.function = function
+
+    def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
+        return checked_rows(self.function(ctx.window, elements), self.function)
 
 
 class EmitElements(ProcessWindowFunction[T, T]):

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.functions.rich import RowStep
 from stateflow.api.graph.nodes import (
+    CONSTANT_KEY,
     ColumnsNode,
     Keying,
     Node,
@@ -244,7 +245,7 @@ def _key_hashes(keying: Keying, rows: Sequence[_LocatedRow]) -> Numbers:
 
 
 def _key_hash(keying: Keying, row: object) -> int:
-    key = [stored_scalar(getattr(row, column)) for column in keying.columns]
+    key = [stored_scalar(getattr(row, column)) for column in keying.row_columns] or [CONSTANT_KEY]
     if None not in key:
         return key_hash(key, keying.types)
     known = [(value, kind) for value, kind in zip(key, keying.types, strict=True) if value is not None]
@@ -253,7 +254,7 @@ def _key_hash(keying: Keying, row: object) -> int:
 
 def _ties(keying: Keying, row: object) -> tuple[object, ...]:
     """Returns what rows of equal order are sorted by, nulls first."""
-    values = (stored_scalar(getattr(row, column)) for column in (*keying.columns, *keying.order_by))
+    values = (stored_scalar(getattr(row, column)) for column in (*keying.row_columns, *keying.order_by))
     return tuple((value is not None, value) for value in values)
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.graph.nodes import Keying, Node
+from stateflow.api.graph.nodes import CONSTANT_KEY, Keying, Node
 from stateflow.api.graph.traversal import leaves_of
 from stateflow.runtime.planning.physical_plan import Level, Share
 from stateflow.runtime.planning.routing import (
@@ -191,7 +191,8 @@ class _RowLocation:
         """
         fields: dict[Field, str] = {ROW_POSITION: self.position, ROW_PHASE: f"CAST({self.phase} AS BIGINT)"}
         if keying is not None:
-            fields[KEY_HASH] = f"xxhash64({', '.join(quoted(prefix + column) for column in keying.columns)})"
+            columns = [quoted(prefix + column) for column in keying.row_columns] or [f"{CONSTANT_KEY}L"]
+            fields[KEY_HASH] = f"xxhash64({', '.join(columns)})"
         return fields
 
 

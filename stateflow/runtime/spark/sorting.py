@@ -80,7 +80,7 @@ class _SortOrder:
 
     def __init__(self, chain: ChainSpec) -> None:
         keyed = [(number, spec.prefix, spec.keying) for number, spec in enumerate(chain.inputs) if spec.keying]
-        self._keys = _by_input([(n, prefix, keying.columns) for n, prefix, keying in keyed])
+        self._keys = _by_input([(n, prefix, keying.row_columns) for n, prefix, keying in keyed])
         self._declared = _by_input([(n, prefix, keying.order_by) for n, prefix, keying in keyed])
         self._has_connected_inputs = len(chain.inputs) > 1
 

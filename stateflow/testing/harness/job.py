@@ -33,7 +33,7 @@ class KeyedInput:
 
     Args:
         row_class: class of the rows.
-        key_by: the key column, or several.
+        key_by: the key column, or several; empty for a callable that takes the stream without a key, for `window_all`.
         order_by: columns that order a key's rows within a push.
         event_time: the column that `ctx.timestamp()` returns; by default rows have no event time.
         out_of_orderness: how late rows may arrive. With it, each push advances the watermark and fires a key's timers
@@ -41,7 +41,7 @@ class KeyedInput:
     """
 
     row_class: type[object]
-    key_by: str | Sequence[str]
+    key_by: str | Sequence[str] = ()
     order_by: Sequence[str] = ()
     event_time: str = ""
     out_of_orderness: timedelta | None = None
@@ -143,7 +143,7 @@ def declare_job(env: StreamExecutionEnvironment, definition: Definition) -> Harn
 
 def _input_stream(
     env: StreamExecutionEnvironment, number: int, given: Input
-) -> KeyedStream[DataStream] | BroadcastStream:
+) -> KeyedStream[DataStream] | BroadcastStream | DataStream:
     if not isinstance(given, KeyedInput | BroadcastInput):
         raise JobDefinitionError(
             "an input of a harness is neither a KeyedInput nor a BroadcastInput",
@@ -157,7 +157,7 @@ def _input_stream(
     if isinstance(given, BroadcastInput):
         return stream.broadcast()
     columns = (given.key_by,) if isinstance(given.key_by, str) else tuple(given.key_by)
-    return stream.key_by(*columns, order_by=given.order_by)
+    return stream.key_by(*columns, order_by=given.order_by) if columns else stream
 
 
 def _result(definition: Definition, streams: Sequence[Any]) -> object:
@@ -172,6 +172,12 @@ def _result(definition: Definition, streams: Sequence[Any]) -> object:
             hint=f"it takes {', '.join(kind.__name__ for kind in wanted)}",
             function=type(function).__name__,
             given=[kind.__name__ for kind in kinds],
+        )
+    if not all(each.key_by for each in definition.inputs if isinstance(each, KeyedInput)):
+        raise JobDefinitionError(
+            "the input of a function object has no key",
+            hint='KeyedInput(Row, key_by="column"), or a callable: lambda rows: rows.window_all(…).process(…)',
+            function=type(function).__name__,
         )
     if isinstance(function, RichFilterFunction):
         return streams[0].filter(function, uid=OPERATOR, on_error=definition.on_error)

@@ -1,4 +1,4 @@
-"""Hours and sessions of readings, by rows and by columns.
+"""Hours and sessions of readings, by rows and by columns, and hours of all sensors together.
 
 ``job.folder`` has ``readings.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
 """
@@ -13,6 +13,7 @@ import msgspec
 from stateflow import (
     EventTimeSessionWindows,
     FileSource,
+    ProcessAllWindowFunction,
     ProcessWindowFunction,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
@@ -47,6 +48,21 @@ class Emit(ProcessWindowFunction[Reading, Sum]):
         yield Sum(key, ctx.window.start, ctx.window.end, sum(row.value for row in elements))
 
 
+class EmitAll(ProcessAllWindowFunction[Reading, Sum]):
+    """Emits the sum of all sensors with its window."""
+
+    def process(self, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Sum]:
+        yield Sum("all", ctx.window.start, ctx.window.end, sum(row.value for row in elements))
+
+
+class SumOfAll(msgspec.Struct):
+    """The sum of a window over all sensors."""
+
+    start: int
+    end: int
+    value: int
+
+
 def added(first: Reading, second: Reading) -> Reading:
     """Adds the values of two rows."""
     return Reading(first.sensor, first.at, first.value + second.value)
@@ -66,12 +82,10 @@ def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     folder = Path(env.parameter("folder"))
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
-    readings = (
-        env.from_source(_source(env, folder), uid="readings")
-        .assign_timestamps_and_watermarks(strategy)
-        .key_by("sensor")
-    )
-    hours = readings.window(TumblingEventTimeWindows.of(timedelta(milliseconds=60)))
+    stream = env.from_source(_source(env, folder), uid="readings").assign_timestamps_and_watermarks(strategy)
+    readings = stream.key_by("sensor")
+    hours_of = TumblingEventTimeWindows.of(timedelta(milliseconds=60))
+    hours = readings.window(hours_of)
     sessions = readings.window(EventTimeSessionWindows.with_gap(timedelta(milliseconds=30)))
     for name, windows in (("hours", hours), ("sessions", sessions)):
         by_columns = windows.aggregate_columns(COLUMNS, output=Sum, uid=f"column-{name}")
@@ -79,4 +93,11 @@ def build(env: StreamExecutionEnvironment) -> None:
     hours.reduce(added, Emit(), output=Sum, uid="hours").sink_to(FolderSink(folder / "tables/hours"), uid="hours-table")
     sessions.process(Emit(), output=Sum, uid="sessions").sink_to(
         FolderSink(folder / "tables/sessions"), uid="sessions-table"
+    )
+    of_all = stream.window_all(hours_of)
+    of_all.reduce(added, EmitAll(), output=Sum, uid="all-hours").sink_to(
+        FolderSink(folder / "tables/all-hours"), uid="all-hours-table"
+    )
+    of_all.aggregate_columns(COLUMNS, output=SumOfAll, uid="column-all-hours").sink_to(
+        FolderSink(folder / "tables/column-all-hours"), uid="column-all-hours-table"
     )

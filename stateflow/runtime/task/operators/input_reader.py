@@ -11,6 +11,7 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 
+from stateflow.api.graph.nodes import CONSTANT_KEY
 from stateflow.api.schema import RowSchema
 from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import InternalError, SchemaMismatch, StateError
@@ -22,6 +23,7 @@ from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_encoding import encode_key
 
 _ENCODED = itemgetter(1)
+_CONSTANT_KEY_TYPE = pa.int64()
 TimeOf = Callable[[object], int | None]
 """Returns the event time of a row in milliseconds since 1970; None without one."""
 
@@ -33,11 +35,12 @@ class Input:
     Attributes:
         schema: the input's columns.
         columns: the positions of the input's columns among those of all inputs.
-        keys: positions of the key columns among the input's columns.
+        keys: positions of the key columns among the input's columns; none if the key is constant.
         required: positions of the columns that are not nullable, among the input's columns.
         nested: positions of the columns of classes, lists and dicts, among the input's columns.
         time: position of the event time column among those of all inputs; None without event time.
         time_of: reads the event time of a row object; None without event time.
+        has_constant_key: whether all rows have the key `CONSTANT_KEY`.
     """
 
     schema: RowSchema
@@ -47,6 +50,20 @@ class Input:
     nested: tuple[int, ...]
     time: int | None
     time_of: TimeOf | None
+    has_constant_key: bool = False
+
+    def key_columns(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Returns the key columns of rows, of which `columns` are the input's columns."""
+        if self.has_constant_key:
+            return [pa.array(np.full(len(columns[0]), CONSTANT_KEY), _CONSTANT_KEY_TYPE)]
+        return [columns[at] for at in self.keys]
+
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        """The types of the key columns."""
+        if self.has_constant_key:
+            return (_CONSTANT_KEY_TYPE,)
+        return tuple(self.schema.columns[at].arrow_type for at in self.keys)
 
 
 @dataclass(frozen=True)
@@ -82,7 +99,7 @@ class _InputRows:
 
     @property
     def keys(self) -> list[pa.Array]:
-        return [self.columns[i] for i in self.input.keys]
+        return self.input.key_columns(self.columns)
 
 
 class KeyedInputs:
@@ -225,13 +242,14 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
             _nested_indexes(spec.schema),
             start + spec.schema.names.index(spec.time_column) if spec.time_column else None,
             event_time_reader(spec.time_column),
+            spec.keying is not None and spec.keying.is_constant,
         )
         for spec, (start, end) in zip(specs, pairwise(starts), strict=True)
     ]
 
 
 def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
-    return tuple(spec.schema.names.index(c) for c in spec.keying.columns) if spec.keying else ()
+    return tuple(spec.schema.names.index(c) for c in spec.keying.row_columns) if spec.keying else ()
 
 
 def required_indexes(schema: RowSchema) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class KeyTypes:
         assert spec.keying is not None
         self._uid = spec.uid
         schema = spec.inputs[0].schema
-        shapes = [schema.column(name).shape for name in spec.keying.columns]
+        shapes = [schema.column(name).shape for name in spec.keying.row_columns]
         self._kinds = [shape.kind if isinstance(shape, Leaf) and shape.is_converted else None for shape in shapes]
         self._are_stored = not any(self._kinds)
 

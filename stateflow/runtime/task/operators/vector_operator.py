@@ -130,7 +130,6 @@ class VectorOperator:
         self._schema = spec.inputs[0].schema
         self._names = spec.keying.columns
         self._input = KeyedInputs(spec)[0]
-        self._keys = self._input.keys
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._limits = limits
         self._state = KeyedState(backend, spec.known_states, batch_time(info), limits=self._limits)
@@ -208,8 +207,8 @@ class VectorOperator:
         try:
             return _concatenate(parts)
         except StateError as e:
-            held = self._held[-1].columns
-            key = {name: held[at][-1].as_py() for name, at in zip(self._names, self._keys, strict=True)}
+            held = self._input.key_columns(self._held[-1].columns)
+            key = {name: column[-1].as_py() for name, column in zip(self._names, held, strict=True)}
             e.add_facts(operator=self._spec.uid, key=described(key))
             raise
 
@@ -227,12 +226,13 @@ class VectorOperator:
         return len(group_starts(border.order, self._key_columns(border))) == 1
 
     def _key_columns(self, rows: SortedRows) -> list[pa.Array]:
-        return [comparable(rows.columns[at]) for at in self._keys]
+        return [comparable(column) for column in self._input.key_columns(rows.columns)]
 
     def _feed(self, rows: SortedRows) -> Iterator[tuple[int, pa.RecordBatch]]:
         starts = np.array(group_starts(rows.order, self._key_columns(rows)))
         at = pa.array(starts)
-        keys = pa.RecordBatch.from_arrays([rows.columns[k].take(at) for k in self._keys], names=self._names)
+        columns = [column.take(at) for column in self._input.key_columns(rows.columns)]
+        keys = pa.RecordBatch.from_arrays(columns, names=self._names)
         groups = (rows.order[starts] >> GROUP_SHIFT & GROUP_MASK).astype(">u2").view("V2").tolist()
         state = self._new_state(rows, keys, starts, (groups, self._encode(keys)))
         batch = pa.RecordBatch.from_arrays(list(rows.columns), schema=self._schema.arrow)

@@ -56,7 +56,7 @@ class WindowVectorOperator(VectorOperator):
     def __init__(
         self, spec: ChainSpec, info: TaskInfo, backend: KeyedStateBackend, limits: EntryLimits, index: TimerIndex
     ) -> None:
-        assert isinstance(spec.function, WindowVectorFunction) and spec.keying is not None
+        assert isinstance(spec.function, WindowVectorFunction)
         super().__init__(spec, info, backend, limits)
         self._windows: WindowVectorFunction = spec.function
         self._timers = self._state.window_timers(self._groups, index)
@@ -64,8 +64,7 @@ class WindowVectorOperator(VectorOperator):
         self._watermark = spec.watermark_before
         self._times_of_part: BatchTimes | None = None
         self._calls: list[tuple[int, WindowVectorState]] = []
-        kinds = [spec.inputs[0].schema.column(name).arrow_type for name in spec.keying.columns]
-        self._layout = KeyLayout(tuple(kinds), _GROUP_BYTES)
+        self._layout = KeyLayout(self._input.key_types, _GROUP_BYTES)
 
     def advance(self) -> None:
         """Advances event time to that of the batch, after the rows of phase 0."""
