@@ -30,6 +30,7 @@ REPORT: dict[str, object] = {
     "stopped_because": "caught-up",
     "quarantined_count": 0,
     "quarantined": [],
+    "late_rows_dropped": 2,
     "idle": False,
     "duration_s": 0.1,
 }

@@ -33,6 +33,7 @@ RETURNED = {
     "stopped_because": "caught-up",
     "quarantined_count": 0,
     "quarantined": [],
+    "late_rows_dropped": 2,
     "idle": False,
     "duration_s": 0.1,
 }

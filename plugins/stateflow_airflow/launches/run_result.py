@@ -22,6 +22,7 @@ RETURNED = (
     "stopped_because",
     "quarantined_count",
     "quarantined",
+    "late_rows_dropped",
     "idle",
     "duration_s",
 )

@@ -60,9 +60,10 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
     makes one within `end_timeout`, every other run at once. After a clear, a new program is always launched.
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``started_from``,
-    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``idle`` (whether there
-    was nothing to do, so that Spark was not started) and ``duration_s``, with a warning in the log if it exceeds the
-    schedule's interval. ``offsets`` has positions in each source's format, such as ``{"payments": {"logOffset": 4}}``.
+    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
+    ``idle`` (whether there was nothing to do, so that Spark was not started) and ``duration_s``, with a warning in the
+    log if it exceeds the schedule's interval. ``offsets`` has positions in each source's format, such as
+    ``{"payments": {"logOffset": 4}}``.
     Each asset in `outlets` gets an event with the first two.
 
     Args:
