@@ -142,10 +142,13 @@ def read_share(share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a share, with the declared columns.
 
     Raises:
-        CannotRead: the file is missing or corrupt, or has other columns or types.
+        CannotRead: the file is missing or corrupt, has other columns or types, or was written again after the files of
+            the batch were divided: shares of two versions may not have each row once.
     """
     try:
-        with pq.ParquetFile(share.path) as file:
+        with pa.OSFile(share.path) as source, pq.ParquetFile(source) as file:
+            if source.size() != share.size:
+                raise ValueError(f"the file has {source.size()} bytes, and had {share.size}")
             _check(file, schema)
             groups = [at for at in range(file.num_row_groups) if share.begin <= _middle(file, at, share) < share.end]
             for at in groups:

@@ -167,6 +167,18 @@ def test_damaged_files_are_left_to_spark(tmp_path: Path, damage: str) -> None:
         list(read_share(share, SCHEMA))
 
 
+@pytest.mark.parametrize("count", [50, 150])
+def test_a_file_that_was_written_again_is_left_to_spark(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(rows(0, 100), path, row_group_size=20)
+    shares = shares_of([(str(path), path.stat().st_size)], 2)
+    assert sum(len(batch) for each in shares for share in each for batch in read_share(share, SCHEMA)) == 100
+    pq.write_table(rows(0, count), path, row_group_size=20)
+    for (share,) in shares:
+        with pytest.raises(CannotRead, match="had"):
+            list(read_share(share, SCHEMA))
+
+
 def test_wide_rows_are_read_in_small_batches(tmp_path: Path) -> None:
     table = rows(0, 64).set_column(1, "text", pa.array([f"{n}" * (1 << 19) for n in range(10, 74)]))
     pq.write_table(table, tmp_path / "rows.parquet", use_dictionary=False)
