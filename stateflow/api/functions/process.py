@@ -39,8 +39,8 @@ class TaskInfo:
 
     Attributes:
         uid: uid of the operator.
-        subtask: index of the subtask.
-        parallelism: number of subtasks.
+        subtask: index of the subtask, below `parallelism` unless that is 0.
+        parallelism: number of subtasks; 0 for a rich function on the stream of a source on Spark (see `RichFunction`).
         max_parallelism: number of key groups.
         processing_time: constant during the batch.
         epoch: number of the batch along the job's state, over all runs, restores and forks.
