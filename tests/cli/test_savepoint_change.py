@@ -203,6 +203,7 @@ def test_functions_of_modules_and_of_the_job_file_are_found(changes: Changes, mo
         ("kept._timers={file}", ConfigError, {"function": "{file}"}),
         ("kept._timers={file}:latest", ConfigError, {"function": "latest"}),
         ("kept._timers=nowhere.py:later", JobDefinitionError, {"path": "nowhere.py"}),
+        (f"kept._timers={'a' * 300}.py:later", JobDefinitionError, {"path": f"{'a' * 300}.py"}),
         ("kept._timers=no_such_module:later", ConfigError, {"module": "no_such_module"}),
         ("kept._timers={file}:broken", UserCodeError, {"operator": "kept"}),
         ("kept._timers={file}:nothing", SchemaMismatch, {"type": "NoneType"}),

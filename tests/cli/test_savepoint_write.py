@@ -341,6 +341,8 @@ def test_broadcast_state_is_found_without_a_row(job: CliFixture, tmp_path: Path)
         ([], ["rows=keep"], {"source": "rows=keep"}),
         ([], ["rows=earliest", "rows=latest"], {"uid": "rows"}),
         ([], ["rows=spark:nowhere"], {"path": (Path.cwd() / "nowhere").as_uri()}),
+        ([], [f"rows=spark:nowhere#{'9' * 5000}"], {"path": "nowhere"}),
+        ([], [f"rows=spark:nowhere#batch={'9' * 5000}"], {"path": "nowhere"}),
     ],
 )
 def test_what_does_not_exist_is_refused_with_its_name(

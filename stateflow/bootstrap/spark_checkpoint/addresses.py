@@ -13,6 +13,7 @@ SOURCE, VARIABLE, OPERATOR, STORE, BATCH = "source", "variable", "operator", "st
 STATE_PARTS = frozenset((VARIABLE, OPERATOR, STORE, BATCH))
 SOURCE_PARTS = frozenset((SOURCE, BATCH))
 _NUMBERS = frozenset((SOURCE, OPERATOR, BATCH))
+_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,14 @@ class QueryAddress:
 
     @classmethod
     def of_source(cls, text: str) -> Self:
-        """Returns the address of a source, in ``CHECKPOINT``, ``CHECKPOINT#N`` or ``CHECKPOINT#source=N,batch=N``."""
+        """Returns the address of a source, in ``CHECKPOINT``, ``CHECKPOINT#N`` or ``CHECKPOINT#source=N,batch=N``.
+
+        Raises:
+            ConfigError: as `of_state` does.
+        """
         path, separator, rest = text.rpartition("#")
         if separator and rest.isdecimal():
-            return cls(path, {}, {SOURCE: int(rest)})
+            return cls._parsed(path, f"{SOURCE}={rest}", SOURCE_PARTS)
         # Any other text after a # is a part of the path.
         return cls._parsed(path, rest, SOURCE_PARTS) if separator and "=" in rest else cls(text, {}, {})
 
@@ -54,7 +59,7 @@ class QueryAddress:
     def _parsed(cls, path: str, parts: str, known: Set[str]) -> Self:
         given = [part.partition("=")[::2] for part in parts.split(",")]
         names = [name for name, _ in given]
-        wrong = [name for name, value in given if name in _NUMBERS and not value.isdecimal()]
+        wrong = [name for name, value in given if name in _NUMBERS and not _is_number(value)]
         if not set(names) <= known or len(set(names)) < len(names) or wrong:
             raise ConfigError(
                 "a part of a checkpoint of Spark is not valid",
@@ -68,3 +73,8 @@ class QueryAddress:
             {name: value for name, value in given if name not in _NUMBERS},
             {name: int(value) for name, value in given if name in _NUMBERS},
         )
+
+
+def _is_number(text: str) -> bool:
+    # Python refuses to convert thousands of digits.
+    return text.isdecimal() and len(text) <= _DIGITS

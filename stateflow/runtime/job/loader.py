@@ -68,7 +68,7 @@ def load_file(path: Path, what: str) -> ModuleType:
     Raises:
         JobDefinitionError: the file does not exist or cannot be imported.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise JobDefinitionError(f"the {what} does not exist", hint="check the path", path=str(path))
     name = path.stem
     if not name.isidentifier():
@@ -93,6 +93,14 @@ def load_file(path: Path, what: str) -> ModuleType:
             path=str(path),
         ) from e
     return module
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether a file exists, also for a path that cannot be one, such as one with a name that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _check_free(name: str, path: Path, what: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stateflow.errors import ConfigError, StateflowError
-from stateflow.runtime.job.loader import load_file
+from stateflow.runtime.job.loader import is_file, load_file
 from stateflow.similar_names import did_you_mean
 from stateflow.user_lines import line_of_user
 
@@ -48,7 +48,7 @@ def load_function(text: str) -> Callable[..., object]:
 def _from_file(path: Path) -> ModuleType:
     loaded = sys.modules.get(path.stem)
     file = getattr(loaded, "__file__", None)
-    if loaded is not None and file is not None and Path(file).resolve() == path.resolve():
+    if loaded is not None and file is not None and is_file(path) and Path(file).resolve() == path.resolve():
         return loaded
     return load_file(path, "file of the function")
 
