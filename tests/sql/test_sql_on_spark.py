@@ -187,15 +187,13 @@ class Bid(msgspec.Struct):
     amount: Annotated[Decimal, precision(9, scale=2)]
 
 
-class Auction(msgspec.Struct):
-    id: int
-    category: str
-
-
 def build(env):
     bids = [Bid(n % 5, Decimal(n) / 4) for n in range(40)]
     env.register_table("bid", env.from_collection(bids, Bid, uid="bids"))
-    env.register_table("auction", env.from_collection([Auction(1, "x"), Auction(2, "y")], Auction, uid="auctions"))
+    # A class that no worker can import, in the rows of a source and in a function.
+    made = msgspec.defstruct("Auction", [("id", int), ("category", str, "y")])
+    auctions = env.from_collection([made(0, "x"), made(1)], made, uid="auctions")
+    env.register_table("auction", auctions.map(lambda row: made(row.id + 1, row.category), output=made))
     for name, keys in {"totals": ("auction",), "joined": (), "best": ("auction", "place"), "counts": ("n",)}.items():
         sink = DeltaSink(f"{env.parameter('tables')}/{name}", mode="upsert" if keys else "append", keys=keys)
         env.register_sink(name, sink)

@@ -19,7 +19,6 @@ from stateflow.bootstrap.encoding.entries import EntryEncoder
 from stateflow.bootstrap.encoding.frames import Frame, column_names, is_spark, sliced
 from stateflow.bootstrap.encoding.keys import KeyColumns
 from stateflow.bootstrap.keyed_files.local import MOST_BUCKETS, with_timers
-from stateflow.bootstrap.keyed_files.sent_types import from_sent, to_sent
 from stateflow.bootstrap.keyed_files.sorting import EntrySorter
 from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target
 from stateflow.checkpoint.barrier.task_report import Failure
@@ -29,6 +28,7 @@ from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.storage import Credentials, open_storage
+from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.decoders import msgpack_decoder
 from stateflow.types.spark_sql import quoted
 
@@ -71,6 +71,7 @@ def write_on_spark(operator: KeyedOperator, layout: Layout, target: Target) -> l
     spark = next(frame.sparkSession for frame in operator.frames if is_spark(frame))
     frames = [_distributed(spark, frame) for frame in operator.frames]
     operator = _indexed(operator, frames)
+    prepare_struct_classes()
     work = _Work(_without_rows(operator), layout, target.storage.uri, target.folder, Credentials.of_process())
     try:
         rows = _combined(operator, layout)
@@ -112,9 +113,7 @@ def _numbered(rows: StateRows, key: KeyColumns, frame: DataFrame) -> StateRows:
 
 def _without_rows(operator: KeyedOperator) -> KeyedOperator:
     """Returns the operator with empty frames, which are sent to tasks."""
-    states = tuple(
-        replace(rows, frame=_empty(rows.frame), descriptor=to_sent(rows.descriptor)) for rows in operator.states
-    )
+    states = tuple(replace(rows, frame=_empty(rows.frame)) for rows in operator.states)
     return replace(operator, states=states, timers=None if operator.timers is None else _empty(operator.timers))
 
 
@@ -183,8 +182,7 @@ def _write_subtasks(work: _Work, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _write(work: _Work, subtask: int, batches: Iterable[pa.RecordBatch]) -> list[SubtaskState]:
-    received = tuple(replace(rows, descriptor=from_sent(rows.descriptor)) for rows in work.operator.states)
-    operator, layout = replace(work.operator, states=received), work.layout
+    operator, layout = work.operator, work.layout
     encoders = [operator.state_encoder(rows, layout) for rows in operator.states]
     timers = operator.timer_encoder() if operator.timers is not None else None
     each: list[EntryEncoder] = [*encoders, *([timers] if timers else [])]

@@ -30,6 +30,7 @@ from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import REPORT, BatchInfo, LevelSpec
+from stateflow.types.columns.struct_classes import prepare_struct_classes
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class SparkExecutor(Executor):
         return self._run(given.frame, {}, work)
 
     def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> list[TaskReport]:
+        prepare_struct_classes()
         specs = level_specs(work)
         context = rows.sparkSession.sparkContext
         self._workers.context = context

@@ -34,6 +34,7 @@ from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, 
 from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
 from stateflow.runtime.spark.split_times import latest_by_split
 from stateflow.storage.paths import spark_location
+from stateflow.types.columns.struct_classes import prepare_struct_classes
 
 _POLL_SECONDS = 0.1
 _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
@@ -98,6 +99,8 @@ class SparkRun:
 
         A continuous run waits for more input until it is stopped or reaches a bound.
         """
+        # Sources in Python are sent with their row classes.
+        prepare_struct_classes()
         try:
             self._bounds.begin()
             register_tables(self._spark, (bound.sink for bound in self._run.job.sinks.values()))

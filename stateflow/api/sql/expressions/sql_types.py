@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copyreg
-import dataclasses
 import datetime
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Annotated
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -23,12 +20,6 @@ _DECIMAL = "decimal"
 _OTHER = "other"
 _TIMES = ("timestamp_ntz", "timestamp")
 _UTC = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
-_FACTS = (
-    *("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz"),
-    *("title", "description", "examples", "extra_json_schema", "extra"),
-)
-_CACHE = "__msgspec_cache__"
-_CACHED: WeakKeyDictionary[type, object] = WeakKeyDictionary()
 _SUPPORTED: dict[str, type] = {
     "bigint": int,
     "double": float,
@@ -111,25 +102,6 @@ def decimal(digits: int, scale: int) -> SqlType | None:
     return SqlType(_DECIMAL, digits=(digits, scale), annotation=Annotated[Decimal, precision(digits, scale)])
 
 
-class _RowType(type):
-    """Keeps what msgspec stores in a class outside of it: such objects cannot be sent to workers."""
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        if name == _CACHE:
-            _CACHED[cls] = value
-        else:
-            super().__setattr__(name, value)
-
-    def __getattr__(cls, name: str) -> object:
-        if name == _CACHE and cls in _CACHED:
-            return _CACHED[cls]
-        raise AttributeError(name)
-
-
-class _Row(metaclass=_RowType):
-    """Base class of rows of queries."""
-
-
 @dataclass(frozen=True)
 class Field:
     """A column of a table or of a result."""
@@ -147,34 +119,12 @@ def fields_of(schema: RowSchema) -> tuple[Field, ...]:
 def row_class(name: str, fields: Iterable[Field], more: Sequence[tuple[str, object]] = ()) -> type[object]:
     """Returns a row class with the columns of a result.
 
-    It is a dataclass, since workers do not know its module: of a `msgspec.Struct` they would get no fields.
-
     Args:
         name: of the class.
         more: further fields, with their types.
     """
-    declared = [(each.name, annotation(each.type)) for each in fields]
-    return dataclasses.make_dataclass(name, [*declared, *more], bases=(_Row,))
-
-
-def _reduced(meta: msgspec.Meta) -> tuple[Callable[..., msgspec.Meta], tuple[object, ...]]:
-    """Returns how a worker makes the annotation again: msgspec's cannot be sent to other processes as they are."""
-    return _meta, (tuple((name, value) for name in _FACTS if (value := getattr(meta, name)) is not None),)
-
-
-def _meta(facts: Iterable[tuple[str, object]]) -> msgspec.Meta:
-    make: Callable[..., msgspec.Meta] = msgspec.Meta
-    return make(**dict(facts))
-
-
-def _name(missing: object) -> str:
-    return "MISSING"
-
-
-# Row classes of queries are made in the driver, and sent to workers with their fields: these have no defaults there
-# either, and the same types.
-copyreg.dispatch_table[msgspec.Meta] = _reduced
-copyreg.dispatch_table[type(dataclasses.MISSING)] = _name
+    make: Callable[..., type[object]] = msgspec.defstruct
+    return make(name, [*((each.name, annotation(each.type)) for each in fields), *more])
 
 
 def annotation(of: SqlType) -> object:
