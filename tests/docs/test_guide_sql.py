@@ -70,6 +70,8 @@ def test_bids_are_joined_and_ranked(tmp_path: Path, guide: ModuleType) -> None:
     bids, _ = _rows(guide)
     joined = _run(tmp_path / "joined", guide, guide.bids_of_category).rows()
     assert Counter(joined) == Counter((bid.auction, bid.price, "books") for bid in bids if bid.auction % 2)
+    in_windows = _run(tmp_path / "in_windows", guide, guide.new_and_bid).rows()
+    assert Counter(row[:2] for row in in_windows) == Counter((bid.auction, bid.price) for bid in bids[:10])
     ranked = {
         (auction, place): price for auction, price, place in _run(tmp_path / "top", guide, guide.three_highest).rows()
     }

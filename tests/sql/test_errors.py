@@ -12,6 +12,8 @@ from stateflow.testing.harness.rows import CollectedRows
 from tests.sql.sql_jobs import declared
 
 WINDOW = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND))"
+HOURS = WINDOW.replace("SECOND", "HOUR")
+BOUNDS = "a.window_start = b.window_start AND a.window_end = b.window_end"
 REFUSED = [
     ("SELEC auction FROM bid", "SELEC"),
     ("SELECT auction FROM bid WHERE", "WHERE"),
@@ -48,6 +50,11 @@ REFUSED = [
         "SELECT a.id FROM auction AS a LEFT JOIN bid AS b ON a.id = b.auction AND a.seller < b.bidder",
         "a.id = b.auction",
     ),
+    (f"SELECT a.id FROM auction AS a JOIN {WINDOW} AS b ON a.id = b.auction", "TABLE"),
+    (f"SELECT a.auction FROM {WINDOW} AS a JOIN {WINDOW} AS b ON a.auction = b.auction", "a.auction = b.auction"),
+    (f"SELECT a.auction FROM {WINDOW} AS a LEFT JOIN {WINDOW} AS b ON a.auction = b.auction AND {BOUNDS}", "TABLE"),
+    (f"SELECT a.auction FROM {WINDOW} AS a JOIN {WINDOW} AS b ON {BOUNDS}", "TABLE"),
+    (f"SELECT a.auction FROM {WINDOW} AS a JOIN {HOURS} AS b ON a.auction = b.auction AND {BOUNDS}", "TABLE"),
     ("SELECT auction FROM bid UNION SELECT id FROM auction", "auction FROM bid UNION"),
     ("SELECT auction FROM bid UNION ALL SELECT category FROM auction", "auction FROM bid UNION ALL"),
     ("SELECT auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "ROW_NUMBER"),

@@ -17,6 +17,13 @@ from tests.sql.sql_jobs import START, TABLES, Bid, Rows
 
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
 TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
+HOP = ("HOP", "INTERVAL '4' SECOND, INTERVAL '8' SECOND")
+
+
+def windows(table: str, kind: tuple[str, str] = ("TUMBLE", "INTERVAL '10' SECOND")) -> str:
+    return f"TABLE({kind[0]}(TABLE {table}, DESCRIPTOR(at), {kind[1]}))"
+
+
 SAME = [
     "SELECT auction, price * 2 + 1 AS p, LOWER(UPPER(channel)) AS c FROM bid WHERE price > 4 AND auction IN (1, 3)",
     "SELECT auction, CASE WHEN price IS NULL THEN -1 WHEN price >= 8 THEN price ELSE 0 END AS p FROM bid",
@@ -84,6 +91,23 @@ TRANSLATED = [
         "INTERVAL '3' SECOND AND a.at + INTERVAL '6' SECOND WHERE b.price > 2",
         "SELECT a.id, b.bidder, b.price FROM auction AS a JOIN bid AS b ON a.id = b.auction AND b.at BETWEEN "
         "datetime(a.at, '-3 seconds') AND datetime(a.at, '+6 seconds') WHERE b.price > 2",
+    ),
+    (
+        f"SELECT a.id, b.bidder, b.price, b.window_start AS w FROM {windows('auction')} AS a "
+        f"JOIN {windows('bid')} AS b ON a.id = b.auction AND a.window_start = b.window_start "
+        "AND a.window_end = b.window_end AND a.seller <= b.bidder WHERE b.price > 2 AND a.window_start < b.window_end",
+        f"SELECT a.id, b.bidder, b.price, b.s / 10 * 10 AS w FROM (SELECT *, {SECONDS} AS s FROM auction) AS a "
+        f"JOIN (SELECT *, {SECONDS} AS s FROM bid) AS b ON a.id = b.auction AND a.s / 10 = b.s / 10 "
+        "WHERE b.price > 2 AND a.seller <= b.bidder",
+    ),
+    (
+        f"SELECT a.id + b.bidder AS x, a.window_end AS w FROM {windows('auction', HOP)} AS a "
+        f"JOIN {windows('bid', HOP)} AS b ON a.window_start = b.window_start "
+        "AND a.id % 2 = b.auction % 2 AND a.window_end = b.window_end",
+        "WITH RECURSIVE w(start) AS (SELECT -8 UNION ALL SELECT start + 4 FROM w WHERE start < 60) "
+        f"SELECT a.id + b.bidder, start + 8 FROM (SELECT *, {SECONDS} AS s FROM auction) AS a "
+        f"JOIN (SELECT *, {SECONDS} AS s FROM bid) AS b ON a.id % 2 = b.auction % 2 "
+        "JOIN w ON a.s >= start AND a.s < start + 8 AND b.s >= start AND b.s < start + 8",
     ),
     (
         "SELECT b.at, a.category FROM bid AS b LEFT JOIN auction FOR SYSTEM_TIME AS OF b.at AS a ON a.id = b.auction",

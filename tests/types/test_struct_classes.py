@@ -62,7 +62,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("case", CLASSES)
-def test_a_class_made_at_run_time_arrives_with_what_it_declares(tmp_path: Path, case: str) -> None:
+def test_a_class_made_at_run_time_arrives_with_its_declaration(tmp_path: Path, case: str) -> None:
     made = CLASSES[case]
     found, same = _in_worker(tmp_path, _facts, made)
     assert found == _facts(made)

@@ -174,6 +174,8 @@ class StreamBuilder:
 
     def _joined(self, plan: Joined, needs: Needs) -> DataStream:
         own = Needs(retracts=True, time=plan.kind != "regular", keyed=True)
+        if plan.window is not None:
+            return self._joined_windows(plan, plan.window, own)
         left = self.stream(plan.left, own).key_by(*plan.left_keys)
         right = self.stream(plan.right, own).key_by(*plan.right_keys)
         is_corrected = plan.how != "inner" or (left._changelog, right._changelog) != (None, None)
@@ -189,8 +191,13 @@ class StreamBuilder:
         if has_kind:
             columns = PairColumns(output, plan.columns, {ROW_KIND: RowKind.INSERT})
             return pairs.apply(columns, output=output, uid=plan.uid)
-        names = {name: f"{'left' if is_left else 'right'}.{of}" for name, is_left, of in plan.columns}
-        return pairs.select(output, names, uid=plan.uid)
+        return pairs.select(output, _origins(plan), uid=plan.uid)
+
+    def _joined_windows(self, plan: Joined, window: Window, needs: Needs) -> DataStream:
+        left, right = self.stream(plan.left, needs), self.stream(plan.right, needs)
+        keyed = left.join(right).where(*plan.left_keys).equal_to(*plan.right_keys)
+        columns = {**_origins(plan), **dict(plan.window_bounds)}
+        return keyed.window(_assigner(window)).select(_rows("Joined", plan.fields), columns, uid=plan.uid)
 
     _MAKERS: ClassVar[dict[type[Plan], Callable[..., DataStream]]] = {
         Table: _table,
@@ -211,6 +218,11 @@ class StreamBuilder:
 def _with_columns(name: str, stream: DataStream, more: list[tuple[str, object]]) -> type[object]:
     hints = typing.get_type_hints(stream.schema.row_class, include_extras=True)
     return row_class(name, (), [*((each, hints[each]) for each in stream.schema.names), *more])
+
+
+def _origins(plan: Joined) -> dict[str, str]:
+    """Returns the columns of a join as `select` takes them."""
+    return {name: f"{'left' if is_left else 'right'}.{of}" for name, is_left, of in plan.columns}
 
 
 def _rows(name: str, fields: tuple[Field, ...], *, has_kind: bool = False) -> type[object]:

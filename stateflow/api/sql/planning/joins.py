@@ -22,8 +22,8 @@ from stateflow.api.sql.expressions.tree import (
     replaced,
 )
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
-from stateflow.api.sql.planning.plan import Computed, Filtered, Joined, Plan, time_of
-from stateflow.api.sql.problems import Position, SqlText
+from stateflow.api.sql.planning.plan import BOUNDS, Computed, Filtered, Joined, Plan, Window, WindowTable, time_of
+from stateflow.api.sql.problems import SqlText
 
 _MILLISECOND = timedelta(milliseconds=1)
 _KNOWN = {"this", "on", "kind", "side"}
@@ -58,16 +58,20 @@ class JoinPlanner:
         self._left_names = {each.name for each in self.left.plan.fields}
         conditions = self._conditions(self._sources(False, False))
         keys, others = self._keys(conditions, how)
+        window = _windows_of(self.text, self.node, self.left.plan, keys)
+        if window is not None:
+            keys = [pair for pair in keys if not _is_of_window(pair[0])]
         if not keys:
             self.text.fail(self.node, "a join needs an equality of columns", "add ON a.id = b.id")
         before, rest = self._pushed(how, others)
-        bounds = None if version is not None else self._bounds(rest)
+        bounds = None if version is not None or window is not None else self._bounds(rest)
         if bounds is not None:
             rest = [each for each in rest if self._bound(each) is None]
-        kind = "temporal" if version is not None else "interval" if bounds else "regular"
+        kind = "temporal" if version is not None else "interval" if bounds else "window" if window else "regular"
         self._check(kind, how, rest)
         made = self._joined(kind, how, keys, before)
         made = replace(made, bounds=bounds) if bounds else made
+        made = _with_windows(made, window) if window is not None else made
         plan: Plan = made
         for each in rest:
             plan = Filtered(plan, each, self.text.of(self.node.args["on"]))
@@ -149,9 +153,15 @@ class JoinPlanner:
     def _pushed(self, how: str, others: list[Expression]) -> tuple[list[list[Expression]], list[Expression]]:
         """Returns the conditions of each side that its rows can be filtered by before the join, and the rest."""
         before: list[list[Expression]] = [[], []]
+        # Rows have the bounds of their windows only after the join.
+        bounds: set[str] = set()
+        if isinstance(self.left.plan, WindowTable):
+            bounds = {*BOUNDS, *(name for name, each in self._right_names.items() if each.name in BOUNDS)}
         rest = []
         for each in others:
-            if self._is_of(each, left=True) and how in ("inner", "right"):
+            if not set(columns_of(each)).isdisjoint(bounds):
+                rest.append(each)
+            elif self._is_of(each, left=True) and how in ("inner", "right"):
                 before[0].append(each)
             elif self._is_of(each, left=False) and how in ("inner", "left"):
                 before[1].append(self._of_right(each))
@@ -163,8 +173,8 @@ class JoinPlanner:
         on = self.node.args["on"]
         if rest and (how != "inner" or kind == "temporal"):
             self.text.fail(on, "this join has other conditions than equalities", "filter the tables in inner queries")
-        if kind == "interval" and how != "inner":
-            self.text.fail(self.node, "an outer join with bounds of time is not supported", "use an inner join")
+        if kind in ("interval", "window") and how != "inner":
+            self.text.fail(self.node, f"an outer {kind} join is not supported", "use an inner join")
         if kind != "temporal":
             return
         version = self.node.this.args["version"]
@@ -222,7 +232,7 @@ class JoinPlanner:
     def _joined(
         self, kind: str, how: str, keys: list[tuple[Expression, Expression]], before: list[list[Expression]]
     ) -> Joined:
-        pairs = [self._same_type(*pair) for pair in keys]
+        pairs = [_same_type(*pair) for pair in keys]
         left, left_keys = self._side(self.left.plan, [pair[0] for pair in pairs], before[0], how in ("left", "full"))
         right, right_keys = self._side(
             self.right.plan, [pair[1] for pair in pairs], before[1], how in ("right", "full")
@@ -240,11 +250,6 @@ class JoinPlanner:
         at = self.text.of(self.node)
         return Joined(left, right, kind, how, left_keys, right_keys, tuple(columns), tuple(fields), uid, at)
 
-    def _same_type(self, left: Expression, right: Expression) -> tuple[Expression, Expression]:
-        target = common([left.type, right.type])
-        assert target is not None
-        return cast(left, target), cast(right, target)
-
     def _side(
         self, plan: Plan, keys: list[Expression], conditions: list[Expression], is_kept: bool
     ) -> tuple[Plan, tuple[str, ...]]:
@@ -254,6 +259,8 @@ class JoinPlanner:
             is_kept: whether rows without a partner are kept.
         """
         at = self.text.of(self.node)
+        if isinstance(plan, WindowTable):
+            plan = plan.input
         for each in keys:
             if each.type.nullable and is_kept:
                 self.text.fail(self.node, "the key of an outer join may be null", "use COALESCE")
@@ -270,86 +277,44 @@ class JoinPlanner:
         return Computed(plan, tuple(items.items()), at), tuple(names)
 
 
+def _same_type(left: Expression, right: Expression) -> tuple[Expression, Expression]:
+    target = common([left.type, right.type])
+    assert target is not None
+    return cast(left, target), cast(right, target)
+
+
+def _windows_of(
+    text: SqlText, node: exp.Join, plan: Plan, keys: Sequence[tuple[Expression, Expression]]
+) -> Window | None:
+    """Returns the windows of a join of two tables with windows; None for other tables."""
+    if not isinstance(plan, WindowTable):
+        return None
+    equal = {left.name for left, right in keys if isinstance(left, Ref) and left == right}
+    if not equal >= {"window_start", "window_end"} or any(map(_is_mixed, keys)):
+        text.fail(
+            node.args["on"],
+            "tables with windows are joined without their windows",
+            "add ON a.window_start = b.window_start AND a.window_end = b.window_end, and other keys",
+        )
+    return plan.window
+
+
+def _is_of_window(expression: Expression) -> bool:
+    return isinstance(expression, Ref) and expression.name in BOUNDS
+
+
+def _is_mixed(pair: tuple[Expression, Expression]) -> bool:
+    """Returns whether a bound of a window is equal to something else."""
+    has_bounds = [bool(set(columns_of(each)) & set(BOUNDS)) for each in pair]
+    return any(has_bounds) and not (_is_of_window(pair[0]) and pair[0] == pair[1])
+
+
+def _with_windows(join: Joined, window: Window) -> Joined:
+    """Returns a join of windows: columns with bounds are those of the window, not of a row."""
+    bounds = tuple((name, of) for name, _, of in join.columns if of in BOUNDS)
+    columns = tuple(each for each in join.columns if each[2] not in BOUNDS)
+    return replace(join, columns=columns, window=window, window_bounds=bounds)
+
+
 def _nullable(of: Field, is_null: bool) -> Field:
     return Field(of.name, of.type.with_null(True)) if is_null else of
-
-
-# -- conditions and columns of the query -----------------------------------------------------------------------------
-
-
-def filtered(plan: Plan, conditions: Sequence[Expression], at: Filtered) -> Plan:
-    """Returns rows that pass conditions. Those of one side of an inner join are applied before it.
-
-    Args:
-        at: a filter with the position of the conditions.
-    """
-    for each in conditions:
-        plan = _with_condition(plan, each, at)
-    return plan
-
-
-def _with_condition(plan: Plan, condition: Expression, at: Filtered) -> Plan:
-    names = set(columns_of(condition))
-    if isinstance(plan, Filtered) and isinstance(plan.input, Joined | Filtered):
-        return replace(plan, input=_with_condition(plan.input, condition, at))
-    if isinstance(plan, Joined) and plan.how == "inner" and names:
-        for is_left in (True, False):
-            own = {name: of for name, left, of in plan.columns if left == is_left}
-            if names <= set(own):
-                kinds = {each.name: each.type for each in (plan.left if is_left else plan.right).fields}
-                moved = replaced(condition, {name: Ref(of, kinds[of]) for name, of in own.items()})
-                if is_left:
-                    return replace(plan, left=_before(plan.left, moved, at))
-                return replace(plan, right=_before(plan.right, moved, at))
-    return replace(at, input=plan, condition=condition)
-
-
-def _before(plan: Plan, condition: Expression, at: Filtered) -> Plan:
-    """Returns a side of a join with a condition, applied before its columns are computed."""
-    if isinstance(plan, Computed):
-        moved = replaced(condition, dict(plan.items))
-        return replace(plan, input=_with_condition(plan.input, moved, at))
-    return _with_condition(plan, condition, at)
-
-
-def pruned(plan: Plan, used: set[str]) -> Plan:
-    """Returns a plan without the columns of joins that are not used: joins store all columns of their inputs."""
-    if isinstance(plan, Filtered):
-        return replace(plan, input=pruned(plan.input, used | set(columns_of(plan.condition))))
-    if not isinstance(plan, Joined):
-        return plan
-    columns = tuple(each for each in plan.columns if each[0] in used) or plan.columns[:1]
-    fields = {each.name: each for each in plan.fields}
-    return replace(
-        plan,
-        columns=columns,
-        fields=tuple(fields[name] for name, _, _ in columns),
-        left=_pruned_side(plan, plan.left, {*plan.left_keys, *(of for _, left, of in columns if left)}),
-        right=_pruned_side(plan, plan.right, {*plan.right_keys, *(of for _, left, of in columns if not left)}),
-    )
-
-
-def _pruned_side(join: Joined, side: Plan, used: set[str]) -> Plan:
-    if not isinstance(side, Computed):
-        return side
-    used = used | ({time_of(side)} if join.kind != "regular" else set())
-    items = tuple(each for each in side.items if each[0] in used)
-    inner = {name for _, expression in items for name in columns_of(expression)}
-    return replace(side, items=items, input=pruned(side.input, inner))
-
-
-def columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: Position) -> Plan:
-    """Returns computed columns. A join emits them itself if all of them are its columns."""
-    plan = pruned(plan, {name for _, expression in items for name in columns_of(expression)})
-    kinds = {each.name: each.type for each in plan.fields}
-    # A column that is never null in the rows is not null in the result either.
-    items = [
-        (name, not_null(each) if isinstance(each, Ref) and not kinds[each.name].nullable else each)
-        for name, each in items
-    ]
-    is_narrowed = any(isinstance(each, Ref) and each.type.nullable < kinds[each.name].nullable for _, each in items)
-    if not isinstance(plan, Joined) or is_narrowed or not all(isinstance(each, Ref) for _, each in items):
-        return Computed(plan, tuple(items), at)
-    sides = {name: (left, of) for name, left, of in plan.columns}
-    made = tuple((name, *sides[each.name]) for name, each in items if isinstance(each, Ref))
-    return replace(plan, columns=made, fields=tuple(Field(name, each.type) for name, each in items))

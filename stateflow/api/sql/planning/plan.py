@@ -10,6 +10,7 @@ from stateflow.api.sql.expressions.sql_types import BIGINT, Field
 from stateflow.api.sql.expressions.tree import Expression
 from stateflow.api.sql.problems import Position
 
+BOUNDS = ("window_start", "window_end", "window_time")
 Items = tuple[tuple[str, Expression], ...]
 """Names and expressions of computed columns."""
 
@@ -145,7 +146,7 @@ class Window:
 
 @dataclass(frozen=True)
 class WindowTable:
-    """The rows of a table with their windows, which GROUP BY has to aggregate.
+    """The rows of a table with their windows, which GROUP BY has to aggregate, or a join has to join.
 
     Attributes:
         keys: the columns of PARTITION BY, which are keys of a session.
@@ -245,12 +246,14 @@ class Joined:
     """Pairs of rows with equal keys.
 
     Attributes:
-        kind: ``regular``, ``interval`` or ``temporal``.
+        kind: ``regular``, ``interval``, ``temporal`` or ``window``.
         how: ``inner``, ``left``, ``right`` or ``full``.
         left_keys, right_keys: the columns that are equal.
         columns: for each column of the result its name, whether it is of the left row, and its name there.
         bounds: of an interval join: how much later the right row may be, at least and at most.
         fields: the columns of the result, with their types.
+        window: of a window join: the windows of both sides.
+        window_bounds: of a window join: column of the result and bound of the window.
     """
 
     left: Plan
@@ -264,6 +267,8 @@ class Joined:
     uid: str
     at: Position = field(compare=False)
     bounds: tuple[timedelta, timedelta] = (timedelta(), timedelta())
+    window: Window | None = None
+    window_bounds: tuple[tuple[str, str], ...] = ()
 
 
 Plan = (

@@ -115,10 +115,19 @@ class QueryPlanner:
         relation = self._table(clause.this, path, "from")
         for number, join in enumerate(node.args.get("joins") or (), 1):
             right = self._table(join.this, path, f"join{number}", {"version"})
-            if isinstance(right.plan, WindowTable) or isinstance(relation.plan, WindowTable):
-                self.text.fail(join, "a table with windows is joined", "aggregate the windows in an inner query first")
+            self._check_windows(join, relation.plan, right.plan)
             relation = JoinPlanner(self.text, join, relation, right, path, number).plan()
         return SelectPlanner(self.text, path).plan(node, relation)
+
+    def _check_windows(self, join: exp.Join, left: Plan, right: Plan) -> None:
+        windows = [each.window if isinstance(each, WindowTable) else None for each in (left, right)]
+        if windows == [None, None] or (windows[0] == windows[1] and windows[0] and windows[0].kind != "SESSION"):
+            return
+        self.text.fail(
+            join,
+            "a table with windows is joined with a table that has others",
+            "use TUMBLE or HOP with the same lengths for both, or aggregate the windows in an inner query first",
+        )
 
     def _hinted(self, node: exp.Select, path: Path) -> Path:
         """Returns the path that the hint uid sets."""

@@ -10,12 +10,20 @@ from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, TIMESTAMP, Field
 from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, conjuncts, not_null
 from stateflow.api.sql.planning.aggregates import Groups, has_aggregate, is_aggregate
-from stateflow.api.sql.planning.joins import columns, filtered
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.over import OverScope
-from stateflow.api.sql.planning.plan import Filtered, Grouped, Plan, Windowed, WindowTable, is_stateless, time_of
+from stateflow.api.sql.planning.plan import (
+    BOUNDS,
+    Filtered,
+    Grouped,
+    Plan,
+    Windowed,
+    WindowTable,
+    is_stateless,
+    time_of,
+)
+from stateflow.api.sql.planning.pushdown import columns, filtered
 from stateflow.api.sql.planning.ranking import Numbered
-from stateflow.api.sql.planning.windows import BOUNDS
 from stateflow.api.sql.problems import SqlText
 
 _EVERY = "all_rows"

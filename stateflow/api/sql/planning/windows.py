@@ -10,10 +10,9 @@ from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import INTERVAL, TIMESTAMP, Field
 from stateflow.api.sql.expressions.tree import Ref, columns_of
 from stateflow.api.sql.planning.names import Relation, RelationScope
-from stateflow.api.sql.planning.plan import Plan, Window, WindowTable, time_of
+from stateflow.api.sql.planning.plan import BOUNDS, Plan, Window, WindowTable, time_of
 from stateflow.api.sql.problems import SqlText
 
-BOUNDS = ("window_start", "window_end", "window_time")
 _FORMS = {
     "TUMBLE": "TUMBLE(TABLE t, DESCRIPTOR(time), INTERVAL '10' SECOND)",
     "HOP": "HOP(TABLE t, DESCRIPTOR(time), slide, size)",
