@@ -32,6 +32,7 @@ from stateflow.runtime.task_spec import (
     ChainSpec,
     InputSpec,
     LevelSpec,
+    OutputColumns,
     OutputSpec,
     SourceTime,
     input_prefix,
@@ -194,9 +195,13 @@ def _encode_parts(base: Base) -> bytes:
 def _output_spec(output: Output, chain: OperatorChain, level: Level, info: BatchInfo) -> OutputSpec:
     schema = output.node.schema
     # The previous level has applied the row functions of a chain without an operator.
-    tag, steps = producer_of(output.node)[1:] if chain.operator else (MAIN, ())
+    producer = producer_of(output.node) if chain.operator else None
     sinks = tuple((s.sink, SinkContext(info.id.job_uuid, s.uid, schema)) for s in output.sinks)
-    return OutputSpec(tag, steps, schema, sinks, level.forwarded.index(output) if output.is_forwarded else None)
+    number = level.forwarded.index(output) if output.is_forwarded else None
+    if producer is None:
+        return OutputSpec(MAIN, (), schema, sinks, number)
+    columns = tuple(OutputColumns(node.function, node.parent.schema, node.schema) for node in producer.columns)
+    return OutputSpec(producer.tag, producer.steps, schema, sinks, number, columns)
 
 
 def _flatten(reports: Sequence[TaskReport]) -> list[TaskReport]:

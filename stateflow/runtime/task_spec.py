@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.dead_letters import OnError
+from stateflow.api.functions.columns import ColumnsFunction
 from stateflow.api.functions.process import KeyedFunction, TaskInfo
 from stateflow.api.functions.rich import RowStep
 from stateflow.api.graph.nodes import Keying
@@ -190,14 +191,25 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
+class OutputColumns:
+    """A function over the Arrow batches of an output, with the columns that it takes and returns."""
+
+    function: ColumnsFunction
+    given: RowSchema
+    output: RowSchema
+
+
+@dataclass(frozen=True)
 class OutputSpec:
     """One output of an operator chain.
 
     Attributes:
         tag: name of the operator's side output; empty for the main output.
         steps: the row functions after it.
+        schema: the columns of the output, after all functions.
         sinks: the sinks that write its rows in the same task.
         number: its `OUTPUT_NUMBER`; None if the next level reads none of its rows.
+        columns: the functions of columns after it; then it has no row functions.
     """
 
     tag: str
@@ -205,6 +217,12 @@ class OutputSpec:
     schema: RowSchema
     sinks: tuple[tuple[Sink, SinkContext], ...]
     number: int | None
+    columns: tuple[OutputColumns, ...] = ()
+
+    @property
+    def emitted(self) -> RowSchema:
+        """The columns of the rows before the functions of columns."""
+        return self.columns[0].given if self.columns else self.schema
 
 
 @dataclass(frozen=True)

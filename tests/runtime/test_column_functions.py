@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from stateflow.api.graph.traversal import is_emitted
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barrier.task_report import error_in_text
 from stateflow.errors import JobDefinitionError, SchemaMismatch, UserCodeError
@@ -99,3 +100,30 @@ def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
     jobs = LocalJobs(tmp_path)
     with raises(JobDefinitionError):
         jobs.apply([Row(1)], lambda rows: rows.transform_columns("number"))
+
+
+@pytest.mark.parametrize("is_of_rows", [False, True])
+def test_functions_after_an_operator_are_applied_in_order_by_its_task(tmp_path: Path, is_of_rows: bool) -> None:
+    def plus_one(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"number": pc.add(rows.column("number"), 1)})
+
+    def operators(rows: Any) -> Any:
+        made = rows.key_by("number").reduce(lambda _, row: row, uid="last") if is_of_rows else of_columns(rows)
+        twice = made.transform_columns(plus_one).transform_columns(plus_one)
+        assert is_emitted(twice._node)
+        # A function of another kind begins after the task.
+        return twice.map(lambda row: Row(row.number * 10)).transform_columns(halves, output=Half)
+
+    def of_columns(rows: Any) -> Any:
+        return rows.key_by("number").deduplicate(keep="first", uid="first")
+
+    jobs = LocalJobs(tmp_path, parallelism=2)
+    jobs.apply([Row(n) for n in (1, 2, 3)], operators)
+    assert sorted(jobs.rows()) == [(30, 15), (40, 20), (50, 25)]
+
+
+def test_errors_after_an_operator_name_it(tmp_path: Path) -> None:
+    with raises(UserCodeError, operator="first"):
+        LocalJobs(tmp_path).apply(
+            [Row(1)], lambda rows: rows.key_by("number").deduplicate(uid="first").transform_columns(failing)
+        )

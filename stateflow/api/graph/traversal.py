@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from stateflow.api.changelog import Changelog, declared_changelog
 from stateflow.api.functions.rich import RowStep
-from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SideOutputNode, SourceNode, UnionNode
+from stateflow.api.graph.nodes import ColumnsNode, Node, ProcessNode, RowsNode, SideOutputNode, SourceNode, UnionNode
 
 
 def parents_of(node: Node) -> tuple[Node, ...]:
@@ -43,9 +44,11 @@ def level_of(node: Node) -> int:
 def is_emitted(node: Node) -> bool:
     """Returns whether tasks produce the rows of `node`.
 
-    Tasks produce an operator's outputs, main and side, and apply the row functions directly after them.
+    Tasks produce an operator's outputs, main and side, and apply the functions directly after them: functions of rows,
+    or functions of columns.
     """
-    while isinstance(node, RowsNode):
+    kind = RowsNode if isinstance(node, RowsNode) else ColumnsNode
+    while isinstance(node, kind):
         node = node.parent
     return isinstance(node, ProcessNode | SideOutputNode)
 
@@ -57,16 +60,37 @@ def leaves_of(node: Node) -> list[Node]:
     return [leaf for parent in parents_of(node) for leaf in leaves_of(parent)]
 
 
-def producer_of(node: Node) -> tuple[ProcessNode, str, tuple[RowStep, ...]]:
-    """Returns the operator of an emitted node, the name of its output, and the row functions after that output."""
+@dataclass(frozen=True)
+class Producer:
+    """What produces the rows of an emitted node.
+
+    Attributes:
+        operator: the operator.
+        tag: the name of its side output; empty for the main output.
+        steps: the row functions after it.
+        columns: the functions of columns after it; a node has only one of both kinds.
+    """
+
+    operator: ProcessNode
+    tag: str
+    steps: tuple[RowStep, ...]
+    columns: tuple[ColumnsNode, ...]
+
+
+def producer_of(node: Node) -> Producer:
+    """Returns what produces the rows of an emitted node."""
     steps: tuple[RowStep, ...] = ()
-    while isinstance(node, RowsNode):
-        steps = (node.step, *steps)
+    columns: tuple[ColumnsNode, ...] = ()
+    while isinstance(node, RowsNode | ColumnsNode):
+        if isinstance(node, RowsNode):
+            steps = (node.step, *steps)
+        else:
+            columns = (node, *columns)
         node = node.parent
     if isinstance(node, SideOutputNode):
-        return node.parent, node.tag.name, steps
+        return Producer(node.parent, node.tag.name, steps, columns)
     assert isinstance(node, ProcessNode)
-    return node, "", steps
+    return Producer(node, "", steps, columns)
 
 
 def changelog_of(node: Node) -> Changelog | None:

@@ -290,7 +290,7 @@ def _chain_drafts(graph: Graph) -> list[_ChainDraft]:
     used = dict.fromkeys(leaf for node in graph.consumed for leaf in leaves_of(node) if is_emitted(leaf))
     drafts = []
     for operator in graph.operators:
-        nodes = tuple(node for node in used if producer_of(node)[0] is operator)
+        nodes = tuple(node for node in used if producer_of(node).operator is operator)
         sinks = tuple(s for s in graph.sinks if s.parent in nodes)
         # The rows of an output without a consumer are still checked against their class.
         drafts.append(

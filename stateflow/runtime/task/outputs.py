@@ -1,4 +1,4 @@
-"""The outputs of a task: row functions, then sink writers and the rows for the next level."""
+"""The outputs of a task: functions of rows or columns, then sink writers and the rows for the next level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pyarrow as pa
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
-from stateflow.errors import SchemaMismatch, StateflowError
+from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
+from stateflow.runtime.task.column_functions import ColumnStep
 from stateflow.runtime.task.row_conversion import first_misfit, to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
 from stateflow.runtime.task_spec import (
@@ -113,11 +114,11 @@ class Outputs:
             SchemaMismatch: a row does not fit; the error names the operator, and the key if it is known.
         """
         try:
-            return to_batch(rows, output.schema)
+            return to_batch(rows, output.emitted)
         except SchemaMismatch as e:
             if self._chain.function is not None:
                 e.add_facts(operator=self._chain.uid)
-            position = first_misfit(rows, output.schema)
+            position = first_misfit(rows, output.emitted)
             key = key_of(position) if key_of and position is not None else None
             if key is not None:
                 e.add_facts(key=repr(key))
@@ -129,6 +130,18 @@ class Outputs:
         return self._row_functions[index]
 
     def _send(self, output: OutputSpec, rows: pa.RecordBatch, phase: int) -> Iterator[pa.RecordBatch]:
+        """Applies the functions of columns, and passes the results to the sinks and to the next level."""
+        made: Iterable[pa.RecordBatch] = (rows,)
+        for each in output.columns:
+            made = ColumnStep(each.function, each.given, each.output).apply(made)
+        try:
+            for batch in made:
+                yield from self._deliver(output, batch, phase)
+        except UserCodeError as e:
+            e.add_facts(operator=self._chain.uid)
+            raise
+
+    def _deliver(self, output: OutputSpec, rows: pa.RecordBatch, phase: int) -> Iterator[pa.RecordBatch]:
         for sink, context in output.sinks:
             writer = self._writers.get(context.uid)
             if writer is None:

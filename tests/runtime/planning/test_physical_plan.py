@@ -89,7 +89,7 @@ def test_a_side_output_and_row_functions_after_an_operator_run_in_its_task(job: 
     plan = plan_job(job.env.graph, 2)
     assert _shape(plan) == [[("op", 0, True, ["late", "out"])], [("second", 0, False, [])]]
     outputs = plan.levels[0].chains[0].outputs
-    assert [(producer_of(o.node)[1], o.is_forwarded) for o in outputs] == [("late", True), ("", False)]
+    assert [(producer_of(o.node).tag, o.is_forwarded) for o in outputs] == [("late", True), ("", False)]
 
 
 def test_rows_are_relayed_once_over_each_level_that_does_not_use_them(job: DeclaredJob) -> None:
