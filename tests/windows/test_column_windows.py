@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from stateflow import (
@@ -25,10 +26,14 @@ from stateflow import (
     WatermarkStrategy,
     precision,
 )
+from stateflow.api.graph.nodes import PartialNode, ProcessNode
+from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, StateError
+from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
 from tests.windows.timed_rows import Timed, ms
@@ -300,6 +305,64 @@ def test_what_cannot_be_aggregated_by_columns_is_refused_with_a_hint(
     with pytest.raises(JobDefinitionError) as e:
         declare(_keyed()).aggregate_columns(columns, output=Counted, uid="w")
     assert e.value.facts["operator"] == "w" and e.value.hint
+
+
+Windowed = WindowedStream[DataStream]
+
+
+@pytest.mark.parametrize(
+    ("assigner", "declare", "columns", "is_divided"),
+    [
+        (TENS, lambda windows: windows, COUNTED, True),
+        (SlidingEventTimeWindows.of(ms(9), ms(6), ms(2)), lambda windows: windows, COUNTED, True),
+        (SlidingEventTimeWindows.of(ms(5), ms(6)), lambda windows: windows, COUNTED, False),
+        (TENS, lambda windows: windows.allowed_lateness(ms(1)), COUNTED, False),
+        (TENS, lambda windows: windows.side_output_late_data(OutputTag("late", Timed)), COUNTED, False),
+        (TENS, lambda windows: windows, COUNTED | {"total": ("last", "value")}, False),
+        (TENS, lambda windows: windows, COUNTED | {"total": ("approx_distinct", "value")}, False),
+        (EventTimeSessionWindows.with_gap(ms(5)), lambda windows: windows, COUNTED, False),
+        (TumblingProcessingTimeWindows.of(ms(5)), lambda windows: windows, COUNTED, False),
+    ],
+)
+def test_rows_are_aggregated_before_the_shuffle_where_that_changes_no_result(
+    assigner: Any, declare: Callable[[Windowed], Windowed], columns: Mapping[str, Sequence[str]], is_divided: bool
+) -> None:
+    made = declare(_keyed().window(assigner)).aggregate_columns(columns, output=Counted, uid="w")
+    assert isinstance(made._node, ProcessNode)
+    (edge,) = made._node.inputs
+    assert isinstance(edge.node, PartialNode) == is_divided
+
+
+def test_windows_of_processing_time_are_aggregated_before_the_shuffle_without_event_time() -> None:
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        made = rows.window(TumblingProcessingTimeWindows.of(ms(1000))).aggregate_columns(
+            COUNTED, output=Counted, uid="w"
+        )
+        assert isinstance(made._node, ProcessNode) and isinstance(made._node.inputs[0].node, PartialNode)
+        return made
+
+    with KeyedHarness(stream, KeyedInput(Timed, "key")) as h:
+        h.push(Timed("a", 1), Timed("a", 2), Timed("b", 4))
+        h.push(Timed("a", 8))
+        h.advance_processing_time(1000)
+        assert sorted((row.key, row.total) for row in h.output) == [("a", 11), ("b", 4)]
+
+
+def test_partial_results_have_the_latest_event_time_and_the_number_of_their_rows() -> None:
+    rows = _keyed().window(SlidingEventTimeWindows.of(ms(9), ms(6), ms(2)))
+    made = rows.aggregate_columns(COUNTED, output=Counted, uid="w")
+    assert isinstance(made._node, ProcessNode)
+    node = made._node.inputs[0].node
+    assert isinstance(node, PartialNode)
+    given = [Timed("a", 1, 2), Timed("a", 2, 4), Timed("a", 4, 5), Timed("b", 8, 4), Timed("a", 16, -1), Timed("a", 32)]
+    table = pa.Table.from_batches(node.aggregation.apply([to_batch(given, RowSchema.of(Timed))]))
+    found = table.select(["key", "at", "_sf_rows", "total__low"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [
+        ("a", 0, 2, 48),
+        ("a", 4, 2, 3),
+        ("a", 5, 1, 4),
+        ("b", 4, 1, 8),
+    ]
 
 
 def _ordered(*order: str) -> KeyedStream[DataStream]:

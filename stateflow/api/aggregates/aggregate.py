@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -152,6 +152,19 @@ class Aggregate(ABC):
 
     def _count_partials(self, prefix: str) -> tuple[Partial, ...]:
         return (Partial(f"{prefix}count", self.column.name, "count", shape_of(int)),)
+
+
+def partials_of(aggregates: Mapping[str, Aggregate], divide_floats: bool = False) -> dict[str, tuple[Partial, ...]]:
+    """Returns what is aggregated before the shuffle, by output column; see `Aggregate.partials`."""
+    return {
+        name: tuple(replace(part, where=each.where) for part in each.partials(f"{name}__", divide_floats))
+        for name, each in aggregates.items()
+    }
+
+
+def values_of(partials: Sequence[Partial], name: str, batch: pa.RecordBatch, state: VectorState) -> dict[str, Values]:
+    """Returns the partial results of the output column `name` in a batch, as `Aggregate.merge` takes them."""
+    return {part.name.removeprefix(f"{name}__"): Values(batch.column(part.name), state) for part in partials}
 
 
 def declared_type(column: Column) -> Any:

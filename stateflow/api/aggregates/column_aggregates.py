@@ -6,7 +6,6 @@ The accumulators of all aggregates of an operator are one value per key, a struc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values, partials_of, values_of
 from stateflow.api.aggregates.distinct import distinct_columns
 from stateflow.api.aggregates.partial import Partial, PartialAggregation, masked
 from stateflow.api.aggregates.registry import AGGREGATES, aggregate_for
@@ -69,17 +68,11 @@ class ColumnAggregates(VectorizedKeyedFunction):
         Args:
             divide_floats: whether sums of floats may depend on partitioning.
         """
-        partials = {
-            name: tuple(replace(part, where=each.where) for part in each.partials(f"{name}__", divide_floats))
-            for name, each in self._aggregates.items()
-        }
-        keys = tuple(map(self._given.column, self._keys))
-        names = {p.name for own in partials.values() for p in own}
-        # A float key has several binary forms (NaN, -0.0), which Spark's shuffle and Arrow may group differently.
-        if not all(partials.values()) or names & set(self._keys) or any(k.spark_type == "double" for k in keys):
-            return None
-        self._partials = partials
-        return PartialAggregation(keys, tuple(p for own in partials.values() for p in own))
+        partials = partials_of(self._aggregates, divide_floats)
+        aggregation = PartialAggregation.of([self._given.column(key) for key in self._keys], partials)
+        if aggregation is not None:
+            self._partials = partials
+        return aggregation
 
     def open(self, ctx: RuntimeContext) -> None:
         fields = [
@@ -130,8 +123,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
         aggregate = self._aggregates[name]
         if not self._partials:
             return aggregate.add(before, self._values(aggregate, batch, state))
-        partials = {p.name.removeprefix(f"{name}__"): Values(batch.column(p.name), state) for p in self._partials[name]}
-        return aggregate.merge(before, partials)
+        return aggregate.merge(before, values_of(self._partials[name], name, batch, state))
 
 
 def _own(name: str, aggregate: Aggregate, stored: pa.StructArray) -> Accumulators:

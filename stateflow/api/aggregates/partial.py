@@ -1,4 +1,4 @@
-"""Partial aggregation before the shuffle: one row per key and Spark partition is shuffled.
+"""Partial aggregation before the shuffle: one row per key and Spark partition is shuffled, or per key and time slice.
 
 Used for aggregates whose result does not depend on partitioning: sums of integers, counts, min and max, as in the first
 phase of Flink's local-global aggregation. Sums of floats and the order of rows depend on partitioning.
@@ -7,7 +7,7 @@ phase of Flink's local-global aggregation. Sums of floats and the order of rows 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,9 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.types.columns.shapes import Shape
+from stateflow.types.columns.shapes import Shape, shape_of
 
+ROWS = "_sf_rows"
+"""The column of a partial result of a time slice with the number of its rows."""
+_SLICE = "_sf_slice"
 _LOW_BITS = 32
+_PER_MILLISECOND = {"us": 1000, "ns": 1_000_000, "ms": 1}
 
 Number = TypeVar("Number", int, np.ndarray[Any, Any])
 
@@ -65,18 +69,64 @@ class Partial:
 
 
 @dataclass(frozen=True)
+class TimeSlices:
+    """Slices of event time by which rows are aggregated, in addition to their key.
+
+    A partial result has the latest event time of its rows, from which tasks compute watermarks, and their number.
+
+    Attributes:
+        time: the column with the event time, of which partial results have the latest.
+        length: length of a slice in milliseconds.
+        offset: start of a slice in milliseconds since 1970.
+    """
+
+    time: Column
+    length: int
+    offset: int
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """The columns with the latest event time and the number of rows."""
+        name = self.time.name
+        return Partial(name, name, "max", self.time.shape), Partial(ROWS, name, "count", shape_of(int))
+
+    def numbers(self, times: pa.ChunkedArray) -> pa.Array:
+        """Returns the number of the slice of each event time, null for null."""
+        unit = _PER_MILLISECOND[times.type.unit] if pa.types.is_timestamp(times.type) else 1
+        values = times.cast(pa.int64()).fill_null(0).to_numpy()
+        return pa.array((values - self.offset * unit) // (self.length * unit), mask=times.is_null().to_numpy())
+
+
+@dataclass(frozen=True)
 class PartialAggregation:
     """The partial aggregation of a partition's rows.
 
     Attributes:
         keys: the key columns.
         partials: the other columns.
+        slices: slices of event time by which rows are aggregated as well; None to aggregate by key alone.
         rows_at_once: number of rows that are aggregated together, in memory.
     """
 
     keys: tuple[Column, ...]
     partials: tuple[Partial, ...]
+    slices: TimeSlices | None = None
     rows_at_once: int = 1 << 19
+
+    @classmethod
+    def of(
+        cls, keys: Sequence[Column], partials: Mapping[str, tuple[Partial, ...]], slices: TimeSlices | None = None
+    ) -> PartialAggregation | None:
+        """Returns the aggregation; None if a result would depend on partitioning, or a column's name is not unique.
+
+        Args:
+            partials: partial results by output column; empty for an aggregate that depends on partitioning.
+        """
+        every = (*(slices.partials if slices else ()), *(p for own in partials.values() for p in own))
+        names = [*(key.name for key in keys), *(p.name for p in every)]
+        # A float key has several binary forms (NaN, -0.0), which Spark's shuffle and Arrow may group differently.
+        is_split = all(partials.values()) and not any(key.spark_type == "double" for key in keys)
+        return cls(tuple(keys), every, slices) if is_split and len({*names}) == len(names) else None
 
     @cached_property
     def schema(self) -> RowSchema:
@@ -85,7 +135,7 @@ class PartialAggregation:
         return RowSchema(msgspec.defstruct("Partials", [(c.name, Any) for c in columns]), columns)
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row for each key in each group of `rows_at_once` rows."""
+        """Yields one row for each key, or key and slice, in each group of `rows_at_once` rows."""
         for held in _together(batches, self.rows_at_once):
             yield from self._aggregated(held)
 
@@ -97,8 +147,12 @@ class PartialAggregation:
             if partial.where:
                 values = masked(values, is_true(table.column(partial.where)))
             given[_column_name(at)] = values if partial.half is None else partial.half.of(values)
+        by = [key.name for key in self.keys]
+        if self.slices is not None:
+            given[_SLICE] = self.slices.numbers(table.column(self.slices.time.name))
+            by.append(_SLICE)
         # Without threads: with them, the order of groups differs from call to call.
-        groups = pa.table(given).group_by([key.name for key in self.keys], use_threads=False)
+        groups = pa.table(given).group_by(by, use_threads=False)
         made = groups.aggregate([(_column_name(at), p.function) for at, p in enumerate(self.partials)])
         found = [made.column(key.name) for key in self.keys]
         found += [made.column(f"{_column_name(at)}_{p.function}") for at, p in enumerate(self.partials)]

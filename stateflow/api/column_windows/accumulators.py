@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, partials_of, values_of
+from stateflow.api.aggregates.partial import Partial, PartialAggregation, TimeSlices
 from stateflow.api.functions.vectorized import Array, VectorState
+from stateflow.api.schema import Column
 
 
 class AccumulatorColumns:
@@ -26,6 +28,22 @@ class AccumulatorColumns:
     def __init__(self, aggregates: Mapping[str, Aggregate], required: Collection[str] = ()) -> None:
         self._aggregates = aggregates
         self._required = frozenset(required)
+        self._partials: dict[str, tuple[Partial, ...]] = {}
+
+    def split(self, keys: Sequence[Column], slices: TimeSlices | None) -> PartialAggregation | None:
+        """Makes `of_rows` take partial results. Returns their aggregation, which runs before the shuffle.
+
+        Returns None, and changes nothing, if a result would depend on partitioning.
+
+        Args:
+            keys: the key columns.
+            slices: slices whose rows belong to the same windows; None if all rows of a batch do.
+        """
+        partials = partials_of(self._aggregates)
+        aggregation = PartialAggregation.of(keys, partials, slices)
+        if aggregation is not None:
+            self._partials = partials
+        return aggregation
 
     def stored_class(self) -> type[object]:
         """Returns the class of the stored value.
@@ -49,12 +67,16 @@ class AccumulatorColumns:
         return found
 
     def of_rows(self, batch: pa.RecordBatch, groups: VectorState) -> Accumulators:
-        """Returns the accumulators of groups of adjacent rows."""
+        """Returns the accumulators of groups of adjacent rows, which are partial results after `split`."""
         found: dict[str, pa.Array] = {}
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
                 nothing = aggregate.nothing(len(groups))
-                found |= _named(name, aggregate.add(nothing, aggregate.values(batch, groups)))
+                if self._partials:
+                    made = aggregate.merge(nothing, values_of(self._partials[name], name, batch, groups))
+                else:
+                    made = aggregate.add(nothing, aggregate.values(batch, groups))
+                found |= _named(name, made)
         return found
 
     def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:

@@ -34,13 +34,18 @@ class Slicing:
         """Whether times exist that belong to no window."""
         return self.slide > self.size
 
+    @property
+    def length(self) -> int:
+        """Length of a slice."""
+        return math.gcd(self.size, self.slide)
+
     def counts(self, times: Array) -> Array:
         """Returns the number of windows of each time."""
         return self._count(times, self.latest(times))
 
     def slices(self, times: Array) -> Array:
         """Returns the start of the slice of each time. All times of a slice belong to the same windows."""
-        found: Array = times - (times - self.offset) % math.gcd(self.size, self.slide)
+        found: Array = times - (times - self.offset) % self.length
         return found
 
     def latest(self, times: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.aggregates.aggregate import Accumulators
+from stateflow.api.aggregates.partial import PartialAggregation, TimeSlices
 from stateflow.api.column_windows.accumulators import joined, taken
 from stateflow.api.column_windows.cumulative import Segments, cumulated
 from stateflow.api.column_windows.shared_slices import SliceRanges, merged_pairs
@@ -19,6 +20,7 @@ from stateflow.api.column_windows.slices import Slicing, is_sorted, starts_of_gr
 from stateflow.api.column_windows.window_aggregates import Aggregation, ColumnWindowSettings, WindowAggregates, Windows
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.functions.window_vectors import WindowVectorState
+from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
 
@@ -70,6 +72,17 @@ class TimeWindowAggregates(WindowAggregates):
         super().__init__(settings, aggregation)
         self._slicing = slicing
         self.windows_of_row = -(-slicing.size // slicing.slide)
+
+    def split(self, given: RowSchema) -> PartialAggregation | None:
+        settings, slicing = self._settings, self._slicing
+        # A late row that is added to a window fires it, one for a side output is needed with all its columns, and one
+        # between windows is late by its own time.
+        if settings.lateness or settings.late_rows is not None or slicing.has_gaps:
+            return None
+        slices = None
+        if settings.time_column:
+            slices = TimeSlices(given.column(settings.time_column), slicing.length, slicing.offset)
+        return self._columns.split([given.column(key) for key in self._aggregation.keys], slices)
 
     def _process(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> pa.RecordBatch | None:
         parts = self._parts(batch, state, times)

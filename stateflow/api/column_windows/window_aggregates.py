@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators
+from stateflow.api.aggregates.partial import ROWS, PartialAggregation
 from stateflow.api.column_windows.accumulators import AccumulatorColumns, to_stored
 from stateflow.api.column_windows.bounds import BoundColumns
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.functions.window_vectors import WindowVectorFunction, WindowVectorState
+from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
@@ -116,6 +118,16 @@ class WindowAggregates(WindowVectorFunction):
         self._aggregation = aggregation
         self._columns = aggregation.accumulators
 
+    def split(self, given: RowSchema) -> PartialAggregation | None:
+        """Makes the function take partial results. Returns their aggregation, which runs before the shuffle.
+
+        Returns None, and changes nothing, if a result would depend on partitioning, or needs each row.
+
+        Args:
+            given: columns of the rows.
+        """
+        return None
+
     def open(self, ctx: RuntimeContext) -> None:
         self._contents = ctx.get_state(ValueStateDescriptor(STATE_NAME, self._columns.stored_class()))
         ctx.keyed_state.registry.set_windows(self._contents, self._settings.kind)
@@ -162,7 +174,9 @@ class WindowAggregates(WindowVectorFunction):
     def _output_late(self, batch: pa.RecordBatch, state: WindowVectorState, is_late: Array) -> None:
         """Emits rows to the side output of late rows, or drops them."""
         if self._settings.late_rows is None:
-            self.late_rows_dropped += int(np.count_nonzero(is_late))
+            late = batch.filter(pa.array(is_late))
+            is_partial = ROWS in batch.schema.names
+            self.late_rows_dropped += (pc.sum(late.column(ROWS)).as_py() or 0) if is_partial else len(late)
         elif is_late.any():
             state.output(self._settings.late_rows, batch.filter(pa.array(is_late)))
 

@@ -14,6 +14,7 @@ from stateflow.api.column_windows.declared import (
 )
 from stateflow.api.dead_letters import FAIL
 from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.traversal import level_of
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.api.windows.evictors import Evictor
@@ -32,7 +33,8 @@ class WindowColumns(KeyedInput[Stream]):
         """Aggregates columns of each window, vectorized. The results are those of `aggregate`, many times faster.
 
         Windows are tumbling, sliding, or sessions with a fixed gap, of event time or processing time, with the default
-        trigger.
+        trigger. Rows of sources are also aggregated before the shuffle, for each key and slice, if windows are tumbling
+        or sliding, late rows are dropped, and no aggregate depends on how rows are divided.
 
         Args:
             aggregates: ``(kind, column)`` by output column, with the kinds of `KeyedStream.aggregate_columns`; or
@@ -57,4 +59,16 @@ class WindowColumns(KeyedInput[Stream]):
             e.add_facts(operator=uid)
             raise
         name = f"aggregate {', '.join(aggregates)} {type(self._settings.assigner).__name__}"
-        return self._operator(function, schema, uid, name, FAIL)
+        partial = function.split(self._node.schema) if self._is_divisible(time_column) else None
+        given = self if partial is None else self._aggregated_before_shuffle(partial)
+        return given._operator(function, schema, uid, name, FAIL)
+
+    def _is_divisible(self, time_column: str) -> bool:
+        """Returns whether the operator may take partial results, as far as its input decides that.
+
+        Rows of sources in the order of event time let a key's windows end within a batch; and windows of processing
+        time have no column for the event times of a stream.
+        """
+        if bool(time_column) != self._settings.assigner.is_event_time:
+            return False
+        return level_of(self._node) == 0 and self._keying.order_by[:1] in ((), (time_column,))
