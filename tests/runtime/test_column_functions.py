@@ -122,7 +122,7 @@ def test_functions_after_an_operator_are_applied_in_order_by_its_task(tmp_path: 
     assert sorted(jobs.rows()) == [(30, 15), (40, 20), (50, 25)]
 
 
-def test_errors_after_an_operator_name_it(tmp_path: Path) -> None:
+def test_errors_of_functions_after_an_operator_name_the_operator(tmp_path: Path) -> None:
     with raises(UserCodeError, operator="first"):
         LocalJobs(tmp_path).apply(
             [Row(1)], lambda rows: rows.key_by("number").deduplicate(uid="first").transform_columns(failing)

@@ -39,7 +39,6 @@ REFUSED = [
     ("SELECT auction FROM bid WHERE auction IN (SELECT id FROM auction)", "auction IN (SELECT"),
     (f"SELECT auction FROM {WINDOW}", "auction"),
     (f"SELECT COUNT(*) AS n FROM {WINDOW} GROUP BY auction", "auction"),
-    (f"SELECT COUNT(DISTINCT price) AS n FROM {WINDOW} GROUP BY window_start, window_end", "TUMBLE"),
     ("SELECT 1 AS n FROM TABLE(TUMBLE(TABLE bid, DESCRIPTOR(price), INTERVAL '1' SECOND)) GROUP BY n", "price"),
     ("SELECT 1 AS n FROM TABLE(CUMULATE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND)) GROUP BY n", "CUMULATE"),
     ("SELECT a.id FROM auction AS a CROSS JOIN bid AS b", "bid AS b"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import GenericAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Aggregate, declared_type
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type
 from stateflow.api.aggregates.numeric import Count
 from stateflow.api.aggregates.partial import Partial, is_true
 from stateflow.api.functions.process import RuntimeContext
@@ -31,6 +32,55 @@ class CountDistinct(Count):
 
     def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
         return ()
+
+
+class DistinctValues(Aggregate):
+    """The number of distinct values, for windows: the accumulator has the values, so accumulators can be merged."""
+
+    over = CountDistinct.over
+    result_type = "bigint"
+    may_be_null = False
+
+    @property
+    def fields(self) -> FieldTypes:
+        return {"values": GenericAlias(list, (declared_type(self.column),))}
+
+    def add(self, before: Accumulators, values: Values) -> Accumulators:
+        rows, state = np.flatnonzero(values.valid), values.state
+        lists = before["values"]
+        of = np.concatenate([np.repeat(np.arange(len(state)), _lengths(lists)), state.key_of_row[rows]])
+        added = values.column.take(pa.array(rows))
+        return self._sets(of, pa.concat_arrays([lists.flatten(), added.cast(lists.type.value_type)]), len(state))
+
+    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        lists = accumulators["values"]
+        return self._sets(np.repeat(groups.key_of_row, _lengths(lists)), lists.flatten(), len(groups))
+
+    def result(self, accumulators: Accumulators) -> pa.Array:
+        return pa.array(_lengths(accumulators["values"]))
+
+    def _sets(self, of: Array, values: pa.Array, count: int) -> Accumulators:
+        """Returns the distinct values of each key in order, so that equal sets have equal stored content.
+
+        Args:
+            of: the number of each value's key.
+            count: number of keys.
+        """
+        encoded = values.dictionary_encode()
+        order = pc.sort_indices(encoded.dictionary).to_numpy()
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        size = max(len(order), 1)
+        codes = np.unique(of * size + rank[encoded.indices.to_numpy()])
+        found = encoded.dictionary.take(pa.array(order[codes % size]))
+        offsets = np.searchsorted(codes // size, np.arange(count + 1))
+        kind = self.nothing(0)["values"].type
+        return {"values": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), found, type=kind)}
+
+
+def _lengths(lists: pa.ListArray) -> Array:
+    lengths: Array = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+    return lengths
 
 
 class DistinctColumn:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stateflow.api.aggregates.aggregate import Aggregate
 from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, made_columns
+from stateflow.api.aggregates.distinct import DistinctValues
 from stateflow.api.column_windows.accumulators import AccumulatorColumns
 from stateflow.api.column_windows.bounds import BOUNDS, BoundColumns, is_bound
 from stateflow.api.column_windows.session_windows import SessionAggregates
@@ -123,6 +124,4 @@ def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
             "there is no such bound of a window", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
         )
     aggregate = declared_aggregate(name, spec, given)
-    if aggregate.is_distinct:
-        raise _refused("an aggregate", spec[0])
-    return aggregate
+    return DistinctValues(aggregate.column, aggregate.where) if aggregate.is_distinct else aggregate

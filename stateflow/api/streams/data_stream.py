@@ -105,8 +105,7 @@ class DataStream(StreamJoins["DataStream"]):
     def transform_columns(self, function: ColumnsFunction, *, output: type[object] | None = None) -> DataStream:
         """Applies a stateless function to the rows as Arrow columns: filter, computed columns, any number of rows.
 
-        Directly after a `FileSource` of local Parquet files, tasks also read the files by Arrow, without Spark.
-        Directly after an operator, its task calls the function.
+        Directly after an operator or a `FileSource` of local Parquet files, tasks call it without rows of Spark.
 
         Args:
             function: takes some rows as a `pyarrow.RecordBatch`, how many differs between runs, and returns rows with
