@@ -69,6 +69,6 @@ class WindowColumns(KeyedInput[Stream]):
         Rows of sources in the order of event time let a key's windows end within a batch; and windows of processing
         time have no column for the event times of a stream.
         """
-        if bool(time_column) != self._settings.assigner.is_event_time:
+        if not self._keying.columns or bool(time_column) != self._settings.assigner.is_event_time:
             return False
         return level_of(self._node) == 0 and self._keying.order_by[:1] in ((), (time_column,))
