@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import AggregateFunction, MemoryStateBackend, OutputTag, RocksDBStateBackend
+from stateflow.api.aggregates.partial import PartialAggregation
 from stateflow.api.column_windows import time_windows
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
@@ -37,7 +39,7 @@ from stateflow.types.time_window import TimeWindow
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 KEYS = "abc"
 KEPT = 2
-METHODS = ["process", "aggregate", "evict", "columns"]
+METHODS = ["process", "aggregate", "evict", "columns", "partials"]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -47,6 +49,8 @@ class Row(msgspec.Struct, frozen=True):
     at: int
     number: int
     bit: int
+    is_even: bool
+    third: int
 
 
 class Fired(msgspec.Struct, frozen=True):
@@ -69,12 +73,36 @@ class Summed(msgspec.Struct, frozen=True):
     first: int
     last: int
     rough: int
+    thirds: int
+    of_even: int
 
     @property
     def fired(self) -> Fired:
         numbers = [number for number in range(64) if self.bits >> number & 1]
         assert (self.count, self.rough) == (len(numbers), len(numbers))
         assert {self.first, self.last} <= set(numbers)
+        assert self.thirds == len({number % 3 for number in numbers})
+        assert self.of_even == len({number % 3 for number in numbers if number % 2 == 0})
+        return Fired(self.key, self.start, self.end, numbers)
+
+
+class Added(msgspec.Struct, frozen=True):
+    """As `Summed`, of rows that are aggregated before the shuffle."""
+
+    key: str
+    start: int
+    end: int
+    bits: int
+    count: int
+    low: int
+    high: int
+    even: int
+
+    @property
+    def fired(self) -> Fired:
+        numbers = [number for number in range(64) if self.bits >> number & 1]
+        even = sum(number % 2 == 0 for number in numbers)
+        assert (self.count, self.low, self.high, self.even) == (len(numbers), numbers[0], numbers[-1], even)
         return Fired(self.key, self.start, self.end, numbers)
 
 
@@ -88,6 +116,8 @@ class SummedAll(msgspec.Struct, frozen=True):
     first: int
     last: int
     rough: int
+    thirds: int
+    of_even: int
 
     @property
     def fired(self) -> Fired:
@@ -109,6 +139,17 @@ COLUMNS = {
     "first": ("first", "number"),
     "last": ("last", "number"),
     "rough": ("approx_distinct", "number"),
+    "thirds": ("count_distinct", "third"),
+    "of_even": ("count_distinct", "third", "is_even"),
+}
+PARTIALS = {
+    "start": ("window_start",),
+    "end": ("window_end",),
+    "bits": ("sum", "bit"),
+    "count": ("count", "key"),
+    "low": ("min", "number"),
+    "high": ("max", "number"),
+    "even": ("count", "at", "is_even"),
 }
 LATE = OutputTag("late", Row)
 
@@ -298,7 +339,10 @@ def _windowed(history: History, method: str) -> Callable[[Any], DataStream]:
     lateness = timedelta(milliseconds=history.lateness)
 
     def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(_assigner(history.kind)).allowed_lateness(lateness).side_output_late_data(LATE)
+        windows = rows.window(_assigner(history.kind))
+        if method == "partials":
+            return windows.aggregate_columns(PARTIALS, output=Added, uid="w")
+        windows = windows.allowed_lateness(lateness).side_output_late_data(LATE)
         if method == "columns":
             return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
         if method == "aggregate":
@@ -320,34 +364,48 @@ def _windowed(history: History, method: str) -> Callable[[Any], DataStream]:
     return declare if history.has_key else declare_all
 
 
-def _fired(row: Fired | Summed | SummedAll) -> Fired:
+def _fired(row: Fired | Summed | SummedAll | Added) -> Fired:
     return row if isinstance(row, Fired) else row.fired
 
 
+def _by_pairs(aggregation: PartialAggregation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Aggregates two rows at a time, as if each pair were read by a task of its own."""
+    for batch in batches:
+        for start in range(0, len(batch), 2):
+            yield from aggregation._aggregated([batch.slice(start, 2)])
+
+
 def _check(history: History, method: str, backend: StateBackend) -> None:
+    if method == "partials":
+        history = replace(history, has_key=True)
     # So that a key of an operator by columns may be in several Arrow batches, and a call has few keys.
     few = history.arrow_rows or 1 << 17
     with (
         patch.multiple(WindowVectorOperator, rows_at_once=few, additions_at_once=few),
         patch.object(time_windows, "_FEW", 16 if history.arrow_rows is None else 1),
+        patch.object(
+            PartialAggregation, "apply", PartialAggregation.apply if history.arrow_rows is None else _by_pairs
+        ),
     ):
         _check_windows(history, method, backend)
 
 
 def _check_windows(history: History, method: str, backend: StateBackend) -> None:
-    model = Model(history.kind, history.bound, history.lateness, method == "evict")
+    # Rows are aggregated before the shuffle only if late ones are dropped; their number is not compared here.
+    lateness, outputs = (0, ()) if method == "partials" else (history.lateness, (LATE,))
+    model = Model(history.kind, history.bound, lateness, method == "evict")
     fired, late, number = defaultdict(list), [], 0
     arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     key, keys = ("key", KEYS) if history.has_key else ((), ("",))
     given_rows = KeyedInput(Row, key, event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))
-    h = KeyedHarness(_windowed(history, method), given_rows, side_outputs=(LATE,), backend=backend, **more)
+    h = KeyedHarness(_windowed(history, method), given_rows, side_outputs=outputs, backend=backend, **more)
     for batch, parallelism in history.batches:
         if parallelism:
-            late += h.side_output(LATE)
+            late += [row for tag in outputs for row in h.side_output(tag)]
             with h:
                 h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
-        rows = [Row(name, at, at_number, 1 << at_number) for at_number, (name, at) in enumerate(batch, number)]
+        rows = [Row(name, at, n, 1 << n, n % 2 == 0, n % 3) for n, (name, at) in enumerate(batch, number)]
         number += len(rows)
         for each in map(_fired, h.push(*rows)):
             fired[each.key].append(each)
@@ -355,14 +413,14 @@ def _check_windows(history: History, method: str, backend: StateBackend) -> None
     with h:
         for each in map(_fired, h.drain()):
             fired[each.key].append(each)
-        late += h.side_output(LATE)
+        late += [row for tag in outputs for row in h.side_output(tag)]
         for name in keys:
             model.advance(name, HIGH)
         # No content, session or timer is left.
         assert h.state_entries() == [] and h.timers() == []
     assert fired.keys() <= {*keys}
     assert {name: fired[name] for name in keys} == {name: model.keys[name].fired for name in keys}
-    assert sorted(row.number for row in late) == sorted(model.late)
+    assert not outputs or sorted(row.number for row in late) == sorted(model.late)
 
 
 @given(histories, st.sampled_from(METHODS))
