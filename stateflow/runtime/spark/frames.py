@@ -33,6 +33,7 @@ from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.file_reader import FileReader
 from stateflow.runtime.spark.python_functions import composed, functions_after
 from stateflow.runtime.task_spec import SOURCE
+from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
 
 _DECLARATION = "transform(…, output=Row), or schema=Row"
@@ -155,6 +156,8 @@ def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
 
 def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> None:
     """Creates the source's streaming frame, without reading it. Raises ConfigError when Spark cannot create it."""
+    # The source may send rows of classes that the job has made.
+    prepare_struct_classes()
     try:
         source.stream(spark, limits)
     except StateflowError:
