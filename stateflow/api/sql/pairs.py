@@ -1,4 +1,4 @@
-"""The functions of joins of queries."""
+"""The function that emits the rows of a join in SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class EmitPair(ProcessJoinFunction[object, object, object]):
     """Emits the row of each pair.
 
     Args:
-        columns: makes it.
+        columns: returns the row of a pair.
     """
 
     def __init__(self, columns: PairColumns) -> None:

@@ -120,6 +120,7 @@ class AllWindowedStream(Generic[Stream]):
 def _keyed(
     function: ProcessAllWindowFunction[Out, object] | None, uid: str
 ) -> ProcessWindowFunction[Out, object] | None:
+    """Returns a function of keyed windows that calls one without a key. Raises JobDefinitionError."""
     if function is None:
         return None
     check_function("window_function of all windows", function, ProcessAllWindowFunction, uid)

@@ -136,13 +136,18 @@ def _prepare(made: type[msgspec.Struct]) -> bool:
 
 
 def _sent_type(declared: object, resolved: object) -> object:
-    """Returns the type of a field, without texts if the type has no class that may be the one with the field."""
+    """Returns the type of a field to send.
+
+    A type given as text is sent resolved. It stays text if it contains a class made at run time, which may be the class
+    that has the field: the worker resolves it.
+    """
     if isinstance(declared, str) and not _has_struct_made_at_runtime(resolved):
         return resolved
     return declared
 
 
 def _has_struct_made_at_runtime(kind: object) -> bool:
+    """Returns whether a type contains a class that workers cannot import."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _needs_fields(kind)
     return any(map(_has_struct_made_at_runtime, typing.get_args(kind)))
