@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_a_class_of_the_package_arrives_in_a_descriptor(tmp_path: Path) -> None:
     assert [each.required for each in msgspec.structs.fields(made)] == [False, True]
     found, _ = _in_worker(tmp_path, lambda given: _facts(given.value_type), MapStateDescriptor("s", str, made))
     assert found == _facts(made)
+
+
+def test_no_module_is_searched_for_a_name_to_send_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Airflow's deprecated modules warn when they are asked for a name.
+    asked: list[str] = []
+    module = types.ModuleType("lazy")
+    module.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    for name in [each for each in sys.modules if each.split(".")[0] == "msgspec"]:
+        # Modules are searched in the order of their import.
+        sys.modules[name] = sys.modules.pop(name)
+    _in_worker(tmp_path, len, list(CLASSES.values()))
+    assert [name for name in asked if not name.startswith("__")] == []
 
 
 def test_only_classes_that_no_worker_can_import_are_prepared() -> None:

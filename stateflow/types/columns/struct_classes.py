@@ -30,20 +30,29 @@ _HOOK = "__post_init__"
 
 @dataclass(frozen=True)
 class _Field:
-    """A field: its name in Python and in stored values, its type, and its default or the function that makes it."""
+    """A field.
+
+    Attributes:
+        name, stored_name: its name in Python and in stored values.
+        type: its type.
+        default: its default or the function that makes it, by the name of the argument of `msgspec.field`.
+    """
 
     name: str
     stored_name: str
     type: object
-    default: object
-    factory: object
+    default: tuple[tuple[str, object], ...]
+
+    @classmethod
+    def of(cls, info: msgspec.structs.FieldInfo, kind: object) -> _Field:
+        given = (("default", info.default), ("default_factory", info.default_factory))
+        # NODEFAULT must not be sent: it names no module, so that its name is looked up in all imported ones.
+        return cls(info.name, info.encode_name, kind, tuple(each for each in given if each[1] is not msgspec.NODEFAULT))
 
     def declared(self) -> tuple[str, object, object]:
         """Returns the field as `msgspec.defstruct` takes it."""
         make: Callable[..., object] = msgspec.field
-        given = {"default": self.default, "default_factory": self.factory}
-        facts = {name: value for name, value in given.items() if value is not msgspec.NODEFAULT}
-        return self.name, self.type, make(name=self.stored_name, **facts)
+        return self.name, self.type, make(name=self.stored_name, **dict(self.default))
 
 
 @dataclass(frozen=True)
@@ -121,8 +130,7 @@ def _prepare(made: type[msgspec.Struct]) -> bool:
     for name in declared:
         if name in infos:
             info = infos[name]
-            kind = _sent_type(declared[name], info.type)
-            fields.append(_Field(name, info.encode_name, kind, info.default, info.default_factory))
+            fields.append(_Field.of(info, _sent_type(declared[name], info.type)))
     settings = made.__struct_config__
     config: list[tuple[str, object]] = [(name, getattr(settings, name)) for name in _CONFIG]
     positional: object = getattr(made, "__match_args__", ())
