@@ -14,7 +14,7 @@ from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.quarantine import SkippedFile
 from stateflow.runtime.spark.file_reader import SourceRows, can_read
-from stateflow.runtime.spark.frames import source_frame
+from stateflow.runtime.spark.frames import empty_frame, source_frame
 
 log = logging.getLogger(__name__)
 
@@ -142,5 +142,5 @@ class BatchInput:
 
     def _rows_of(self, spark: SparkSession, node: SourceNode, files: list[str]) -> DataFrame:
         if not files:
-            return spark.createDataFrame([], node.schema.ddl)
+            return empty_frame(spark, node.schema)
         return self._sources[node.uid].read_files(spark, files)

@@ -66,7 +66,16 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
 
 def empty_rows(spark: SparkSession, sources: Sequence[SourceNode]) -> DataFrame:
     """Returns an empty frame with the columns of all sources, as `source_frame` combines them."""
-    return source_frame([(node, spark.createDataFrame([], node.schema.ddl)) for node in sources])
+    return source_frame([(node, empty_frame(spark, node.schema)) for node in sources])
+
+
+def empty_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
+    """Returns a frame with columns of a schema, and without rows.
+
+    `createDataFrame` would read its rows with a Python function, for which Spark starts a second worker daemon.
+    """
+    columns = [f"CAST(NULL AS {column.spark_type}) AS {quoted(column.name)}" for column in schema.columns]
+    return spark.range(0).selectExpr(*columns)
 
 
 def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
@@ -180,7 +189,7 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
     """
     # Nothing runs, so no function uses the time.
     info = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
-    expressions = FrameBuilder(lambda node: spark.createDataFrame([], node.schema.ddl), info)
+    expressions = FrameBuilder(lambda node: empty_frame(spark, node.schema), info)
     for level in plan.levels:
         for node in level.inputs:
             expressions.frame(node)
