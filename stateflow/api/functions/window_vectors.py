@@ -51,13 +51,19 @@ class WindowVectorState(VectorState):
         self.due = DueTimers.none()
         self.side: dict[str, list[pa.RecordBatch]] = {}
         self._timers = timers
+        self._windows: tuple[tuple[Array, Array, Array], KeyedStateBatch] | None = None
+        """The windows of the last call of `windows`, and their states."""
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)
 
     def windows(self, of: Array, starts: Array, ends: Array) -> KeyedStateBatch:
         """Returns the states of distinct windows; `of` has the number of the key of each window."""
-        return self.states.windows(of, starts, ends)
+        given = (of, starts, ends)
+        if self._windows is None or any(one is not other for one, other in zip(given, self._windows[0], strict=True)):
+            # Read, written and registered one after the other: the encoded keys of many windows take time.
+            self._windows = given, self.states.windows(of, starts, ends)
+        return self._windows[1]
 
     def register(self, domain: TimeDomain, windows: KeyedStateBatch, times: Array) -> None:
         """Registers a timer for each window."""

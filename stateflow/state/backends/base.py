@@ -50,6 +50,10 @@ class KeyedStateBackend(ABC):
             upper: the end, exclusive; None for no end.
         """
 
+    def read_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yields what `scan_range` returns, in less time; nothing may be written before the last one."""
+        return self.scan_range(lower, upper)
+
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Returns the entries whose key begins with `prefix` in order of keys, as of this call."""
         return self.scan_range(prefix, after_prefix(prefix))

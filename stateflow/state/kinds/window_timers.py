@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from stateflow.state.columnar.key_encoding import WINDOW_BYTES, Integers, decode
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers, stored_timer
+from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers
 from stateflow.types.key_groups import KeyGroupRange
 
 _STORED_KEY = KEY_OFFSET + 8
@@ -57,6 +58,33 @@ class DueKeys:
     groups: list[bytes]
     keys: list[bytes]
     timers: DueTimers
+
+
+class _Due:
+    """Collects the due timers of some keys.
+
+    Args:
+        numbers: the number of each key.
+        until: the time up to which the timers of each key are due.
+    """
+
+    def __init__(self, numbers: dict[bytes, int], until: Integers) -> None:
+        self._numbers = numbers
+        self._until = encode_times(until)
+        self.latest = int(until.max())
+        self.stored: list[bytes] = []
+        """Stored timers."""
+        self.of: list[int] = []
+        """The number of the key of each."""
+
+    def take(self, stored: bytes, key: bytes, time: bytes) -> bool:
+        """Adds a timer if it is due, and returns whether it is."""
+        number = self._numbers.get(key)
+        if number is None or time > self._until[number]:
+            return False
+        self.stored.append(stored)
+        self.of.append(number)
+        return True
 
 
 class WindowTimers(Timers):
@@ -102,10 +130,9 @@ class WindowTimers(Timers):
         They are deleted when they are yielded. Write the pending changes between two parts.
         """
         while groups := self._index.times[domain].take_due(until, self._owned):
-            current = Firing(domain, until)
-            found = self._in_order([self._scan(current, *group) for group in groups.items()])
+            found = self._in_order(domain, until, groups)
             while entries := list(islice(found, _AT_ONCE)):
-                self._delete(domain, entries)
+                self._context.pending |= dict.fromkeys(_stored(TIMER_IDS[domain], entries))
                 yield self._by_key(entries)
 
     def fire_of_keys(self, groups: Sequence[bytes], keys: Sequence[bytes], until: Integers) -> DueTimers:
@@ -122,60 +149,55 @@ class WindowTimers(Timers):
             return DueTimers.none()
         if times.groups is None:
             self._load_earliest_times(times)
-        of_group: dict[bytes, dict[bytes, int]] = {}
-        for number, (group, key) in enumerate(zip(groups, keys, strict=True)):
-            of_group.setdefault(group, {})[key] = number
-        found: list[bytes] = []
-        of: list[int] = []
-        for group, numbers in of_group.items():
+        # A key has one key group, so its number is found without the group.
+        due = _Due(dict(zip(keys, range(len(keys)), strict=True)), until)
+        for group in dict.fromkeys(groups):
             first = times.get(group)
             if first is not None and first <= latest:
                 times.remove(group)
-                self._take_due(group, numbers, (first, until), (found, of))
-        self._context.pending |= dict.fromkeys(found)
-        starts, ends = self._windows(found)
-        fire_times = decode_times(b"".join([stored[KEY_OFFSET:_STORED_KEY] for stored in found]))
-        return DueTimers(np.array(of, np.int64), starts, ends, fire_times)
+                self._take_due(group, first, due)
+        self._context.pending |= dict.fromkeys(due.stored)
+        starts, ends = self._windows(due.stored)
+        fire_times = decode_times(b"".join([stored[KEY_OFFSET:_STORED_KEY] for stored in due.stored]))
+        return DueTimers(np.array(due.of, np.int64), starts, ends, fire_times)
 
-    def _take_due(
-        self, group: bytes, numbers: dict[bytes, int], times: tuple[int, Integers], taken: tuple[list[bytes], list[int]]
-    ) -> None:
-        """Adds the due timers of some keys of a key group to `taken`, and the others that it reads to the index.
+    def _take_due(self, group: bytes, earliest: int, due: _Due) -> None:
+        """Adds the due timers of a key group from a time on to `due`, and the earliest other one to the index."""
+        domain, rest = TimeDomain.EVENT_TIME, b""
+        for stored in self._due_in_group(domain, group, earliest, due.latest):
+            time = stored[KEY_OFFSET:_STORED_KEY]
+            if not due.take(stored, stored[_STORED_KEY : -self._namespace_bytes], time):
+                rest = rest or time
+        if rest:
+            self._index.times[domain].add(group, int(decode_times(rest)[0]))
+
+    def _due_in_group(self, domain: TimeDomain, group: bytes, earliest: int, until: int) -> Iterator[bytes]:
+        """Yields the stored timers of a key group in a range of times, and then adds the next one to the index.
+
+        Nothing may be written meanwhile.
+        """
+        prefix, backend = group + TIMER_IDS[domain], self._context.backend
+        first, last = (prefix + time for time in encode_times(np.array([earliest, until])))
+        rest, end = after_prefix(last), after_prefix(prefix)
+        assert rest is not None
+        yield from map(itemgetter(0), backend.read_range(first, rest))
+        for key, _ in islice(backend.scan_range(rest, end), 1):
+            self._index.times[domain].add(group, int(decode_times(key[KEY_OFFSET:_STORED_KEY])[0]))
+
+    def _in_order(self, domain: TimeDomain, until: int, groups: Mapping[bytes, int]) -> Iterator[bytes]:
+        """Returns the due timers of key groups in order of time; sorts them if they are few, which takes less time.
 
         Args:
-            numbers: numbers of the keys.
-            times: the earliest time to read, and the time up to which the timers of each key are due.
-            taken: stored timers, and the numbers of their keys.
+            groups: the earliest time of each key group.
         """
-        (start, until), index = times, self._index.times[TimeDomain.EVENT_TIME]
-        limits = encode_times(until)
-        latest = max(map(limits.__getitem__, numbers.values()))
-        prefix = group + TIMER_IDS[TimeDomain.EVENT_TIME]
-        first = prefix + encode_times(np.array([start]))[0]
-        rest: bytes | None = None
-        for stored, _ in self._context.backend.scan_range(first, after_prefix(prefix)):
-            time = stored[KEY_OFFSET:_STORED_KEY]
-            number = numbers.get(stored[_STORED_KEY : -self._namespace_bytes])
-            if number is not None and time <= limits[number]:
-                taken[0].append(stored)
-                taken[1].append(number)
-                continue
-            rest = rest or time
-            if time > latest:
-                break
-        if rest is not None:
-            index.add(group, int(decode_times(rest)[0]))
-
-    def _in_order(self, parts: list[Iterator[bytes]]) -> Iterator[bytes]:
-        """Returns sorted parts as one; sorts them at once if they are small, which is several times faster."""
-        at_once = _AT_ONCE // max(len(parts), 1) + 1
-        heads = [list(islice(part, at_once)) for part in parts]
-        if all(len(head) < at_once for head in heads):
-            return iter(sorted(chain.from_iterable(heads)))
-        return heapq.merge(*(chain(head, part) for head, part in zip(heads, parts, strict=True)))
-
-    def _delete(self, domain: TimeDomain, entries: list[bytes]) -> None:
-        self._context.pending |= dict.fromkeys([stored_timer(domain, entry) for entry in entries])
+        found: list[bytes] = []
+        for group, earliest in groups.items():
+            due = self._due_in_group(domain, group, earliest, until)
+            found += islice(due, _AT_ONCE - len(found) + 1)
+            if len(found) > _AT_ONCE:
+                current = Firing(domain, until)
+                return heapq.merge(*(self._scan(current, *each) for each in groups.items()))
+        return iter(sorted(_time_first(found)))
 
     def _by_key(self, entries: list[bytes]) -> DueKeys:
         addresses = [entry[8 : -self._namespace_bytes] for entry in entries]
@@ -189,3 +211,13 @@ class WindowTimers(Timers):
         if self._namespace_bytes != WINDOW_BYTES:
             return np.zeros(len(stored), np.int64), np.zeros(len(stored), np.int64)
         return decode_windows(b"".join([each[-WINDOW_BYTES:] for each in stored]))
+
+
+def _time_first(stored: list[bytes]) -> list[bytes]:
+    """Returns stored timers as `Timers` orders them: time, key group, key, window."""
+    return [each[KEY_OFFSET:_STORED_KEY] + each[:2] + each[_STORED_KEY:] for each in stored]
+
+
+def _stored(timer_id: bytes, entries: list[bytes]) -> list[bytes]:
+    """Returns timers as they are stored: the reverse of `_time_first`."""
+    return [each[8:10] + timer_id + each[:8] + each[10:] for each in entries]

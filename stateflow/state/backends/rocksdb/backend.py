@@ -99,7 +99,13 @@ class RocksDBBackend(KeyedStateBackend):
 
     @_translated
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return cast(list[bytes | None], self._db.get(list(keys))) if keys else []
+        # RocksDB takes twice as long for keys in another order.
+        ordered = sorted(keys)
+        found = cast(list[bytes | None], self._db.get(ordered)) if keys else []
+        if ordered == keys:
+            return found
+        values = dict(zip(ordered, found, strict=True))
+        return [values[key] for key in keys]
 
     @_translated
     def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
