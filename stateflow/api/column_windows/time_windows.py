@@ -31,14 +31,14 @@ _PARTS = 16
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Accumulators of rows, and the windows that they are added to.
+class _WindowAssignments:
+    """Accumulators of groups of rows, and the windows that they are added to.
 
     Attributes:
-        of, starts: key and start of the window of each addition.
-        part: the number of the accumulator that is added.
-        rows: for each addition, the number of the first row of the accumulator.
-        accumulators: accumulators of groups of rows.
+        of, starts: for each assignment of an accumulator to a window, the number of the key and the window's start.
+        part: for each assignment, the number of the accumulator.
+        rows: for each assignment, the number of the first row of the accumulator.
+        accumulators: the accumulators.
     """
 
     of: Array
@@ -47,16 +47,16 @@ class _Parts:
     rows: Array
     accumulators: Accumulators
 
-    def at(self, positions: Array) -> _Parts:
-        """Returns some of the additions."""
-        return _Parts(
+    def at(self, positions: Array) -> _WindowAssignments:
+        """Returns some of the assignments."""
+        return _WindowAssignments(
             self.of[positions], self.starts[positions], self.part[positions], self.rows[positions], self.accumulators
         )
 
-    def followed_by(self, other: _Parts) -> _Parts:
-        """Returns these additions, then those of `other`."""
+    def followed_by(self, other: _WindowAssignments) -> _WindowAssignments:
+        """Returns these assignments, then those of `other`."""
         first = len(next(iter(self.accumulators.values())))
-        return _Parts(
+        return _WindowAssignments(
             np.concatenate([self.of, other.of]),
             np.concatenate([self.starts, other.starts]),
             np.concatenate([self.part, other.part + first]),
@@ -85,8 +85,8 @@ class TimeWindowAggregates(WindowAggregates):
         return self._columns.split([given.column(key) for key in self._aggregation.keys], slices)
 
     def _process(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> pa.RecordBatch | None:
-        parts = self._parts(batch, state, times)
-        windows, of_part = self._windows(parts, state.due)
+        assigned = self._assigned(batch, state, times)
+        windows, of_part = self._windows(assigned, state.due)
         if not len(windows):
             return None
         states = windows.states(state)
@@ -96,7 +96,7 @@ class TimeWindowAggregates(WindowAggregates):
         order = np.argsort(window, kind="stable")
         is_late = windows.ends[window] - 1 <= self._watermark(state)
         is_late[: len(present)] = False
-        added = taken(parts.accumulators, parts.part)
+        added = taken(assigned.accumulators, assigned.part)
         contents = joined([added, taken(stored, present)]) if len(present) else added
         shifted = np.concatenate([len(of_part) + np.arange(len(present)), np.arange(len(of_part))])
         segments = cumulated(
@@ -107,7 +107,7 @@ class TimeWindowAggregates(WindowAggregates):
                 some, self._groups(state, starts, windows.of[number], len(next(iter(some.values()))))
             ),
         )
-        rows = np.concatenate([np.full(len(present), -1), parts.rows])[order][segments.last]
+        rows = np.concatenate([np.full(len(present), -1), assigned.rows])[order][segments.last]
         self._store(state, windows, segments, exists)
         return self._evaluate(state, windows, segments, np.where(is_late[order][segments.last], rows, -1))
 
@@ -141,7 +141,7 @@ class TimeWindowAggregates(WindowAggregates):
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def _parts(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> _Parts:
+    def _assigned(self, batch: pa.RecordBatch, state: WindowVectorState, times: Array) -> _WindowAssignments:
         """Aggregates rows by slice, and returns the windows of each slice that are not removed yet."""
         slicing, watermark = self._slicing, self._watermark(state)
         of_row, slices = state.key_of_row, slicing.slices(times)
@@ -165,20 +165,24 @@ class TimeWindowAggregates(WindowAggregates):
         accumulators = self._columns.of_rows(batch, self._groups(state, starts, of, len(batch)))
         if self.windows_of_row <= _FEW:
             part, first = slicing.windows(slices)
-            return self._without_removed(_Parts(of[part], first, part, starts[part], accumulators), watermark)
+            return self._without_removed(
+                _WindowAssignments(of[part], first, part, starts[part], accumulators), watermark
+            )
         late, shared = np.flatnonzero(alone[starts]), np.flatnonzero((alone[starts] == 0) & is_kept)
         part, first = slicing.windows(slices[late])
-        each = _Parts(of[late][part], first, late[part], starts[late][part], accumulators)
-        nodes = self._shared(state, of[shared], slices[shared], taken(accumulators, shared))
-        return self._without_removed(each.followed_by(nodes), watermark)
+        each = _WindowAssignments(of[late][part], first, late[part], starts[late][part], accumulators)
+        by_tree = self._assigned_by_tree(state, of[shared], slices[shared], taken(accumulators, shared))
+        return self._without_removed(each.followed_by(by_tree), watermark)
 
-    def _shared(self, state: WindowVectorState, of: Array, slices: Array, accumulators: Accumulators) -> _Parts:
+    def _assigned_by_tree(
+        self, state: WindowVectorState, of: Array, slices: Array, accumulators: Accumulators
+    ) -> _WindowAssignments:
         """Returns the windows of slices that are not late, with few parts for each window."""
         if not len(of):
-            return _Parts(of, slices, of, of, accumulators)
+            return _WindowAssignments(of, slices, of, of, accumulators)
         ranges = SliceRanges.of_slices(self._slicing, of, slices)
         ranges = ranges.at(np.flatnonzero(self._removal(ranges.starts + self._slicing.size) > self._watermark(state)))
-        number, nodes = ranges.nodes(len(of))
+        number, tree_nodes = ranges.nodes(len(of))
         longest = int((ranges.until - ranges.first).max(initial=1))
         merged = merged_pairs(
             accumulators,
@@ -188,11 +192,13 @@ class TimeWindowAggregates(WindowAggregates):
                 some, self._groups(state, starts, keys, len(next(iter(some.values()))))
             ),
         )
-        return _Parts(ranges.of[number], ranges.starts[number], nodes, np.zeros(len(nodes), np.int64), merged)
+        return _WindowAssignments(
+            ranges.of[number], ranges.starts[number], tree_nodes, np.zeros(len(tree_nodes), np.int64), merged
+        )
 
-    def _without_removed(self, parts: _Parts, watermark: int) -> _Parts:
-        kept = np.flatnonzero(self._removal(parts.starts + self._slicing.size) > watermark)
-        return parts if len(kept) == len(parts.of) else parts.at(kept)
+    def _without_removed(self, assigned: _WindowAssignments, watermark: int) -> _WindowAssignments:
+        kept = np.flatnonzero(self._removal(assigned.starts + self._slicing.size) > watermark)
+        return assigned if len(kept) == len(assigned.of) else assigned.at(kept)
 
     def additions(self, times: Array, is_first: Array) -> Array:
         """Returns for each row about how many accumulators its windows need in addition to those of the row before."""
@@ -202,16 +208,16 @@ class TimeWindowAggregates(WindowAggregates):
         is_new = is_first | np.append(True, slices[1:] != slices[:-1])[: len(slices)]
         return np.where(is_new, self._slicing.counts(slices), 0)
 
-    def _windows(self, parts: _Parts, due: DueTimers) -> tuple[Windows, Array]:
-        """Returns the windows that rows are added to or that are due, and for each addition the number of its window.
+    def _windows(self, assigned: _WindowAssignments, due: DueTimers) -> tuple[Windows, Array]:
+        """Returns the windows that have assignments or are due, and for each assignment the number of its window.
 
-        They are ordered by key, end and start, as timers are. Additions are not, but keep their order within a window.
+        Windows are ordered by key, end and start, as timers are. Assignments keep their order within a window.
         """
         # Windows that are due may be of another size: the job may have changed it since they were stored.
         every = Windows(
-            np.concatenate([parts.of, due.of]),
-            np.concatenate([parts.starts, due.starts]),
-            np.concatenate([parts.starts + self._slicing.size, due.ends]),
+            np.concatenate([assigned.of, due.of]),
+            np.concatenate([assigned.starts, due.starts]),
+            np.concatenate([assigned.starts + self._slicing.size, due.ends]),
         )
         count = len(every)
         in_order = not len(due.of) and is_sorted(every.of, every.ends)
@@ -220,7 +226,7 @@ class TimeWindowAggregates(WindowAggregates):
         firsts = starts_of_groups(ordered.of, ordered.ends, ordered.starts)
         number = np.empty(count, np.int64)
         number[order] = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=count))
-        return ordered.at(firsts), number[: len(parts.of)]
+        return ordered.at(firsts), number[: len(assigned.of)]
 
     # -- windows ------------------------------------------------------------------------------------------------------
 
