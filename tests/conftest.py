@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 from syrupy.assertion import SnapshotAssertion
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.running import CANARY, files_with
+from tests.support.distribution import files_and_long_tests, is_distributed_alone
 from tests.support.screens import ScreenFile
 
 if TYPE_CHECKING:
@@ -66,10 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that use Spark come first: they have few tests and take minutes, and one of them at the end would let the
-    other workers wait for it."""
+    """Files that use Spark come first, then long tests of fuzzing: both take minutes, and one of them at the end would
+    let the other workers wait for it."""
     slow_ones = {item.path for item in items if item.get_closest_marker("spark") or "spark" in item.nodeid}
-    items.sort(key=lambda item: item.path not in slow_ones)
+    items.sort(key=lambda item: (item.path not in slow_ones, not is_distributed_alone(item.nodeid)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return files_and_long_tests(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -113,16 +113,16 @@ def test_a_key_with_thousands_of_overlapping_windows_is_processed_in_calls_of_li
         for start in range(row.at - size + 1, row.at + 1):
             wanted[row.key, start].append(row.value)
     parts: list[int] = []
-    shared = TimeWindowAggregates._shared
+    assigned = TimeWindowAggregates._assigned_by_tree
 
     def counted(*given: object) -> object:
-        made = shared(*given)  # type: ignore[arg-type]
+        made = assigned(*given)  # type: ignore[arg-type]
         parts.append(len(made.of))
         return made
 
     with (
         patch.object(WindowVectorOperator, "additions_at_once", limit),
-        patch.object(TimeWindowAggregates, "_shared", counted),
+        patch.object(TimeWindowAggregates, "_assigned_by_tree", counted),
         KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at", out_of_orderness=ms(5))) as h,
     ):
         h.push(*rows)

@@ -101,7 +101,7 @@ class RocksDBBackend(KeyedStateBackend):
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         # RocksDB takes twice as long for keys in another order.
         ordered = sorted(keys)
-        found = cast(list[bytes | None], self._db.get(ordered)) if keys else []
+        found = cast(list[bytes | None], self._db.get([*ordered])) if keys else []
         if ordered == keys:
             return found
         values = dict(zip(ordered, found, strict=True))
