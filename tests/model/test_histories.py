@@ -17,7 +17,7 @@ _HISTORIES = {
     "vacuum": 1200,
     "keeping": 600,
     "given-up": 1500,
-    "asynchronous": 600,
+    "asynchronous": 1000,
     "shared": 1000,
     "claims": 600,
 }

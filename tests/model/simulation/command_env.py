@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from stateflow.checkpoint import history_index
 from stateflow.checkpoint.gc import collector
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import RestorePlan
@@ -73,6 +74,7 @@ class CommandEnv:
             (plan_checks, location),
             (create, {"ThreadPoolExecutor": InlinePool}),
             (collector, {"ThreadPoolExecutor": InlinePool}),
+            (history_index, {"ThreadPoolExecutor": InlinePool}),
             (request_poller, {"threading": threading}),
             (request_server, {"ThreadPoolExecutor": pool}),
             (upload_waiter, {"threading": threading}),

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from threading import get_ident
 from typing import Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -21,6 +22,13 @@ _LATE_WRITE = 0.05
 """How likely, at each step, a late write arrives."""
 _HOLD_STEPS = 400
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class CalledByThread(BaseException):
+    """A thread calls the simulated storage, where no schedule can interrupt it: the simulation has to replace it.
+
+    No Exception: a run logs and survives those of work in the background, so that it would never be done.
+    """
 
 
 class Actor(greenlet):  # type: ignore[misc]  # the package has no types
@@ -72,6 +80,7 @@ class Scheduler:
         self._author: Actor | None = None
         self._late: list[tuple[Actor, str, Callable[[], object]]] = []
         self._hub = getcurrent()
+        self._thread = get_ident()
         self._random = rng.random
         self._hold = plan.hold
         self._newest = ""
@@ -88,6 +97,8 @@ class Scheduler:
             kind: decides which faults there are.
             op: names the call in the trace.
         """
+        if get_ident() != self._thread:
+            raise CalledByThread(f"a thread calls the simulated storage: {op} {key}")
         actor = getcurrent()
         if getattr(actor, "killed", False):
             # A process that was killed does not clean up.
