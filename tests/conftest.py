@@ -75,6 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow_ones, not is_distributed_alone(item.nodeid)))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     return files_and_long_tests(config, log) if config.getvalue("dist") == "loadfile" else None
 

@@ -61,7 +61,7 @@ class WindowVectorState(VectorState):
         """Returns the states of distinct windows; `of` has the number of the key of each window."""
         given = (of, starts, ends)
         if self._windows is None or any(one is not other for one, other in zip(given, self._windows[0], strict=True)):
-            # Read, written and registered one after the other: the encoded keys of many windows take time.
+            # An operator reads, writes and registers the same windows in turn: their keys are encoded once.
             self._windows = given, self.states.windows(of, starts, ends)
         return self._windows[1]
 

@@ -162,7 +162,11 @@ class WindowTimers(Timers):
         return DueTimers(np.array(due.of, np.int64), starts, ends, fire_times)
 
     def _take_due(self, group: bytes, earliest: int, due: _Due) -> None:
-        """Adds the due timers of a key group from a time on to `due`, and the earliest other one to the index."""
+        """Adds the due timers of a key group to `due`, and the earliest one that is not due to the index.
+
+        Args:
+            earliest: no timer of the group is earlier.
+        """
         domain, rest = TimeDomain.EVENT_TIME, b""
         for stored in self._due_in_group(domain, group, earliest, due.latest):
             time = stored[KEY_OFFSET:_STORED_KEY]

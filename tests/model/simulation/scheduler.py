@@ -27,7 +27,7 @@ _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 class CalledByThread(BaseException):
     """A thread calls the simulated storage, where no schedule can interrupt it: the simulation has to replace it.
 
-    No Exception: a run logs and survives those of work in the background, so that it would never be done.
+    Not an Exception: a run logs those of work in the background and continues, so no test would fail.
     """
 
 
