@@ -24,6 +24,7 @@ from stateflow.runtime.user_code import innermost, naming_job_line
 from stateflow.types.key_groups import check_max_parallelism
 
 if TYPE_CHECKING:
+    from stateflow.api.joins.lookup_join import ReadTable
     from stateflow.api.sql.catalog import SqlCatalog
 
 Build = Callable[["StreamExecutionEnvironment"], object]
@@ -105,6 +106,25 @@ class StreamExecutionEnvironment:
             EnvironmentUnsupported: the package sqlglot is not installed.
         """
         self._sql.register_table(name, stream)
+
+    def register_lookup_table(
+        self, name: str, read: ReadTable, *, rows: type[object], cache: timedelta | None = None
+    ) -> None:
+        """Makes a table that Spark reads one that ``JOIN name FOR SYSTEM_TIME AS OF PROCTIME()`` looks rows up in.
+
+        The semantics are those of `DataStream.lookup_join`.
+
+        Args:
+            name: of the table.
+            read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``.
+            rows: row class with the columns that queries can use; the table may have others.
+            cache: for how long a content that was read is used for further batches; by default for one batch.
+
+        Raises:
+            JobDefinitionError: an argument is not valid, or a table, view or sink has this name.
+            EnvironmentUnsupported: the package sqlglot is not installed.
+        """
+        self._sql.register_lookup_table(name, read, rows, cache)
 
     def register_sink(self, name: str, sink: Sink) -> None:
         """Makes a sink one that `sql` can insert into. `name` is the uid of the sink. Raises as `register_table`."""

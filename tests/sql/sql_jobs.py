@@ -36,6 +36,13 @@ class Auction(msgspec.Struct, frozen=True):
     at: datetime
 
 
+class Country(msgspec.Struct, frozen=True):
+    """A row of a look-up table, which only Spark reads."""
+
+    seller: int
+    name: str
+
+
 BIDS = [
     Bid(n * 7 % 5, n * 3 % 4, None if n % 11 == 5 else n * 13 % 17, "abc"[n * 5 % 3], START + timedelta(seconds=n))
     for n in range(60)
@@ -56,6 +63,7 @@ def declared(declare_statements: Callable[[StreamExecutionEnvironment], object])
 
     def build(env: StreamExecutionEnvironment) -> None:
         register(env)
+        env.register_lookup_table("country", lambda spark: spark.table("country"), rows=Country)
         env.register_sink("out", CollectedRows())
         declare_statements(env)
 

@@ -14,6 +14,7 @@ from tests.sql.sql_jobs import declared
 WINDOW = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND))"
 HOURS = WINDOW.replace("SECOND", "HOUR")
 BOUNDS = "a.window_start = b.window_start AND a.window_end = b.window_end"
+AT_CLOCK = "FOR SYSTEM_TIME AS OF PROCTIME()"
 REFUSED = [
     ("SELEC auction FROM bid", "SELEC"),
     ("SELECT auction FROM bid WHERE", "WHERE"),
@@ -54,6 +55,20 @@ REFUSED = [
     (f"SELECT a.auction FROM {WINDOW} AS a LEFT JOIN {WINDOW} AS b ON a.auction = b.auction AND {BOUNDS}", "TABLE"),
     (f"SELECT a.auction FROM {WINDOW} AS a JOIN {WINDOW} AS b ON {BOUNDS}", "TABLE"),
     (f"SELECT a.auction FROM {WINDOW} AS a JOIN {HOURS} AS b ON a.auction = b.auction AND {BOUNDS}", "TABLE"),
+    ("SELECT c.name FROM country AS c", "country"),
+    ("SELECT c.name FROM auction AS a JOIN country AS c ON a.seller = c.seller", "country"),
+    (f"SELECT b.id FROM bid AS a JOIN auction {AT_CLOCK} AS b ON a.auction = b.id", "PROCTIME"),
+    (f"SELECT c.name FROM auction AS a RIGHT JOIN country {AT_CLOCK} AS c ON a.seller = c.seller", "country"),
+    (f"SELECT c.name FROM auction AS a JOIN country {AT_CLOCK} AS c ON a.seller = c.seller + 1", "a.seller ="),
+    (
+        f"SELECT c.name FROM auction AS a LEFT JOIN country {AT_CLOCK} AS c ON a.seller = c.seller AND a.id > 1",
+        "a.seller =",
+    ),
+    (
+        "SELECT c.name FROM (SELECT seller, COUNT(*) AS n FROM auction GROUP BY seller) AS a "
+        f"JOIN country {AT_CLOCK} AS c ON a.seller = c.seller",
+        "country",
+    ),
     ("SELECT auction FROM bid UNION SELECT id FROM auction", "auction FROM bid UNION"),
     ("SELECT auction FROM bid UNION ALL SELECT category FROM auction", "auction FROM bid UNION ALL"),
     ("SELECT auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "ROW_NUMBER"),

@@ -7,10 +7,24 @@ from datetime import timedelta
 import pytest
 
 from stateflow.api.sql.expressions.sql_types import BIGINT, STRING, TIMESTAMP, Field
-from stateflow.api.sql.expressions.tree import Constant, Expression, Ref
+from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import Path
-from stateflow.api.sql.planning.plan import Aggregate, Computed, Grouped, Joined, Plan, Table, TopN, Window, Windowed
+from stateflow.api.sql.planning.plan import (
+    Aggregate,
+    Computed,
+    Filtered,
+    Grouped,
+    Joined,
+    LookupTable,
+    Plan,
+    Table,
+    TopN,
+    Window,
+    Windowed,
+    has_source_times,
+    time_of,
+)
 from stateflow.api.sql.planning.queries import QueryPlanner
 from stateflow.api.sql.problems import Position, SqlText
 from tests.sql.sql_jobs import declared
@@ -21,9 +35,12 @@ AUCTION = Table("auction", (Field("id", BIGINT), Field("category", STRING), Fiel
 A, P, T = Ref("auction", BIGINT), Ref("price", BIGINT), Ref("at", TIMESTAMP)
 
 
+OWNER = LookupTable("owner", (Field("id", BIGINT), Field("name", STRING), Field("at", TIMESTAMP)), AT)
+
+
 def planned(text: str) -> Plan:
     (node,) = parsed(text)
-    return QueryPlanner(SqlText(text), {"bid": BID, "auction": AUCTION}).plan(node, Path("q"))
+    return QueryPlanner(SqlText(text), {"bid": BID, "auction": AUCTION, "owner": OWNER}).plan(node, Path("q"))
 
 
 def test_an_aggregate_gets_the_name_and_the_place_of_its_column() -> None:
@@ -49,6 +66,28 @@ def test_windows_without_other_keys_have_a_constant_key() -> None:
         "q.window",
         AT,
     )
+
+
+def test_rows_are_looked_up_by_columns_of_the_table_and_keep_their_event_time() -> None:
+    clause = "JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON b.auction = o.id AND b.auction * 2 = o.id"
+    plan = planned(f"SELECT b.price, b.at, o.at AS since, o.name FROM bid AS b LEFT {clause}")
+    assert isinstance(plan, Computed)
+    join = plan.input
+    assert isinstance(join, Joined)
+    assert (join.kind, join.how, join.right, join.right_keys) == ("lookup", "left", OWNER, ("id", "id"))
+    assert len({*join.left_keys}) == 2 and join.left_keys[0] == "auction"
+    assert ("o_at", False, "at") in join.columns
+    assert time_of(plan) == "at" and has_source_times(plan)
+    assert [each.type.nullable for each in plan.fields] == [False, False, True, True]
+
+
+def test_conditions_of_the_stream_are_applied_before_a_look_up() -> None:
+    clause = "JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON b.auction = o.id"
+    plan = planned(f"SELECT b.price, o.name FROM bid AS b {clause} WHERE b.price > 1 AND o.name = 'x'")
+    assert isinstance(plan, Computed) and isinstance(plan.input, Filtered)
+    assert [*columns_of(plan.input.condition)] == ["name"]
+    join = plan.input.input
+    assert isinstance(join, Joined) and isinstance(join.left, Computed) and isinstance(join.left.input, Filtered)
 
 
 def test_a_join_stores_only_the_columns_that_are_used_of_rows_that_pass_the_conditions() -> None:

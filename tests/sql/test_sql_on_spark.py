@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -182,6 +183,11 @@ import msgspec
 from stateflow import DeltaSink, precision
 
 
+class Owner(msgspec.Struct):
+    auction: int
+    name: str
+
+
 class Bid(msgspec.Struct):
     auction: int
     amount: Annotated[Decimal, precision(9, scale=2)]
@@ -194,7 +200,14 @@ def build(env):
     made = msgspec.defstruct("Auction", [("id", int), ("category", str, "y")])
     auctions = env.from_collection([made(0, "x"), made(1)], made, uid="auctions")
     env.register_table("auction", auctions.map(lambda row: made(row.id + 1, row.category), output=made))
-    for name, keys in {"totals": ("auction",), "joined": (), "best": ("auction", "place"), "counts": ("n",)}.items():
+    env.register_lookup_table(
+        "owner",
+        lambda spark: spark.createDataFrame([(1, "one", 7), (3, "three", 8)], "auction bigint, name string, more int"),
+        rows=Owner,
+    )
+    sinks = {"totals": ("auction",), "joined": (), "best": ("auction", "place"), "counts": ("n",)}
+    sinks |= {"named": (), "owned": ("name",)}
+    for name, keys in sinks.items():
         sink = DeltaSink(f"{env.parameter('tables')}/{name}", mode="upsert" if keys else "append", keys=keys)
         env.register_sink(name, sink)
     best = "SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY amount DESC) AS place FROM bid"
@@ -203,7 +216,12 @@ def build(env):
         INSERT INTO joined SELECT b.amount * 2 AS double, a.category FROM bid b JOIN auction a ON a.id = b.auction;
         INSERT INTO best SELECT auction, place, amount FROM ({best}) WHERE place <= 2;
         INSERT INTO counts SELECT n, COUNT(*) AS auctions FROM
-            (SELECT auction, COUNT(*) AS n FROM bid WHERE amount > 1 GROUP BY auction) GROUP BY n
+            (SELECT auction, COUNT(*) AS n FROM bid WHERE amount > 1 GROUP BY auction) GROUP BY n;
+        INSERT INTO named SELECT b.amount, b.auction AS `of`, o.name
+            FROM bid b LEFT JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON b.auction + 1 = o.auction;
+        INSERT INTO owned SELECT o.name, COUNT(*) AS n
+            FROM bid b JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o
+            ON b.auction = o.auction AND o.auction = b.auction AND b.amount > 2 AND o.name <> 'one' GROUP BY o.name
     ''')
 """
 
@@ -217,12 +235,17 @@ def test_statements_run_on_spark(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-3_000:]
 
-    def rows(name: str) -> list[tuple[Any, ...]]:
+    def rows(name: str, *, is_sorted: bool = True) -> list[tuple[Any, ...]]:
         found = pa.table(deltalake.DeltaTable(str(tables / name)).to_pyarrow_table())
-        return sorted(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        every = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        return sorted(every) if is_sorted else every
 
     amounts = [(n % 5, Decimal(n) / 4) for n in range(40)]
     assert rows("totals") == [(key, 9, 2 * sum(amount for of, amount in amounts if of == key)) for key in range(5)]
     assert rows("joined") == sorted((2 * amount, " xy"[of]) for of, amount in amounts if of in (1, 2))
     assert rows("best") == [(key, place, Decimal(40 + key - 5 * place) / 4) for key in range(5) for place in (1, 2)]
     assert rows("counts") == [(7, 5)]
+    names = {1: "one", 3: "three"}
+    named = Counter((amount, of, names.get(of + 1)) for of, amount in amounts)
+    assert Counter(rows("named", is_sorted=False)) == named
+    assert rows("owned") == [("three", sum(of == 3 and amount > 2 for of, amount in amounts))]

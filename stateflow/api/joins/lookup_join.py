@@ -14,6 +14,9 @@ from stateflow.errors import JobDefinitionError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    ReadTable = Callable[[SparkSession], DataFrame]
+    """Returns a table."""
+
 _PREFIX = "_sf_lookup_"
 
 
@@ -41,11 +44,7 @@ class LookupJoin:
     """
 
     def __init__(
-        self,
-        read: Callable[[SparkSession], DataFrame],
-        columns: LookupColumns,
-        cache: timedelta | None,
-        clock: Clock | None = None,
+        self, read: ReadTable, columns: LookupColumns, cache: timedelta | None, clock: Clock | None = None
     ) -> None:
         self._read = read
         self._columns = columns

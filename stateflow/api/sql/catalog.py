@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
 from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.joins.lookup_join import check_lookup
+from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
 from stateflow.api.sql.expressions.sql_types import Field, fields_of
 from stateflow.api.sql.expressions.tree import Expression, Ref
+from stateflow.api.sql.lookups import Lookup
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import Path
-from stateflow.api.sql.planning.plan import Computed, Plan, Shared, Table, time_of
+from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan, Shared, Table, time_of
 from stateflow.api.sql.planning.queries import QueryPlanner
 from stateflow.api.sql.problems import Position, SqlText
 from stateflow.api.sql.streams import Needs, StreamBuilder
@@ -20,6 +25,9 @@ from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError
 from stateflow.ids import check_name
 from stateflow.similar_names import did_you_mean
+
+if TYPE_CHECKING:
+    from stateflow.api.joins.lookup_join import ReadTable
 
 _STATEMENTS = "write INSERT INTO sink SELECT …, or CREATE TEMPORARY VIEW name AS SELECT …"
 
@@ -36,9 +44,10 @@ class SqlCatalog:
     tables: dict[str, Plan] = field(default_factory=dict)
     sinks: dict[str, Sink] = field(default_factory=dict)
     _streams: dict[str, DataStream] = field(default_factory=dict)
+    _lookups: dict[str, Lookup] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._builder = StreamBuilder(self._streams)
+        self._builder = StreamBuilder(self._streams, self._lookups)
 
     def register_table(self, name: str, stream: object) -> None:
         """Adds a table. Raises as `StreamExecutionEnvironment.register_table`."""
@@ -50,6 +59,14 @@ class SqlCatalog:
         self._streams[name] = stream
         fields, time = fields_of(stream.schema), event_time_of(stream._node)
         self.tables[name] = Table(name, fields, time, Position(1, 1, name))
+
+    def register_lookup_table(self, name: str, read: ReadTable, rows: type[object], cache: timedelta | None) -> None:
+        """Adds a table for look-up joins. Raises as `StreamExecutionEnvironment.register_lookup_table`."""
+        fields = fields_of(RowSchema.of(rows))
+        check_lookup(read, {each.name: each.name for each in fields}, "left", cache)
+        self._check_new(name)
+        self._lookups[name] = Lookup(read, cache)
+        self.tables[name] = LookupTable(name, fields, Position(1, 1, name))
 
     def register_sink(self, name: str, sink: object) -> None:
         """Adds a sink. Raises as `StreamExecutionEnvironment.register_sink`."""

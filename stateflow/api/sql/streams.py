@@ -12,6 +12,7 @@ from typing import ClassVar
 from stateflow.api.graph.nodes import WatermarkNode
 from stateflow.api.joins.functions import PairColumns
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
+from stateflow.api.sql.lookups import Lookup, looked_up
 from stateflow.api.sql.pairs import EmitPair
 from stateflow.api.sql.planning.plan import (
     Computed,
@@ -69,11 +70,13 @@ class StreamBuilder:
 
     Attributes:
         tables: the registered streams by name.
+        lookups: the registered look-up tables by name.
         shared: the streams of queries with a name, which are made once.
         uses: how often each of these queries is used.
     """
 
     tables: Mapping[str, DataStream]
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
     shared: dict[str, DataStream] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
 
@@ -173,6 +176,8 @@ class StreamBuilder:
         return stream.key_by(*plan.keys).over_columns(made, output=output, preceding=plan.preceding, uid=plan.uid)
 
     def _joined(self, plan: Joined, needs: Needs) -> DataStream:
+        if plan.kind == "lookup":
+            return looked_up(self.stream(plan.left, replace(needs, retracts=True)), plan, self.lookups)
         own = Needs(retracts=True, time=plan.kind != "regular", keyed=True)
         if plan.window is not None:
             return self._joined_windows(plan, plan.window, own)

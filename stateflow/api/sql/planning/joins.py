@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from sqlglot import exp
 
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.calls import cast, common
 from stateflow.api.sql.expressions.sql_types import BOOLEAN, Field
-from stateflow.api.sql.expressions.tree import (
-    Call,
-    Constant,
-    Expression,
-    Ref,
-    columns_of,
-    conjuncts,
-    not_null,
-    replaced,
-)
+from stateflow.api.sql.expressions.tree import Call, Expression, Ref, columns_of, conjuncts, not_null, replaced
+from stateflow.api.sql.planning import lookups
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.plan import BOUNDS, Computed, Filtered, Joined, Plan, Window, WindowTable, time_of
+from stateflow.api.sql.planning.time_bounds import TimeBounds
 from stateflow.api.sql.problems import SqlText
 
-_MILLISECOND = timedelta(milliseconds=1)
 _KNOWN = {"this", "on", "kind", "side"}
-_FLIPPED = {"le": "ge", "ge": "le", "lt": "gt", "gt": "lt", "eq": "eq"}
 
 
 @dataclass
@@ -56,6 +46,7 @@ class JoinPlanner:
             self.text.fail(self.node.this, "a joined table has no name of its own", "add AS with another name")
         self._right_names = self._renamed()
         self._left_names = {each.name for each in self.left.plan.fields}
+        self._times = self._time_bounds()
         conditions = self._conditions(self._sources(False, False))
         keys, others = self._keys(conditions, how)
         window = _windows_of(self.text, self.node, self.left.plan, keys)
@@ -63,18 +54,27 @@ class JoinPlanner:
             keys = [pair for pair in keys if not _is_of_window(pair[0])]
         if not keys:
             self.text.fail(self.node, "a join needs an equality of columns", "add ON a.id = b.id")
+        if lookups.is_lookup(self.text, self.node, self.right.plan):
+            return self._filtered(self._joined("lookup", how, keys, [[], []]), how, others)
         before, rest = self._pushed(how, others)
-        bounds = None if version is not None or window is not None else self._bounds(rest)
+        bounds = None if version is not None or window is not None else self._times.of_all(rest)
         if bounds is not None:
-            rest = [each for each in rest if self._bound(each) is None]
+            rest = [each for each in rest if self._times.of(each) is None]
         kind = "temporal" if version is not None else "interval" if bounds else "window" if window else "regular"
-        self._check(kind, how, rest)
+        self._check(kind, how)
         made = self._joined(kind, how, keys, before)
         made = replace(made, bounds=bounds) if bounds else made
         made = _with_windows(made, window) if window is not None else made
+        return self._filtered(made, how, rest)
+
+    def _filtered(self, made: Joined, how: str, conditions: Sequence[Expression]) -> Relation:
+        """Returns the joined rows that pass conditions. Raises JobDefinitionError for those of an outer join."""
+        on = self.node.args["on"]
         plan: Plan = made
-        for each in rest:
-            plan = Filtered(plan, each, self.text.of(self.node.args["on"]))
+        if conditions and (how != "inner" or made.kind == "temporal"):
+            self.text.fail(on, "this join has other conditions than equalities", "filter the tables in inner queries")
+        for each in conditions:
+            plan = Filtered(plan, each, self.text.of(on))
         outer = how in ("right", "full"), how in ("left", "full")
         return Relation(plan, self._sources(*outer))
 
@@ -119,6 +119,11 @@ class JoinPlanner:
         analysis = Analysis(self.text, RelationScope(self.text, sources))
         return conjuncts(analysis.condition(self.node.args["on"]))
 
+    def _time_bounds(self) -> TimeBounds:
+        left, right = time_of(self.left.plan), time_of(self.right.plan)
+        names = [name for name, each in self._right_names.items() if right and each.name == right]
+        return TimeBounds([left] if left else [], names)
+
     def _is_of(self, expression: Expression, *, left: bool) -> bool:
         """Returns whether an expression has columns, and only those of one side."""
         names = set(columns_of(expression))
@@ -133,7 +138,7 @@ class JoinPlanner:
     ) -> tuple[list[tuple[Expression, Expression]], list[Expression]]:
         """Returns the pairs that are equal, and the other conditions."""
         keys, others = [], []
-        times = [each for each in conditions if how == "inner" and self._bound(each) is not None]
+        times = [each for each in conditions if how == "inner" and self._times.of(each) is not None]
         if len(times) == len(conditions):
             times = []
         for each in conditions:
@@ -169,10 +174,7 @@ class JoinPlanner:
                 rest.append(each)
         return before, rest
 
-    def _check(self, kind: str, how: str, rest: Sequence[Expression]) -> None:
-        on = self.node.args["on"]
-        if rest and (how != "inner" or kind == "temporal"):
-            self.text.fail(on, "this join has other conditions than equalities", "filter the tables in inner queries")
+    def _check(self, kind: str, how: str) -> None:
         if kind in ("interval", "window") and how != "inner":
             self.text.fail(self.node, f"an outer {kind} join is not supported", "use an inner join")
         if kind != "temporal":
@@ -186,57 +188,21 @@ class JoinPlanner:
         if not isinstance(found, Ref) or found.name != time:
             self.text.fail(version, "versions are those of another time", f"write FOR SYSTEM_TIME AS OF {time}")
 
-    # -- bounds of time -----------------------------------------------------------------------------------------------
-
-    def _bounds(self, conditions: Sequence[Expression]) -> tuple[timedelta, timedelta] | None:
-        """Returns how much later than the left row the right row may be; None without two bounds."""
-        found = [bound for each in conditions if (bound := self._bound(each)) is not None]
-        lower = [low for low, _ in found if low is not None]
-        upper = [high for _, high in found if high is not None]
-        return (max(lower), min(upper)) if lower and upper else None
-
-    def _bound(self, condition: Expression) -> tuple[timedelta | None, timedelta | None] | None:
-        if not isinstance(condition, Call) or condition.function not in _FLIPPED or len(condition.args) != 2:
-            return None
-        function, one, other = condition.function, self._time(condition.args[0]), self._time(condition.args[1])
-        if one is None or other is None or one[0] == other[0]:
-            return None
-        (is_left, first), (_, second) = one, other
-        if not is_left:
-            function, first, second = _FLIPPED[function], second, first
-        later = first - second
-        return {
-            "ge": (None, later),
-            "gt": (None, later - _MILLISECOND),
-            "le": (later, None),
-            "lt": (later + _MILLISECOND, None),
-            "eq": (later, later),
-        }[function]
-
-    def _time(self, expression: Expression) -> tuple[bool, timedelta] | None:
-        """Returns whether an expression is the event time of the left side, and what is added to it."""
-        shift = timedelta()
-        if isinstance(expression, Call) and expression.function == "shift":
-            expression, interval = expression.args
-            assert isinstance(interval, Constant) and isinstance(interval.value, timedelta)
-            shift = interval.value
-        if not isinstance(expression, Ref):
-            return None
-        right = self._right_names.get(expression.name)
-        if right is not None:
-            return (False, shift) if right.name == time_of(self.right.plan) else None
-        return (True, shift) if expression.name == time_of(self.left.plan) else None
-
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def _joined(
         self, kind: str, how: str, keys: list[tuple[Expression, Expression]], before: list[list[Expression]]
     ) -> Joined:
         pairs = [_same_type(*pair) for pair in keys]
-        left, left_keys = self._side(self.left.plan, [pair[0] for pair in pairs], before[0], how in ("left", "full"))
-        right, right_keys = self._side(
-            self.right.plan, [pair[1] for pair in pairs], before[1], how in ("right", "full")
-        )
+        own, their = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        right: Plan
+        if kind == "lookup":
+            lookups.check(self.text, self.node, how)
+            left, left_keys = lookups.keyed_rows(self.left.plan, own, self.text.of(self.node))
+            right, right_keys = self.right.plan, lookups.key_columns(self.text, self.node, their)
+        else:
+            left, left_keys = self._side(self.left.plan, own, before[0], how in ("left", "full"))
+            right, right_keys = self._side(self.right.plan, their, before[1], how in ("right", "full"))
         columns = [(each.name, True, each.name) for each in self.left.plan.fields]
         columns += [(name, False, each.name) for name, each in self._right_names.items()]
         fields = [_nullable(each, how in ("right", "full")) for each in self.left.plan.fields]

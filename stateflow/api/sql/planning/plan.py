@@ -30,6 +30,15 @@ class Table:
 
 
 @dataclass(frozen=True)
+class LookupTable:
+    """A table that a join looks rows up in; it is no stream."""
+
+    name: str
+    fields: tuple[Field, ...]
+    at: Position = field(compare=False)
+
+
+@dataclass(frozen=True)
 class Shared:
     """The result of a query that has a name: of WITH, or of a view. All uses of it share its operators.
 
@@ -246,7 +255,7 @@ class Joined:
     """Pairs of rows with equal keys.
 
     Attributes:
-        kind: ``regular``, ``interval``, ``temporal`` or ``window``.
+        kind: ``regular``, ``interval``, ``temporal``, ``window``, or ``lookup`` in a `LookupTable`.
         how: ``inner``, ``left``, ``right`` or ``full``.
         left_keys, right_keys: the columns that are equal.
         columns: for each column of the result its name, whether it is of the left row, and its name there.
@@ -272,13 +281,25 @@ class Joined:
 
 
 Plan = (
-    Table | Shared | Computed | Filtered | United | Grouped | WindowTable | Windowed | RowNumber | TopN | Over | Joined
+    Table
+    | LookupTable
+    | Shared
+    | Computed
+    | Filtered
+    | United
+    | Grouped
+    | WindowTable
+    | Windowed
+    | RowNumber
+    | TopN
+    | Over
+    | Joined
 )
 
 
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
     """Returns the plans whose rows a plan takes."""
-    if isinstance(plan, Table):
+    if isinstance(plan, Table | LookupTable):
         return ()
     if isinstance(plan, Joined):
         return plan.left, plan.right
@@ -305,3 +326,10 @@ def is_stateless(plan: Plan) -> bool:
     if isinstance(plan, Table):
         return True
     return isinstance(plan, Computed | Filtered | Shared) and is_stateless(plan.input)
+
+
+def has_source_times(plan: Plan) -> bool:
+    """Returns whether rows have the event times of the rows of one table: no operator with state is before them."""
+    if isinstance(plan, Joined):
+        return plan.kind == "lookup" and has_source_times(plan.left)
+    return isinstance(plan, Table) or (isinstance(plan, Computed | Filtered | Shared) and has_source_times(plan.input))

@@ -27,7 +27,8 @@ def _with_condition(plan: Plan, condition: Expression, at: Filtered) -> Plan:
     if isinstance(plan, Filtered) and isinstance(plan.input, Joined | Filtered):
         return replace(plan, input=_with_condition(plan.input, condition, at))
     if isinstance(plan, Joined) and plan.how == "inner" and names:
-        for is_left in (True, False):
+        # The rows of a look-up table are no stream, which could be filtered.
+        for is_left in (True,) if plan.kind == "lookup" else (True, False):
             own = {name: of for name, left, of in plan.columns if left == is_left}
             if names <= set(own):
                 kinds = {each.name: each.type for each in (plan.left if is_left else plan.right).fields}
@@ -86,7 +87,8 @@ def columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: Position) -
         for name, each in items
     ]
     is_narrowed = any(isinstance(each, Ref) and each.type.nullable < kinds[each.name].nullable for _, each in items)
-    if not isinstance(plan, Joined) or is_narrowed or not all(isinstance(each, Ref) for _, each in items):
+    has_other = is_narrowed or not all(isinstance(each, Ref) for _, each in items)
+    if not isinstance(plan, Joined) or plan.kind == "lookup" or has_other:
         return Computed(plan, tuple(items), at)
     sides, bounds = {name: (left, of) for name, left, of in plan.columns}, dict(plan.window_bounds)
     refs = [(name, each.name) for name, each in items if isinstance(each, Ref)]

@@ -11,7 +11,7 @@ from stateflow.api.sql.expressions.calls import cast, common
 from stateflow.api.sql.expressions.tree import Expression, Ref
 from stateflow.api.sql.planning.joins import JoinPlanner
 from stateflow.api.sql.planning.names import Path, Relation
-from stateflow.api.sql.planning.plan import Computed, Plan, Shared, United, WindowTable, time_of
+from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan, Shared, United, WindowTable, time_of
 from stateflow.api.sql.planning.selects import SelectPlanner
 from stateflow.api.sql.planning.windows import window_call, window_table
 from stateflow.api.sql.problems import SqlText
@@ -113,6 +113,8 @@ class QueryPlanner:
         if clause is None:
             self.text.fail(node, "a query has no FROM", "name a table that is registered")
         relation = self._table(clause.this, path, "from")
+        if isinstance(relation.plan, LookupTable):
+            self.text.fail(clause.this, "a look-up table is no stream", "name a stream first, and JOIN the table")
         for number, join in enumerate(node.args.get("joins") or (), 1):
             right = self._table(join.this, path, f"join{number}", {"version"})
             self._check_windows(join, relation.plan, right.plan)

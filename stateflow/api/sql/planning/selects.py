@@ -19,7 +19,7 @@ from stateflow.api.sql.planning.plan import (
     Plan,
     Windowed,
     WindowTable,
-    is_stateless,
+    has_source_times,
     time_of,
 )
 from stateflow.api.sql.planning.pushdown import columns, filtered
@@ -116,7 +116,8 @@ class SelectPlanner:
                 )
             if expression.type.name in ("null", "interval"):
                 self.text.fail(where, "a column has no type", "write CAST(… AS STRING)", name=name)
-            if name == time and is_stateless(plan) and not (isinstance(expression, Ref) and expression.name == time):
+            is_time = isinstance(expression, Ref) and expression.name == time
+            if name == time and has_source_times(plan) and not is_time:
                 self.text.fail(
                     where, "a column has the name of the event time, and other values", "add AS with another name"
                 )

@@ -15,7 +15,9 @@ from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+
+    from stateflow.api.joins.lookup_join import ReadTable
 
 
 class StreamJoins(ABC, Generic[Stream]):
@@ -38,7 +40,7 @@ class StreamJoins(ABC, Generic[Stream]):
 
     def lookup_join(
         self,
-        read: Callable[[SparkSession], DataFrame],
+        read: ReadTable,
         *,
         on: str | Mapping[str, str],
         output: type[object],

@@ -1,0 +1,64 @@
+"""JOIN t FOR SYSTEM_TIME AS OF PROCTIME(): rows with columns of a table that Spark reads in each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlglot import exp
+
+from stateflow.api.sql.expressions.tree import Expression, Ref
+from stateflow.api.sql.planning.names import computed_name
+from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan
+from stateflow.api.sql.problems import Position, SqlText
+
+_FORM = "JOIN t FOR SYSTEM_TIME AS OF PROCTIME() AS alias ON …"
+
+
+def is_lookup(text: SqlText, join: exp.Join, right: Plan) -> bool:
+    """Returns whether a join looks rows up.
+
+    Raises:
+        JobDefinitionError: a stream is joined at the processing time, or a look-up table without it.
+    """
+    version = join.this.args.get("version")
+    time = version.expression if version is not None else None
+    is_at_clock = isinstance(time, exp.Anonymous) and time.name.upper() == "PROCTIME" and not time.expressions
+    if is_at_clock and not isinstance(right, LookupTable):
+        text.fail(
+            version, "a stream is joined at the processing time", "add the table with register_lookup_table", form=_FORM
+        )
+    if isinstance(right, LookupTable) and not is_at_clock:
+        text.fail(join.this, "a look-up table is joined as a stream", f"write {_FORM}")
+    return is_at_clock
+
+
+def check(text: SqlText, join: exp.Join, how: str) -> None:
+    """Raises JobDefinitionError for a kind of look-up join that is not supported."""
+    if how not in ("inner", "left"):
+        text.fail(join, f"a {how} look-up join is not supported", "use JOIN or LEFT JOIN")
+
+
+def keyed_rows(rows: Plan, keys: Sequence[Expression], at: Position) -> tuple[Plan, tuple[str, ...]]:
+    """Returns rows with their keys as columns, and the names of these. A row with a null has no match."""
+    items: dict[str, Expression] = {each.name: Ref(each.name, each.type) for each in rows.fields}
+    names: list[str] = []
+    for each in keys:
+        name = computed_name("key", each)
+        # One value may be equal to two columns of the table.
+        while name in names or (name in items and not isinstance(each, Ref)):
+            name += "_"
+        items.setdefault(name, each)
+        names.append(name)
+    return Computed(rows, tuple(items.items()), at), tuple(names)
+
+
+def key_columns(text: SqlText, join: exp.Join, keys: Sequence[Expression]) -> tuple[str, ...]:
+    """Returns the columns of a look-up table that are keys. Raises JobDefinitionError for computed ones."""
+    names = [each.name for each in keys if isinstance(each, Ref)]
+    if len(names) < len(keys):
+        text.fail(
+            join.args["on"],
+            "a row is looked up by a computed value of the table",
+            "compare a column of the table with a value of its type",
+        )
+    return tuple(names)
