@@ -49,13 +49,19 @@ class Size:
 
 
 @dataclass
-class _Watch:
-    """The peak memory of the workers, which the kernel records, read after each batch."""
+class WorkerMemory:
+    """The peak memory of the workers, which the kernel records, read after each batch.
+
+    Attributes:
+        peaks: bytes of each worker.
+        grown: after each batch, the bytes of all state and of the worker with the highest peak so far.
+    """
 
     peaks: dict[int, int] = field(default_factory=dict)
     grown: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, result: BatchResult) -> None:
+        """Reads the peaks; called after a batch."""
         for pid in workers(os.getpid()):
             self.peaks[pid] = max(peak_bytes(pid), self.peaks.get(pid, 0))
         self.grown.append((result.full_bytes, max(self.peaks.values())))
@@ -69,7 +75,7 @@ def run(folder: Path) -> Path:
 def measure(folder: Path, size: Size) -> dict[str, Any]:
     """Runs the job; the peak is that of the worker that had the highest."""
     write_keys(folder / "events", _keys(size), size.rows_per_file)
-    watch = _Watch()
+    watch = WorkerMemory()
     run_job(RunRequest(JOB, str(folder / "root"), (_settings(folder, size),), "benchmark", on_batch=watch.note))
     state, peak = watch.grown[-1]
     return {

@@ -74,6 +74,14 @@ def measure_ours(query: str, load: Load) -> Taken:
         return _measured("nexmark_ours", order, Path(folder))
 
 
+def grown(query: str, load: Load, limits: Mapping[str, str], folder: Path) -> list[tuple[int, int]]:
+    """Runs a query once; returns, after each batch, the bytes of its state and of its largest worker so far."""
+    given = {**settings(query, load), "job.table": "", **limits}
+    run_ours(nexmark_ours.Order(folder=str(folder), settings=given, events=[str(load.events)], keep=False, watch=True))
+    answer: nexmark_ours.Answer = json.loads((folder / "answer.json").read_text())
+    return [(state, peak) for state, peak in answer["memory"]]
+
+
 def measure_spark(query: str, load: Load) -> Taken:
     """Runs a query of Spark SQL with a sink that drops rows, as `measure_ours`. Raises ProgramFailed."""
     *views, select = statements(query, _FOLDER / "spark_sql")

@@ -1,7 +1,8 @@
 """Nexmark by stateflow, Flink and Spark: ``python -m benchmarks.nexmark.run [--queries q0,q1] [--events N] [--check]``.
 
-Measures what each query takes, or with ``--check`` compares its final rows with Flink's, and merges that into
-``results/nexmark.json``. Queries that are not named keep their figures.
+Measures what each query takes, or with ``--check`` compares its final rows with Flink's, or with ``--memory`` measures
+the memory of workers with small limits, and merges that into ``results/nexmark.json``. Queries that are not named keep
+their figures.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.nexmark.correctness import VARIANTS, result
 from benchmarks.nexmark.flink import QUERIES, UNSUPPORTED, WARM_UPS, FlinkInputs
 from benchmarks.nexmark.flink import FlinkTime as Taken
 from benchmarks.nexmark.generate import Slices, write
+from benchmarks.nexmark.memory import STATEFUL, bounded
 from benchmarks.nexmark.plain import RESULTS, Events
 from benchmarks.nexmark.programs import OURS, PATTERNS, SPARK, Load, measure_ours, measure_spark
 from benchmarks.nexmark.rules import Stream
@@ -76,7 +78,7 @@ class _Inputs:
 def main(arguments: Sequence[str]) -> int:
     """Measures or checks the named queries, or all that are written as jobs, without those of patterns."""
     given = _parsed(arguments)
-    queries = given.queries.split(",") if given.queries else [*_DEFAULT]
+    queries = given.queries.split(",") if given.queries else [*(STATEFUL if given.memory else _DEFAULT)]
     unknown = sorted({*queries} - {*QUERIES})
     if unknown:
         print(f"no such query: {', '.join(unknown)}; known: {', '.join(QUERIES)}", file=sys.stderr)
@@ -93,8 +95,12 @@ def main(arguments: Sequence[str]) -> int:
         inputs = FlinkInputs.write(events, folder, warm_up)
         found = _Inputs(Load(events, inputs.side_input, given.files_per_batch, warm_up), inputs)
         for query in queries:
+            figures: dict[str, Mapping[str, object]]
             if given.check:
-                figures: dict[str, Mapping[str, object]] = {"check": check(query, found, slices)}
+                figures = {"check": check(query, found, slices)}
+            elif given.memory:
+                figures = {"memory": {**bounded(query, found.load), "events": count, "commit": stamp()["commit"]}}
+                print(f"{query}: {figures}", flush=True)
             else:
                 figures = dict(measure(query, found, count, given.systems.split(",")))
             # At once: an interrupted call keeps what it has.
@@ -108,6 +114,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--queries", default="", help=f"with commas between; by default: {', '.join(_DEFAULT)}")
     parser.add_argument("--events", type=int, help=f"{EVENTS:,} by default, and {CHECKED_EVENTS:,} with --check")
     parser.add_argument("--check", action="store_true", help="compare final rows instead of measuring")
+    parser.add_argument("--memory", action="store_true", help="measure the memory of workers instead of speed")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which to measure")
     parser.add_argument("--input", type=Path, help="a folder for the events, kept for further calls")
     parser.add_argument("--events-per-file", type=int, default=100_000)
@@ -230,6 +237,7 @@ def summarized(queries: Mapping[str, Mapping[str, Mapping[str, object]]]) -> dic
         "geomean_vs_spark": _geometric_mean(spark_ratios),
         "vs_flink": flink_ratios,
         "vs_spark": spark_ratios,
+        "memory_exceeded": [q for q, of in queries.items() if not of.get("memory", {}).get("bounded", True)],
     }
 
 

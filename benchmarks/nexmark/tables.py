@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
@@ -81,8 +80,3 @@ def _view(events: DataStream, table: str, row_class: type[msgspec.Struct]) -> Da
         return pa.RecordBatch.from_arrays(rows.columns, names=names)
 
     return events.transform_columns(of_table, output=row_class)
-
-
-def select(stream: DataStream, output: type[object], expressions: Sequence[str], where: str = "TRUE") -> DataStream:
-    """Returns the rows of a stream for which a Spark expression is true, with other columns."""
-    return stream.transform(lambda rows: rows.where(where).selectExpr(*expressions), output=output)

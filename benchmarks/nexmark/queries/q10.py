@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q0 import Bid
-from benchmarks.nexmark.tables import Tables, select
+from benchmarks.nexmark.tables import Tables
 from stateflow.api.streams.data_stream import DataStream
 
 PARTITION_BY = ("dt", "hm")
@@ -25,7 +27,22 @@ class PartitionedBid(msgspec.Struct):
     hm: str
 
 
+def days(times: pa.Array) -> pa.Array:
+    """Returns the days of times as texts: 2015-07-15."""
+    return times.cast(pa.date32()).cast(pa.string())
+
+
+def minutes(times: pa.Array) -> pa.Array:
+    """Returns the times of day without seconds as texts: 13:30."""
+    return pc.utf8_slice_codeunits(times.cast(pa.string()), len("2015-07-15 "), len("2015-07-15 13:30"))
+
+
+def partitioned(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns bids with their partitions."""
+    times = bids.column("dateTime")
+    return bids.append_column("dt", days(times)).append_column("hm", minutes(times))
+
+
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
-    partition = ["date_format(dateTime, 'yyyy-MM-dd') AS dt", "date_format(dateTime, 'HH:mm') AS hm"]
-    return select(tables.bids(Bid), PartitionedBid, ["*", *partition])
+    return tables.bids(Bid).transform_columns(partitioned, output=PartitionedBid)

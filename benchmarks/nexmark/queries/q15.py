@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from benchmarks.nexmark.tables import Tables, select
+from benchmarks.nexmark.queries.q10 import days
+from benchmarks.nexmark.tables import Tables
 from stateflow.api.streams.data_stream import DataStream
 
 KEYS = ("day",)
@@ -50,8 +53,6 @@ class Statistics(msgspec.Struct):
     rank3_auctions: int
 
 
-DAY = "date_format(dateTime, 'yyyy-MM-dd') AS day"
-RANKS = ("price < 10000 AS rank1", "price >= 10000 AND price < 1000000 AS rank2", "price >= 1000000 AS rank3")
 AGGREGATES = {
     f"{rank or 'total'}_{name}": (kind, column, *([rank] if rank else []))
     for name, kind, column in (
@@ -64,7 +65,19 @@ AGGREGATES = {
 """By column of the result: kind, column, and the column of the rank that a bid has to have."""
 
 
+def ranks(prices: pa.Array) -> dict[str, pa.Array]:
+    """Returns whether prices are in each of three ranges."""
+    low, high = pc.less(prices, 10_000), pc.greater_equal(prices, 1_000_000)
+    return {"rank1": low, "rank2": pc.invert(pc.or_(low, high)), "rank3": high}
+
+
+def of_day(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns bids with their days and ranges."""
+    columns = {"day": days(bids.column("dateTime")), "auction": bids.column("auction"), "bidder": bids.column("bidder")}
+    return pa.RecordBatch.from_pydict(columns | ranks(bids.column("price")))
+
+
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
-    bids = select(tables.bids(Bid), BidOfDay, [DAY, "auction", "bidder", *RANKS])
+    bids = tables.bids(Bid).transform_columns(of_day, output=BidOfDay)
     return bids.key_by(*KEYS).aggregate_columns(AGGREGATES, output=Statistics, uid="statistics")

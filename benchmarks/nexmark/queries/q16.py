@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
+import pyarrow as pa
 
-from benchmarks.nexmark.queries.q15 import AGGREGATES, DAY, RANKS
-from benchmarks.nexmark.tables import Tables, select
+from benchmarks.nexmark.queries.q10 import days, minutes
+from benchmarks.nexmark.queries.q15 import AGGREGATES, ranks
+from benchmarks.nexmark.tables import Tables
 from stateflow.api.streams.data_stream import DataStream
 
 KEYS = ("channel", "day")
@@ -56,9 +58,16 @@ class Statistics(msgspec.Struct):
     rank3_auctions: int
 
 
+def of_day(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns bids with their days, minutes and ranges."""
+    columns = {name: bids.column(name) for name in ("channel", "auction", "bidder")}
+    times = bids.column("dateTime")
+    columns |= {"day": days(times), "minute": minutes(times)} | ranks(bids.column("price"))
+    return pa.RecordBatch.from_pydict(columns)
+
+
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
-    columns = ["channel", DAY, "date_format(dateTime, 'HH:mm') AS minute", "auction", "bidder", *RANKS]
-    bids = select(tables.bids(Bid), BidOfDay, columns)
+    bids = tables.bids(Bid).transform_columns(of_day, output=BidOfDay)
     aggregates = {"minute": ("max", "minute"), **AGGREGATES}
     return bids.key_by(*KEYS).aggregate_columns(aggregates, output=Statistics, uid="statistics")

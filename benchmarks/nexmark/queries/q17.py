@@ -5,8 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from benchmarks.nexmark.tables import Tables, select
+from benchmarks.nexmark.queries.q10 import days
+from benchmarks.nexmark.queries.q15 import ranks
+from benchmarks.nexmark.tables import Tables
 from stateflow.api.streams.data_stream import DataStream
 
 KEYS = ("auction", "day")
@@ -60,12 +64,6 @@ class Statistics(msgspec.Struct):
     sum_price: int
 
 
-_COLUMNS = [
-    *("auction", "date_format(dateTime, 'yyyy-MM-dd') AS day", "price"),
-    "CASE WHEN price < 10000 THEN price END AS rank1",
-    "CASE WHEN price >= 10000 AND price < 1000000 THEN price END AS rank2",
-    "CASE WHEN price >= 1000000 THEN price END AS rank3",
-]
 _AGGREGATES = {
     "total_bids": ("count", "price"),
     "rank1_bids": ("count", "rank1"),
@@ -77,13 +75,24 @@ _AGGREGATES = {
 }
 
 
-def with_average(totals: Totals) -> Statistics:
+def ranked(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns bids with their days, and their prices in the columns of their ranges."""
+    price = bids.column("price")
+    columns = {"auction": bids.column("auction"), "day": days(bids.column("dateTime")), "price": price}
+    none = pa.scalar(None, price.type)
+    return pa.RecordBatch.from_pydict(
+        columns | {name: pc.if_else(is_in, price, none) for name, is_in in ranks(price).items()}
+    )
+
+
+def with_average(totals: pa.RecordBatch) -> pa.RecordBatch:
     """Adds the average."""
-    return Statistics(**msgspec.structs.asdict(totals), avg_price=totals.sum_price // totals.total_bids)
+    average = pc.divide(totals.column("sum_price"), totals.column("total_bids"))
+    return totals.append_column("avg_price", average)
 
 
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
-    bids = select(tables.bids(Bid), RankedBid, _COLUMNS)
+    bids = tables.bids(Bid).transform_columns(ranked, output=RankedBid)
     totals = bids.key_by(*KEYS).aggregate_columns(_AGGREGATES, output=Totals, uid="totals")
-    return totals.map(with_average, output=Statistics)
+    return totals.transform_columns(with_average, output=Statistics)
