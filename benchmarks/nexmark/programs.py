@@ -46,7 +46,7 @@ class Load:
 
     events: Path
     side_input: Path
-    files_per_batch: int = 10
+    files_per_batch: int = 20
     warm_up: Path | None = None
 
     @property

@@ -91,7 +91,9 @@ def main(arguments: Sequence[str]) -> int:
         write(slices, events)
         warm_up = None if given.check else folder / "few"
         if warm_up is not None:
-            write(replace(slices, events=min(count, given.warm_up_events)), warm_up)
+            few = min(count, given.warm_up_events)
+            # As many files, and so as many batches, as in the measured run: the code of a batch is compiled as well.
+            write(replace(slices, events=few, events_per_file=max(1, few // slices.files)), warm_up)
         inputs = FlinkInputs.write(events, folder, warm_up)
         found = _Inputs(Load(events, inputs.side_input, given.files_per_batch, warm_up), inputs)
         for query in queries:
@@ -118,7 +120,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which to measure")
     parser.add_argument("--input", type=Path, help="a folder for the events, kept for further calls")
     parser.add_argument("--events-per-file", type=int, default=100_000)
-    parser.add_argument("--files-per-batch", type=int, default=10, help="of measured runs of stateflow and Spark")
+    parser.add_argument("--files-per-batch", type=int, default=20, help="of measured runs of stateflow and Spark")
     few = f"of the {WARM_UPS} runs before the measured one"
     parser.add_argument("--warm-up-events", type=int, default=1_000_000, help=few)
     return parser.parse_args(arguments)
