@@ -19,7 +19,7 @@ class Limits:
 
     Attributes:
         base_bytes: Python, the libraries that a worker has loaded, and what memory allocators keep back.
-        joined_bytes: rows and pairs that a join, a ranking or a window holds at once, with its copies of them.
+        held_bytes: rows that a join, a ranking or a window holds at once, and what it computes of them.
         row_bytes: a row as Python objects, with the state of its key.
     """
 
@@ -28,13 +28,13 @@ class Limits:
     block_cache_bytes: int = 4 * MIB
     sort_memory_bytes: int = 4 * MIB
     rows_per_arrow_batch: int = 5000
-    joined_bytes: int = 64 * MIB
+    held_bytes: int = 128 * MIB
     row_bytes: int = 1500
 
     @property
     def bound(self) -> int:
         """The documented sum."""
-        arrow = self.rows_per_arrow_batch * self.row_bytes + self.joined_bytes
+        arrow = self.rows_per_arrow_batch * self.row_bytes + self.held_bytes
         return self.base_bytes + 2 * self.write_buffer_bytes + self.block_cache_bytes + self.sort_memory_bytes + arrow
 
     def settings(self) -> dict[str, str]:
@@ -60,6 +60,7 @@ def bounded(query: str, load: Load, limits: Limits = Limits()) -> dict[str, obje
         "peak_mib": _mib(peak),
         "bound_mib": _mib(limits.bound),
         "state_mib": _mib(state),
+        "growth_in_second_half": round(peak / steps[len(steps) // 2][1], 3),
         "peak_mib_by_state_mib": [(_mib(state), _mib(peak)) for state, peak in steps],
     }
 

@@ -105,13 +105,14 @@ class PartialAggregation:
         keys: the key columns.
         partials: the other columns.
         slices: slices of event time by which rows are aggregated as well; None to aggregate by key alone.
-        rows_at_once: number of rows that are aggregated together, in memory.
+        rows_at_once, bytes_at_once: number and size of the rows that are aggregated together, in memory.
     """
 
     keys: tuple[Column, ...]
     partials: tuple[Partial, ...]
     slices: TimeSlices | None = None
     rows_at_once: int = 1 << 19
+    bytes_at_once: int = 64 << 20
 
     @classmethod
     def of(
@@ -135,9 +136,22 @@ class PartialAggregation:
         return RowSchema(msgspec.defstruct("Partials", [(c.name, Any) for c in columns]), columns)
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row for each key, or key and slice, in each group of `rows_at_once` rows."""
-        for held in _together(batches, self.rows_at_once):
+        """Yields one row for each key, or key and slice, in each group of rows that are aggregated together."""
+        for held in self._together(batches):
             yield from self._aggregated(held)
+
+    def _together(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            if held and (rows + len(batch) > self.rows_at_once or size + batch.nbytes > self.bytes_at_once):
+                yield held
+                held, rows, size = [], 0, 0
+            if len(batch):
+                held.append(batch)
+                rows, size = rows + len(batch), size + batch.nbytes
+        if held:
+            yield held
 
     def _aggregated(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = pa.Table.from_batches(rows)
@@ -179,15 +193,3 @@ def masked(values: pa.Array | pa.ChunkedArray, kept: pa.Array | pa.ChunkedArray)
 def _column_name(number: int) -> str:
     # No column of a row class has this prefix.
     return f"_sf_{number}"
-
-
-def _together(batches: Iterable[pa.RecordBatch], rows_at_once: int) -> Iterator[list[pa.RecordBatch]]:
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        if held and sum(map(len, held)) + len(batch) > rows_at_once:
-            yield held
-            held = []
-        if len(batch):
-            held.append(batch)
-    if held:
-        yield held

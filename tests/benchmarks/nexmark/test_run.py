@@ -10,6 +10,8 @@ import pytest
 from benchmarks import results
 from benchmarks.nexmark import run
 from benchmarks.nexmark.flink import QUERIES
+from benchmarks.nexmark.table import Figures, table
+from tests.docs.pages import read
 
 
 def figures(ours: int, flink: int, spark: int | None = None) -> dict[str, dict[str, object]]:
@@ -51,3 +53,16 @@ def test_results_of_a_query_keep_those_of_others(tmp_path: Path, monkeypatch: py
 def test_an_unknown_query_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--queries", "q0,q99"]) == 2
     assert "q99" in capsys.readouterr().err
+
+
+def test_the_document_has_the_table_of_the_results() -> None:
+    queries = json.loads((results.RESULTS / "nexmark.json").read_text())["queries"]
+    assert table(queries) in read("docs/nexmark.md")
+
+
+def test_a_line_of_the_table_has_no_ratio_to_a_system_that_lacks_the_query() -> None:
+    ours: dict[str, object] = {"events_per_s": 200_000, "cpu_s_per_million": 1.5}
+    made: dict[str, Figures] = {"q1": {**figures(200_000, 100_000), "ours": ours}, "q0": {"check": {"equal": True}}}
+    *_, line = table(made).splitlines()
+    none = "\N{EN DASH}"
+    assert line == f"| q1 | 200 k | 100 k | {none} | 2.00 | {none} | 1.5 | {none} | {none} |"
