@@ -112,7 +112,7 @@ class StreamExecutionEnvironment:
     ) -> None:
         """Makes a table that Spark reads one that ``JOIN name FOR SYSTEM_TIME AS OF PROCTIME()`` looks rows up in.
 
-        The semantics are those of `DataStream.lookup_join`.
+        The semantics are those of `DataStream.lookup_join`. Each join with the table reads it by itself.
 
         Args:
             name: of the table.

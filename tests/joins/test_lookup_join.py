@@ -63,6 +63,8 @@ def test_rows_get_the_columns_that_the_table_has_in_the_batch(spark_session: Spa
     assert joined(each) == after and joined(cached) == before
     clock.sleep(timedelta(minutes=10))
     assert joined(cached) == after
+    of_table = LookupColumns({"origin": "faa"}, ("origin", "name"), "inner", {"name": "city"})
+    assert joined(LookupJoin(read, of_table, None)) == [("EWR", "Newark"), ("JFK", "New York")]
     missing = LookupColumns({"origin": "iata"}, ("origin", "country"), "left")
     with pytest.raises(JobDefinitionError) as caught:
         joined(LookupJoin(read, missing, None))

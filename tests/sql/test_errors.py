@@ -9,7 +9,7 @@ import pytest
 from stateflow import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.testing.harness.rows import CollectedRows
-from tests.sql.sql_jobs import declared
+from tests.sql.sql_jobs import Country, declared
 
 WINDOW = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND))"
 HOURS = WINDOW.replace("SECOND", "HOUR")
@@ -63,6 +63,11 @@ REFUSED = [
     (
         f"SELECT c.name FROM auction AS a LEFT JOIN country {AT_CLOCK} AS c ON a.seller = c.seller AND a.id > 1",
         "a.seller =",
+    ),
+    (f"SELECT c.name FROM {WINDOW} AS b JOIN country {AT_CLOCK} AS c ON b.bidder = c.seller", "country"),
+    (
+        f"SELECT c.seller AS at FROM (SELECT bidder FROM bid) AS b JOIN country {AT_CLOCK} AS c ON b.bidder = c.seller",
+        "c.seller",
     ),
     (
         "SELECT c.name FROM (SELECT seller, COUNT(*) AS n FROM auction GROUP BY seller) AS a "
@@ -166,3 +171,11 @@ def test_names_of_tables_and_sinks_are_checked() -> None:
         declared(lambda env: env.register_sink("other", "a text"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         declared(lambda env: env.register_sink("../other", CollectedRows()))
+
+
+def test_a_look_up_table_needs_a_function_and_a_name_of_its_own() -> None:
+    with pytest.raises(JobDefinitionError) as caught:
+        declared(lambda env: env.register_lookup_table("city", "cities", rows=Country))  # type: ignore[arg-type]
+    assert caught.value.facts["name"] == "city"
+    with pytest.raises(JobDefinitionError):
+        declared(lambda env: env.register_lookup_table("bid", lambda spark: spark.table("bid"), rows=Country))

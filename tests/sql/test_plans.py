@@ -22,7 +22,7 @@ from stateflow.api.sql.planning.plan import (
     TopN,
     Window,
     Windowed,
-    has_source_times,
+    source_time,
     time_of,
 )
 from stateflow.api.sql.planning.queries import QueryPlanner
@@ -77,8 +77,24 @@ def test_rows_are_looked_up_by_columns_of_the_table_and_keep_their_event_time() 
     assert (join.kind, join.how, join.right, join.right_keys) == ("lookup", "left", OWNER, ("id", "id"))
     assert len({*join.left_keys}) == 2 and join.left_keys[0] == "auction"
     assert ("o_at", False, "at") in join.columns
-    assert time_of(plan) == "at" and has_source_times(plan)
+    assert time_of(plan) == source_time(plan) == "at"
     assert [each.type.nullable for each in plan.fields] == [False, False, True, True]
+
+
+def test_names_of_keys_and_looked_up_columns_are_new() -> None:
+    clause = (
+        "JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON b.key1 = o.id AND b.key1 = o.key AND b.KEY2 + 1 = o.id"
+    )
+    fields = Field("key1", BIGINT), Field("KEY2", BIGINT), Field("at", TIMESTAMP)
+    owner = LookupTable("owner", (Field("id", BIGINT), Field("key", BIGINT), Field("at", TIMESTAMP)), AT)
+    # The inner query does not have the event time, which the stream keeps.
+    text = f"SELECT b.key1, o.at AS since FROM (SELECT key1, KEY2 FROM bid) AS b {clause}"
+    (node,) = parsed(text)
+    plan = QueryPlanner(SqlText(text), {"bid": Table("bid", fields, "at", AT), "owner": owner}).plan(node, Path("q"))
+    assert isinstance(plan, Computed) and isinstance(plan.input, Joined)
+    join = plan.input
+    assert (join.left_keys, join.right_keys) == (("key1", "key1_", "key2_"), ("id", "key", "id"))
+    assert ("o_at", False, "at") in join.columns
 
 
 def test_conditions_of_the_stream_are_applied_before_a_look_up() -> None:

@@ -175,12 +175,19 @@ def test_expressions_have_the_same_values_in_spark_as_in_python(spark_session: S
 
 
 JOB = """
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
 import msgspec
 
-from stateflow import DeltaSink, precision
+from stateflow import DeltaSink, WatermarkStrategy, precision
+
+
+class Timed(msgspec.Struct):
+    auction: int
+    # The name of a column of the look-up table.
+    name: datetime
 
 
 class Owner(msgspec.Struct):
@@ -206,7 +213,11 @@ def build(env):
         rows=Owner,
     )
     sinks = {"totals": ("auction",), "joined": (), "best": ("auction", "place"), "counts": ("n",)}
-    sinks |= {"named": (), "owned": ("name",)}
+    sinks |= {"named": (), "owned": ("name",), "viewed": ()}
+    timed = [Timed(n % 5, datetime(2026, 1, 1, minute=n)) for n in range(40)]
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("name")
+    stream = env.from_collection(timed, Timed, uid="timed").assign_timestamps_and_watermarks(strategy)
+    env.register_table("timed", stream)
     for name, keys in sinks.items():
         sink = DeltaSink(f"{env.parameter('tables')}/{name}", mode="upsert" if keys else "append", keys=keys)
         env.register_sink(name, sink)
@@ -221,7 +232,11 @@ def build(env):
             FROM bid b LEFT JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON b.auction + 1 = o.auction;
         INSERT INTO owned SELECT o.name, COUNT(*) AS n
             FROM bid b JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o
-            ON b.auction = o.auction AND o.auction = b.auction AND b.amount > 2 AND o.name <> 'one' GROUP BY o.name
+            ON b.auction = o.auction AND o.auction = b.auction AND b.amount > 2 AND o.name <> 'one' GROUP BY o.name;
+        CREATE TEMPORARY VIEW v AS SELECT t.auction, o.name AS owner
+            FROM (SELECT auction FROM timed) AS t
+            JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON t.auction = o.auction;
+        INSERT INTO viewed SELECT auction, owner FROM v
     ''')
 """
 
@@ -248,4 +263,5 @@ def test_statements_run_on_spark(tmp_path: Path) -> None:
     names = {1: "one", 3: "three"}
     named = Counter((amount, of, names.get(of + 1)) for of, amount in amounts)
     assert Counter(rows("named", is_sorted=False)) == named
+    assert rows("viewed") == [*[(1, "one")] * 8, *[(3, "three")] * 8]
     assert rows("owned") == [("three", sum(of == 3 and amount > 2 for of, amount in amounts))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -28,11 +28,14 @@ class LookupColumns:
         on: column of the stream to column of the table; all are equal in a pair.
         output: names of the columns of the result.
         how: ``inner`` or ``left``.
+        of_table: columns of the result that are the table's, with their names there. Others have the value of the
+            stream's column of their name, or else of the table's.
     """
 
     on: Mapping[str, str]
     output: Sequence[str]
     how: str
+    of_table: Mapping[str, str] = field(default_factory=dict)
 
 
 class LookupJoin:
@@ -55,8 +58,9 @@ class LookupJoin:
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Returns the joined rows. Raises JobDefinitionError if neither the stream nor the table has a column."""
         columns, table = self._columns, self._table(frame.sparkSession)
-        missing = sorted({*columns.output, *columns.on.values()} - {*frame.columns, *table.columns})
-        missing += sorted(name for name in columns.on.values() if name not in table.columns and name not in missing)
+        wanted = {*columns.on.values(), *columns.of_table.values()} - {*table.columns}
+        wanted |= {*columns.output} - {*columns.of_table, *frame.columns, *table.columns}
+        missing = sorted(wanted)
         if missing:
             raise JobDefinitionError(
                 "a look-up join needs columns that its table does not have",
@@ -68,8 +72,10 @@ class LookupJoin:
         renamed = table.select([table[name].alias(_PREFIX + name) for name in table.columns])
         equal = [frame[name] == renamed[_PREFIX + of] for name, of in columns.on.items()]
         joined = frame.join(renamed.hint("broadcast"), reduce(lambda a, b: a & b, equal), columns.how)
+        own = {name for name in frame.columns if name not in columns.of_table}
         found = [
-            frame[name] if name in frame.columns else renamed[_PREFIX + name].alias(name) for name in columns.output
+            frame[name] if name in own else renamed[_PREFIX + columns.of_table.get(name, name)].alias(name)
+            for name in columns.output
         ]
         return joined.select(found)
 

@@ -62,6 +62,13 @@ class SqlCatalog:
 
     def register_lookup_table(self, name: str, read: ReadTable, rows: type[object], cache: timedelta | None) -> None:
         """Adds a table for look-up joins. Raises as `StreamExecutionEnvironment.register_lookup_table`."""
+        if not callable(read):
+            raise JobDefinitionError(
+                "a look-up table has no function that reads it",
+                hint='pass lambda spark: spark.read.format("delta").load(path)',
+                name=name,
+                given=repr(read)[:200],
+            )
         fields = fields_of(RowSchema.of(rows))
         check_lookup(read, {each.name: each.name for each in fields}, "left", cache)
         self._check_new(name)

@@ -9,15 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.traversal import level_of
+from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin
 from stateflow.api.sql.expressions.sql_types import row_class
 from stateflow.api.sql.planning.plan import Joined, LookupTable
 from stateflow.api.sql.problems import error_at
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from stateflow.api.joins.lookup_join import ReadTable
 
 
@@ -34,30 +33,6 @@ class Lookup:
     cache: timedelta | None
 
 
-@dataclass(frozen=True)
-class _Renamed:
-    """Returns columns of a table by the names that they have in a result.
-
-    Attributes:
-        columns: name in the result to column of the table.
-    """
-
-    read: ReadTable
-    columns: Mapping[str, str]
-
-    def __call__(self, spark: SparkSession) -> DataFrame:
-        table = self.read(spark)
-        missing = sorted({*self.columns.values()} - {*table.columns})
-        if missing:
-            raise JobDefinitionError(
-                "a look-up table does not have columns that its row class declares",
-                hint="correct the class, or the function that reads the table",
-                missing=missing,
-                table=table.columns,
-            )
-        return table.select([table[of].alias(name) for name, of in self.columns.items()])
-
-
 def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, Lookup]) -> DataStream:
     """Returns the rows of a stream with the columns of a table.
 
@@ -72,18 +47,15 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, Lookup]) -
         # A row that takes another one back would be looked up in a later content of the table.
         raise error_at(plan.at, "rows of a look-up are corrected later", "look up first, and aggregate the result")
     assert isinstance(plan.right, LookupTable)
-    lookup = lookups[plan.right.name]
-    # A column may be equal to several values.
-    keys = {f"key{number}_{column}": column for number, column in enumerate(plan.right_keys)}
-    columns = {name: of for name, is_left, of in plan.columns if not is_left}
-    time = event_time_of(stream._node)
-    names = [each.name for each in plan.fields]
+    lookup, names = lookups[plan.right.name], [each.name for each in plan.fields]
+    # The event time of the rows of sources is kept, also where the query does not name it.
+    time = event_time_of(stream._node) if not level_of(stream._node) else ""
     hints = typing.get_type_hints(stream.schema.row_class, include_extras=True)
     more = [(time, hints[time])] if time and time not in names else []
-    return stream.lookup_join(
-        _Renamed(lookup.read, {**columns, **keys}),
-        on=dict(zip(plan.left_keys, keys, strict=True)),
-        output=row_class("LookedUp", plan.fields, more),
+    columns = LookupColumns(
+        on=dict(zip(plan.left_keys, plan.right_keys, strict=True)),
+        output=[*names, *(name for name, _ in more)],
         how=plan.how,
-        cache=lookup.cache,
+        of_table={name: of for name, is_left, of in plan.columns if not is_left},
     )
+    return stream.transform(LookupJoin(lookup.read, columns, lookup.cache), row_class("LookedUp", plan.fields, more))

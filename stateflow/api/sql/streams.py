@@ -177,7 +177,9 @@ class StreamBuilder:
 
     def _joined(self, plan: Joined, needs: Needs) -> DataStream:
         if plan.kind == "lookup":
-            return looked_up(self.stream(plan.left, replace(needs, retracts=True)), plan, self.lookups)
+            # With event time, the rows of a source keep its column.
+            before = replace(needs, retracts=True, keyed=needs.keyed or needs.time)
+            return looked_up(self.stream(plan.left, before), plan, self.lookups)
         own = Needs(retracts=True, time=plan.kind != "regular", keyed=True)
         if plan.window is not None:
             return self._joined_windows(plan, plan.window, own)

@@ -13,7 +13,18 @@ from stateflow.api.sql.expressions.sql_types import BOOLEAN, Field
 from stateflow.api.sql.expressions.tree import Call, Expression, Ref, columns_of, conjuncts, not_null, replaced
 from stateflow.api.sql.planning import lookups
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
-from stateflow.api.sql.planning.plan import BOUNDS, Computed, Filtered, Joined, Plan, Window, WindowTable, time_of
+from stateflow.api.sql.planning.plan import (
+    BOUNDS,
+    Computed,
+    Filtered,
+    Joined,
+    LookupTable,
+    Plan,
+    Window,
+    WindowTable,
+    source_time,
+    time_of,
+)
 from stateflow.api.sql.planning.time_bounds import TimeBounds
 from stateflow.api.sql.problems import SqlText
 
@@ -55,7 +66,9 @@ class JoinPlanner:
         if not keys:
             self.text.fail(self.node, "a join needs an equality of columns", "add ON a.id = b.id")
         if lookups.is_lookup(self.text, self.node, self.right.plan):
-            return self._filtered(self._joined("lookup", how, keys, [[], []]), how, others)
+            own = [each for each in others if how == "inner" and self._is_of(each, left=True)]
+            made = self._joined("lookup", how, keys, [own, []])
+            return self._filtered(made, how, [each for each in others if each not in own])
         before, rest = self._pushed(how, others)
         bounds = None if version is not None or window is not None else self._times.of_all(rest)
         if bounds is not None:
@@ -72,7 +85,9 @@ class JoinPlanner:
         on = self.node.args["on"]
         plan: Plan = made
         if conditions and (how != "inner" or made.kind == "temporal"):
-            self.text.fail(on, "this join has other conditions than equalities", "filter the tables in inner queries")
+            way_out = "filter the stream in an inner query, and the table in the function that reads it"
+            way_out = way_out if made.kind == "lookup" else "filter the tables in inner queries"
+            self.text.fail(on, "this join has other conditions than equalities", way_out)
         for each in conditions:
             plan = Filtered(plan, each, self.text.of(on))
         outer = how in ("right", "full"), how in ("left", "full")
@@ -96,6 +111,8 @@ class JoinPlanner:
         taken |= {each.name.lower() for each in self.right.plan.fields}
         names: dict[str, Field] = {}
         clashes = {each.name.lower() for each in self.left.plan.fields}
+        if isinstance(self.right.plan, LookupTable):
+            clashes.add(source_time(self.left.plan).lower())
         for each in self.right.plan.fields:
             name = each.name
             if name.lower() in clashes:
@@ -198,7 +215,10 @@ class JoinPlanner:
         right: Plan
         if kind == "lookup":
             lookups.check(self.text, self.node, how)
-            left, left_keys = lookups.keyed_rows(self.left.plan, own, self.text.of(self.node))
+            rows = self.left.plan
+            for each in before[0]:
+                rows = Filtered(rows, each, self.text.of(self.node))
+            left, left_keys = lookups.keyed_rows(rows, own, self.text.of(self.node))
             right, right_keys = self.right.plan, lookups.key_columns(self.text, self.node, their)
         else:
             left, left_keys = self._side(self.left.plan, own, before[0], how in ("left", "full"))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from sqlglot import exp
 
 from stateflow.api.sql.expressions.tree import Expression, Ref
-from stateflow.api.sql.planning.names import computed_name
-from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan
+from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan, source_time
 from stateflow.api.sql.problems import Position, SqlText
 
 _FORM = "JOIN t FOR SYSTEM_TIME AS OF PROCTIME() AS alias ON …"
@@ -39,15 +38,19 @@ def check(text: SqlText, join: exp.Join, how: str) -> None:
 
 
 def keyed_rows(rows: Plan, keys: Sequence[Expression], at: Position) -> tuple[Plan, tuple[str, ...]]:
-    """Returns rows with their keys as columns, and the names of these. A row with a null has no match."""
+    """Returns rows with their keys as columns, and the names of these."""
     items: dict[str, Expression] = {each.name: Ref(each.name, each.type) for each in rows.fields}
+    taken = {name.lower() for name in (*items, source_time(rows))}
     names: list[str] = []
-    for each in keys:
-        name = computed_name("key", each)
-        # One value may be equal to two columns of the table.
-        while name in names or (name in items and not isinstance(each, Ref)):
-            name += "_"
-        items.setdefault(name, each)
+    for number, each in enumerate(keys):
+        name = each.name if isinstance(each, Ref) else ""
+        # One column may be equal to two columns of the table.
+        if not name or name in names:
+            name = f"key{number}"
+            while name.lower() in taken:
+                name += "_"
+            taken.add(name.lower())
+            items[name] = each
         names.append(name)
     return Computed(rows, tuple(items.items()), at), tuple(names)
 

@@ -328,8 +328,13 @@ def is_stateless(plan: Plan) -> bool:
     return isinstance(plan, Computed | Filtered | Shared) and is_stateless(plan.input)
 
 
-def has_source_times(plan: Plan) -> bool:
-    """Returns whether rows have the event times of the rows of one table: no operator with state is before them."""
+def source_time(plan: Plan) -> str:
+    """Returns the column with the event time of the table that rows are of, also if they do not have the column.
+
+    Empty after an operator with state, or without event time.
+    """
+    if isinstance(plan, Table):
+        return plan.time
     if isinstance(plan, Joined):
-        return plan.kind == "lookup" and has_source_times(plan.left)
-    return isinstance(plan, Table) or (isinstance(plan, Computed | Filtered | Shared) and has_source_times(plan.input))
+        return source_time(plan.left) if plan.kind == "lookup" else ""
+    return source_time(plan.input) if isinstance(plan, Computed | Filtered | Shared) else ""

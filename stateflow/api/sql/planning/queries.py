@@ -122,6 +122,8 @@ class QueryPlanner:
         return SelectPlanner(self.text, path).plan(node, relation)
 
     def _check_windows(self, join: exp.Join, left: Plan, right: Plan) -> None:
+        if isinstance(right, LookupTable) and isinstance(left, WindowTable):
+            self.text.fail(join, "rows with windows are looked up", "look up in an inner query, or aggregate first")
         windows = [each.window if isinstance(each, WindowTable) else None for each in (left, right)]
         if windows == [None, None] or (windows[0] == windows[1] and windows[0] and windows[0].kind != "SESSION"):
             return

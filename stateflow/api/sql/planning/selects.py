@@ -12,16 +12,7 @@ from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, column
 from stateflow.api.sql.planning.aggregates import Groups, has_aggregate, is_aggregate
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.over import OverScope
-from stateflow.api.sql.planning.plan import (
-    BOUNDS,
-    Filtered,
-    Grouped,
-    Plan,
-    Windowed,
-    WindowTable,
-    has_source_times,
-    time_of,
-)
+from stateflow.api.sql.planning.plan import BOUNDS, Filtered, Grouped, Plan, Windowed, WindowTable, source_time, time_of
 from stateflow.api.sql.planning.pushdown import columns, filtered
 from stateflow.api.sql.planning.ranking import Numbered
 from stateflow.api.sql.problems import SqlText
@@ -104,7 +95,7 @@ class SelectPlanner:
 
     def _check_items(self, node: exp.Select, items: list[tuple[str, Expression]], plan: Plan) -> None:
         names = [name.lower() for name, _ in items]
-        time = time_of(plan)
+        time = source_time(plan)
         for at, (name, expression) in enumerate(items):
             where = node.expressions[at] if len(node.expressions) == len(items) else node
             if names.count(name.lower()) > 1 or not name.isidentifier() or name.startswith("_"):
@@ -117,7 +108,7 @@ class SelectPlanner:
             if expression.type.name in ("null", "interval"):
                 self.text.fail(where, "a column has no type", "write CAST(… AS STRING)", name=name)
             is_time = isinstance(expression, Ref) and expression.name == time
-            if name == time and has_source_times(plan) and not is_time:
+            if name == time and not is_time:
                 self.text.fail(
                     where, "a column has the name of the event time, and other values", "add AS with another name"
                 )
