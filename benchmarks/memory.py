@@ -19,14 +19,11 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Size:
-    """The settings whose sum is the bound, and how much state there is; the defaults make it twenty times the sum.
+class WorkerLimits:
+    """The settings that bound the memory of a worker.
 
     Attributes:
         base_bytes: Python, the libraries that a worker has loaded, and what memory allocators keep back.
-        copies: of an Arrow batch's values that are in memory at once: read, changed, being written, and in RocksDB's
-            buffer above its size.
-        updates: rows after those that create the keys; they update existing keys.
     """
 
     base_bytes: int = 190 * MIB
@@ -34,6 +31,34 @@ class Size:
     block_cache_bytes: int = 4 * MIB
     sort_memory_bytes: int = 4 * MIB
     rows_per_arrow_batch: int = 250
+
+    @property
+    def bound_without_rows(self) -> int:
+        """The documented sum without the rows of an operator."""
+        return self.base_bytes + 2 * self.write_buffer_bytes + self.block_cache_bytes + self.sort_memory_bytes
+
+    def settings(self) -> dict[str, str]:
+        """Returns the settings of a job that retains one checkpoint."""
+        return {
+            "rocksdb.write_buffer_bytes": str(self.write_buffer_bytes),
+            "rocksdb.block_cache_bytes": str(self.block_cache_bytes),
+            "shuffle.sort_memory_bytes": str(self.sort_memory_bytes),
+            "checkpoints.retained": "1",
+            "checkpoints.collect_every": "1",
+            "spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": str(self.rows_per_arrow_batch),
+        }
+
+
+@dataclass(frozen=True)
+class Size(WorkerLimits):
+    """The settings whose sum is the bound, and how much state there is; the defaults make it twenty times the sum.
+
+    Attributes:
+        copies: of an Arrow batch's values that are in memory at once: read, changed, being written, and in RocksDB's
+            buffer above its size.
+        updates: rows after those that create the keys; they update existing keys.
+    """
+
     copies: int = 4
     value_bytes: int = 4096
     keys: int = 1_130_000
@@ -44,8 +69,7 @@ class Size:
     @property
     def bound(self) -> int:
         """The documented sum."""
-        arrow = self.copies * self.rows_per_arrow_batch * self.value_bytes
-        return self.base_bytes + 2 * self.write_buffer_bytes + self.block_cache_bytes + self.sort_memory_bytes + arrow
+        return self.bound_without_rows + self.copies * self.rows_per_arrow_batch * self.value_bytes
 
 
 @dataclass
@@ -102,14 +126,9 @@ def _settings(folder: Path, size: Size) -> dict[str, str]:
         "job.value_bytes": str(size.value_bytes),
         "local_dir": str(folder / "local"),
         "parallelism": "2",
-        "rocksdb.write_buffer_bytes": str(size.write_buffer_bytes),
-        "rocksdb.block_cache_bytes": str(size.block_cache_bytes),
-        "shuffle.sort_memory_bytes": str(size.sort_memory_bytes),
+        **size.settings(),
         # Once in a run, and no more: a compaction needs the disk for a store twice.
         "rocksdb.compact_at_files": str(size.compact_at_files),
-        "checkpoints.retained": "1",
-        "checkpoints.collect_every": "1",
-        "spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": str(size.rows_per_arrow_batch),
     }
 
 

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.memory import MIB
+from benchmarks.memory import MIB, WorkerLimits
 from benchmarks.nexmark.programs import Load, grown
 
 STATEFUL = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q15", "q16", "q17", "q18", "q19", "q20", "q23")
@@ -14,19 +14,14 @@ STATEFUL = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q15", "q16", "q17", "q18
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The settings that bound the memory of a worker, and the sum that they allow.
+class Limits(WorkerLimits):
+    """The settings that bound the memory of a worker, and the rows that an operator holds.
 
     Attributes:
-        base_bytes: Python, the libraries that a worker has loaded, and what memory allocators keep back.
         held_bytes: rows that a join, a ranking or a window holds at once, and what it computes of them.
         row_bytes: a row as Python objects, with the state of its key.
     """
 
-    base_bytes: int = 190 * MIB
-    write_buffer_bytes: int = 8 * MIB
-    block_cache_bytes: int = 4 * MIB
-    sort_memory_bytes: int = 4 * MIB
     rows_per_arrow_batch: int = 5000
     held_bytes: int = 128 * MIB
     row_bytes: int = 1500
@@ -34,19 +29,7 @@ class Limits:
     @property
     def bound(self) -> int:
         """The documented sum."""
-        arrow = self.rows_per_arrow_batch * self.row_bytes + self.held_bytes
-        return self.base_bytes + 2 * self.write_buffer_bytes + self.block_cache_bytes + self.sort_memory_bytes + arrow
-
-    def settings(self) -> dict[str, str]:
-        """Returns the settings of a job."""
-        return {
-            "rocksdb.write_buffer_bytes": str(self.write_buffer_bytes),
-            "rocksdb.block_cache_bytes": str(self.block_cache_bytes),
-            "shuffle.sort_memory_bytes": str(self.sort_memory_bytes),
-            "checkpoints.retained": "1",
-            "checkpoints.collect_every": "1",
-            "spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": str(self.rows_per_arrow_batch),
-        }
+        return self.bound_without_rows + self.rows_per_arrow_batch * self.row_bytes + self.held_bytes
 
 
 def bounded(query: str, load: Load, limits: Limits = Limits()) -> dict[str, object]:

@@ -45,7 +45,9 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, Lookup]) -
     """
     if stream._changelog is not None:
         # A row that takes another one back would be looked up in a later content of the table.
-        raise error_at(plan.at, "rows of a look-up are corrected later", "look up first, and aggregate the result")
+        raise error_at(
+            plan.at, "a look-up join has rows that are corrected later", "look up before the rows are aggregated"
+        )
     assert isinstance(plan.right, LookupTable)
     lookup, names = lookups[plan.right.name], [each.name for each in plan.fields]
     # The event time of the rows of sources is kept, also where the query does not name it.

@@ -85,9 +85,9 @@ class JoinPlanner:
         on = self.node.args["on"]
         plan: Plan = made
         if conditions and (how != "inner" or made.kind == "temporal"):
-            way_out = "filter the stream in an inner query, and the table in the function that reads it"
-            way_out = way_out if made.kind == "lookup" else "filter the tables in inner queries"
-            self.text.fail(on, "this join has other conditions than equalities", way_out)
+            tables = "the stream in an inner query, and the table where it is read"
+            hint = f"filter {tables if made.kind == 'lookup' else 'the tables in inner queries'}"
+            self.text.fail(on, "this join has other conditions than equalities", hint)
         for each in conditions:
             plan = Filtered(plan, each, self.text.of(on))
         outer = how in ("right", "full"), how in ("left", "full")
@@ -214,7 +214,7 @@ class JoinPlanner:
         own, their = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         right: Plan
         if kind == "lookup":
-            lookups.check(self.text, self.node, how)
+            lookups.check_kind(self.text, self.node, how)
             rows = self.left.plan
             for each in before[0]:
                 rows = Filtered(rows, each, self.text.of(self.node))

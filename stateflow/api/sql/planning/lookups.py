@@ -31,14 +31,14 @@ def is_lookup(text: SqlText, join: exp.Join, right: Plan) -> bool:
     return is_at_clock
 
 
-def check(text: SqlText, join: exp.Join, how: str) -> None:
-    """Raises JobDefinitionError for a kind of look-up join that is not supported."""
+def check_kind(text: SqlText, join: exp.Join, how: str) -> None:
+    """Raises JobDefinitionError unless a look-up join is inner or left."""
     if how not in ("inner", "left"):
         text.fail(join, f"a {how} look-up join is not supported", "use JOIN or LEFT JOIN")
 
 
 def keyed_rows(rows: Plan, keys: Sequence[Expression], at: Position) -> tuple[Plan, tuple[str, ...]]:
-    """Returns rows with their keys as columns, and the names of these."""
+    """Returns rows with a column for each key, and the names of these columns."""
     items: dict[str, Expression] = {each.name: Ref(each.name, each.type) for each in rows.fields}
     taken = {name.lower() for name in (*items, source_time(rows))}
     names: list[str] = []
