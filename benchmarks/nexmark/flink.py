@@ -97,6 +97,8 @@ def settings(folder: Path) -> dict[str, str]:
         "state.backend.type": "rocksdb",
         "execution.checkpointing.incremental": "true",
         "execution.checkpointing.interval": "180 s",
+        # By default, a checkpoint that takes ten minutes fails the job, which begins again; the first one of q23 does.
+        "execution.checkpointing.timeout": "1 h",
         "execution.checkpointing.mode": "EXACTLY_ONCE",
         "execution.checkpointing.checkpoints-after-tasks-finish": "false",
         "execution.checkpointing.dir": (folder / "checkpoints").as_uri(),

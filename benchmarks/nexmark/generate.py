@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from pyarrow import parquet
 
 from benchmarks.nexmark.generator import generate
 from benchmarks.nexmark.rules import Stream
+from benchmarks.results import merge_result, stamp
 
 SLICE = 100_000
 _DONE = "_nexmark.json"
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out-of-order-group", type=int, default=default.out_of_order_group)
     parser.add_argument("--kafka", metavar="SERVERS", help="bootstrap servers")
     parser.add_argument("--topic", default="nexmark")
+    parser.add_argument("--record", action="store_true", help="write the time of new files into results/nexmark.json")
     given = parser.parse_args(arguments)
     if (given.out is None) == (given.kafka is None):
         parser.error("give either --out or --kafka")
@@ -106,8 +109,17 @@ def main(arguments: Sequence[str]) -> int:
 
         produce(slices, given.kafka, given.topic)
     else:
+        began = time.monotonic()
         write(slices, given.out, given.processes)
+        if given.record:
+            _record(slices, given.processes, time.monotonic() - began)
     return 0
+
+
+def _record(slices: Slices, processes: int, seconds: float) -> None:
+    taken = {"events": slices.events, "processes": processes, "seconds": round(seconds, 1)}
+    merge_result("nexmark", {"generator": {**taken, **stamp()}}, {})
+    print(f"{slices.events:,} events in {seconds:.1f} s by {processes} processes")
 
 
 if __name__ == "__main__":

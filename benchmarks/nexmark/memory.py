@@ -9,8 +9,11 @@ from pathlib import Path
 from benchmarks.memory import MIB, WorkerLimits
 from benchmarks.nexmark.programs import Load, grown
 
-STATEFUL = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q15", "q16", "q17", "q18", "q19", "q20", "q23")
-"""Queries with state, by all kinds of operators."""
+_WINDOWS = ("q5", "q7", "q8", "q11", "q12")
+_AGGREGATES = ("q15", "q16", "q17")
+_JOINS = ("q3", "q4", "q6", "q9", "q20", "q23")
+STATEFUL = (*_WINDOWS, *_AGGREGATES, *_JOINS, "q18", "q19", "cep0", "cep1", "cep2", "cep3")
+"""Queries with state."""
 
 
 @dataclass(frozen=True)

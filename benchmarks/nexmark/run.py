@@ -50,6 +50,7 @@ _DEFAULT = tuple(query for query in OURS if query not in PATTERNS)
 class Measured(TypedDict, total=False):
     """A measurement of a query by a system; `failed` instead of figures when it could not run."""
 
+    events: int
     events_per_s: int
     seconds: float
     cpu_s: float
@@ -154,6 +155,7 @@ def _figures(run: Callable[[], Taken], events: int) -> Measured:
         # The figures of the other systems are not lost; the results say that this one has none.
         return Measured(failed=str(e)[-2000:], load_1m=load)
     return Measured(
+        events=events,
         events_per_s=round(events / taken.seconds),
         seconds=taken.seconds,
         cpu_s=taken.cpu_seconds,
@@ -245,7 +247,8 @@ def summarized(queries: Mapping[str, Mapping[str, Mapping[str, object]]]) -> dic
 
 def _ratios(queries: Mapping[str, Mapping[str, Mapping[str, object]]], system: str) -> dict[str, float]:
     ratios = {}
-    for query in sorted(queries, key=QUERIES.index):
+    # Queries of patterns are measured over few events.
+    for query in sorted({*queries} - {*PATTERNS}, key=QUERIES.index):
         ours, other = (queries[query].get(name, {}).get("events_per_s") for name in ("ours", system))
         if isinstance(ours, int) and isinstance(other, int):
             ratios[query] = round(ours / other, 2)

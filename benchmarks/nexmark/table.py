@@ -1,4 +1,4 @@
-"""The table of results as Markdown: ``python -m benchmarks.nexmark.table``, for ``docs/nexmark.md``."""
+"""The tables of results as Markdown: ``python -m benchmarks.nexmark.table``, for ``docs/nexmark.md``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections.abc import Mapping
 
 from benchmarks import results
 from benchmarks.nexmark.flink import QUERIES
+from benchmarks.nexmark.programs import PATTERNS
 
 Figures = Mapping[str, Mapping[str, object]]
 _SYSTEMS = ("ours", "flink", "spark")
 _NONE = "\N{EN DASH}"
+
+
+def tables(queries: Mapping[str, Figures]) -> tuple[str, str]:
+    """Returns the table of all queries but those of patterns, which are measured over fewer events, and theirs."""
+    patterns = {query: figures for query, figures in queries.items() if query in PATTERNS}
+    return table({query: queries[query] for query in queries if query not in patterns}), table(patterns)
 
 
 def table(queries: Mapping[str, Figures]) -> str:
@@ -36,4 +43,4 @@ def _ratio(ours: object, other: object) -> str:
 
 
 if __name__ == "__main__":
-    print(table(json.loads((results.RESULTS / "nexmark.json").read_text())["queries"]))
+    print(*tables(json.loads((results.RESULTS / "nexmark.json").read_text())["queries"]), sep="\n\n")

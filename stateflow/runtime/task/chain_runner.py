@@ -101,7 +101,10 @@ class KeyedRunner(ChainRunner):
             yield from self._emit(emitted, TIMER_PHASE)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        yield from self._emit(self._operator.finish(), SOURCE_PHASE)
+        for emitted in self._operator.finish():
+            yield from self._emit(emitted, SOURCE_PHASE)
+        # Side outputs of `close`.
+        yield from self._emit([], SOURCE_PHASE)
 
     def ttl_cleanup(self) -> TtlCleanup:
         return self._operator.ttl_cleanup()

@@ -245,6 +245,11 @@ class KeyedState:
         for state in self._single_values:
             state.prefetch(keys)
 
+    def batch_bytes(self) -> int:
+        """Returns the bytes that `begin_key_batch` has read, and those of changes that are not written yet."""
+        changed = sum(len(key) + len(data or b"") for key, data in self._context.pending.items())
+        return changed + sum(state.prefetched_bytes for state in self._single_values)
+
     def batch_of(self, groups: Sequence[bytes], keys: Sequence[bytes], row_times: RowTimes = None) -> KeyedStateBatch:
         """Returns the states of many distinct keys in the void namespace, valid until `end_key_batch`.
 

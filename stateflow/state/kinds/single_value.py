@@ -81,6 +81,11 @@ class SingleValueState(Generic[T]):
         stored = [group + self.id + key + VOID_NAMESPACE for group, key in keys]
         self._prefetched = dict(zip(stored, self._context.backend.multi_get(stored), strict=True))
 
+    @property
+    def prefetched_bytes(self) -> int:
+        """The size of the prefetched values that were not changed since."""
+        return sum(len(data) for data in self._prefetched.values() if data is not None)
+
     def flush(self) -> None:
         """Adds the current key's change to the pending changes and clears the cached value."""
         if self._stored_key is None:

@@ -20,12 +20,11 @@ from itertools import islice
 from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
+from stateflow.state.kinds.slice_size import MOST, SliceSize
 from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import KeyGroupRange
 
-SLICE = 10_000
-"""Number of due timers to hold in memory at a time."""
 NO_WATERMARK = -(1 << 63)
 MAX_WATERMARK = (1 << 63) - 1
 """The watermark at the end of bounded input, and when a job is drained."""
@@ -119,11 +118,16 @@ class Timers:
         """Deletes a timer of the current key and namespace if it exists; arguments and errors as for `register`."""
         self._change(domain, time, False)
 
-    def due(self, domain: TimeDomain, until: int) -> Iterator[tuple[list[tuple[bytes, bytes]], Iterator[Timer]]]:
+    def due(
+        self, domain: TimeDomain, until: int, size: SliceSize
+    ) -> Iterator[tuple[list[tuple[bytes, bytes]], Iterator[Timer]]]:
         """Fires the timers of all keys up to `until` in order of time, those registered meanwhile included.
 
         Each timer is deleted when it is yielded. Read each slice to its end before the next one, and write the pending
         changes between two slices.
+
+        Args:
+            size: how many timers the next slice has.
 
         Yields:
             Slices: the (key group, key) pairs of their timers, as far as known in advance, and the timers.
@@ -132,12 +136,13 @@ class Timers:
         while groups:
             self._firing = current = Firing(domain, until)
             found = heapq.merge(*(self._scan(current, *group) for group in groups.items()))
-            while len(current.changed) < SLICE:
-                entries = list(islice(found, SLICE))
+            while len(current.changed) < MOST:
+                limit = size.keys
+                entries = list(islice(found, limit))
                 if not entries and not current.queue:
                     groups = {}
                     break
-                yield [_key_of(e) for e in entries], self._slice(current, entries)
+                yield [_key_of(e) for e in entries], self._slice(current, entries, limit)
             else:
                 # Too many timers were registered or deleted to track them: restart, they are all in the store by now.
                 for entry in current.queue:
@@ -240,15 +245,15 @@ class Timers:
             if time > latest:
                 return
 
-    def _slice(self, current: Firing, entries: list[bytes]) -> Iterator[Timer]:
+    def _slice(self, current: Firing, entries: list[bytes], limit: int) -> Iterator[Timer]:
         queue = current.queue
         for entry in entries:
             while queue and queue[0] < entry:
                 yield from self._fire(current, heapq.heappop(queue))
             yield from self._fire(current, entry)
-        if len(entries) < SLICE:
+        if len(entries) < limit:
             # The store has no more due timers after these.
-            for _ in range(SLICE):
+            for _ in range(limit):
                 if not queue:
                     return
                 yield from self._fire(current, heapq.heappop(queue))

@@ -16,6 +16,7 @@ from stateflow.state.backends.memory import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
 from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.slice_size import SliceSize
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import TIMER_IDS, Timer
@@ -59,7 +60,7 @@ class Subtask:
     ) -> list[Fired]:
         self.state.end_key_batch()
         fired: list[Fired] = []
-        for keys, due in self.timers.due(domain, until):
+        for keys, due in self.timers.due(domain, until, SliceSize(module.MOST)):
             self.state.begin_key_batch(keys)
             for timer in due:
                 key = timer.values[0]
@@ -72,9 +73,9 @@ class Subtask:
         return fired
 
 
-@pytest.fixture(params=[1, 3, module.SLICE], ids=lambda size: f"slices of {size}")
+@pytest.fixture(params=[1, 3, module.MOST], ids=lambda size: f"slices of {size}")
 def subtask(store: CountingStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subtask:
-    monkeypatch.setattr(module, "SLICE", request.param)
+    monkeypatch.setattr(module, "MOST", request.param)
     return Subtask(store)
 
 
@@ -230,7 +231,7 @@ _STEPS = st.lists(
 def test_timers_fire_as_those_of_a_plain_set(steps: list[tuple[str, int, str]], slice_size: int, echo: int) -> None:
     """Each timer of an even time sets another one a little later, and deletes the one at twice its time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SLICE", slice_size)
+        patch.setattr(module, "MOST", slice_size)
         subtask = Subtask(DictBackend())
         model: set[tuple[int, bytes, str]] = set()
 

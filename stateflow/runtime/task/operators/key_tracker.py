@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.errors import StateflowError
 from stateflow.runtime.task.operators.key_types import EncodedKey
 from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
-from stateflow.state.kinds.timers import SLICE
+from stateflow.state.kinds.slice_size import SliceSize
 
 
 class KeyTracker:
@@ -55,16 +56,28 @@ class KeyTracker:
         else:
             self._ended[ended[:2]] = ended
 
-    def end_all_keys(self, emitted: list[object]) -> None:
-        """Ends the batch for all keys whose `on_batch_end` has not been called yet."""
-        self.end_open_key(emitted)
-        self._state.end_key_batch()
-        ended = iter(list(self._ended.values()))
-        while some := list(islice(ended, SLICE)):
+    def end_all_keys(self) -> Iterator[list[object]]:
+        """Ends the batch for all keys whose `on_batch_end` has not been called yet; yields slices of what they emit."""
+        yield self._end_last_key()
+        ended, size = iter(list(self._ended.values())), SliceSize()
+        while some := list(islice(ended, size.keys)):
+            emitted = self._new_slice()
             self._state.begin_key_batch([(group, key) for group, key, _ in some])
             for key in some:
                 self._call_batch_end(key, emitted)
+            size.adapt(len(some), self._state.batch_bytes(), len(emitted))
             self._state.end_key_batch()
+            yield emitted
+
+    def _end_last_key(self) -> list[object]:
+        emitted = self._new_slice()
+        self.end_open_key(emitted)
+        self._state.end_key_batch()
+        return emitted
+
+    def _new_slice(self) -> list[object]:
+        self._runtime.emitters.begin()
+        return []
 
     def _call_batch_end(self, key: EncodedKey, emitted: list[object]) -> None:
         runtime = self._runtime

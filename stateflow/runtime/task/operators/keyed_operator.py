@@ -124,16 +124,13 @@ class KeyedOperator:
             self.advance()
             yield from self._timers.fire_due()
 
-    def finish(self) -> list[object]:
-        """Ends the batch: calls `on_batch_end` of each key that had rows, then `close`; returns what was emitted."""
+    def finish(self) -> Iterator[list[object]]:
+        """Ends the batch: calls `on_batch_end` of each key that had rows, then `close`; yields what is emitted."""
         with self._runtime.errors.adding_position(self._context):
-            emitted: list[object] = []
-            self._runtime.emitters.begin()
             if not self._keys.is_time_advanced:
                 self.advance()
-            self._keys.end_all_keys(emitted)
+            yield from self._keys.end_all_keys()
             self._lifecycle.finish()
-            return emitted
 
     def abort(self) -> None:
         """Closes the function after a failure."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
+from stateflow.state.kinds.slice_size import SliceSize
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import Timer
 
@@ -18,6 +19,7 @@ class TimerCaller:
         self._state = runtime.state
         self._function = runtime.function
         self._context = runtime.on_timer_context
+        self._size = SliceSize()
 
     def fire_due(self) -> Iterator[list[object]]:
         """Fires the timers of all keys until none is due; yields slices of what they emit to the main output.
@@ -29,7 +31,7 @@ class TimerCaller:
         until = {TimeDomain.EVENT_TIME: watermark, TimeDomain.PROCESSING_TIME: now}
         while runtime.timer_index.earliest.due(watermark, now):
             for domain, time in until.items():
-                for keys, timers in runtime.timers.due(domain, time) if time is not None else ():
+                for keys, timers in runtime.timers.due(domain, time, self._size) if time is not None else ():
                     yield self._fire_slice(domain, keys, timers)
                 self._state.end_key_batch()
 
@@ -39,6 +41,8 @@ class TimerCaller:
         self._state.begin_key_batch(sorted(set(keys)))
         for timer in timers:
             self.fire(domain, timer, emitted)
+        # A slice without keys has timers that were registered meanwhile.
+        self._size.adapt(len(keys) or self._size.keys, self._state.batch_bytes(), len(emitted))
         self._state.end_key_batch()
         return emitted
 
