@@ -8,7 +8,7 @@ MOST = 10_000
 """The largest number of keys."""
 _FIRST = 128
 _GROWTH = 4
-_BYTES = 4 << 20
+_BYTES = 2 << 20
 """What to hold at once, as stored bytes; objects in Python take several times that."""
 _ROW_BYTES = 400
 """Assumed size of an emitted row, which is not stored."""

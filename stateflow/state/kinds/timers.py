@@ -25,6 +25,8 @@ from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIn
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import KeyGroupRange
 
+_SCANNED = 256
+"""Due timers of a key group that one scan reads: a scan that stays open pins blocks of the store for its key group."""
 NO_WATERMARK = -(1 << 63)
 MAX_WATERMARK = (1 << 63) - 1
 """The watermark at the end of bounded input, and when a job is drained."""
@@ -267,12 +269,23 @@ class Timers:
         """Yields the due timers of a key group, and adds the first one that is not due to the index."""
         prefix = group + TIMER_IDS[current.domain]
         # Not from the prefix on: RocksDB would step over every deleted timer that is not yet compacted.
-        for key, _ in self._context.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
+        lower: bytes | None = prefix + _time_bytes(start)
+        while lower is not None:
+            due, lower = self._read_due(current, lower, after_prefix(prefix))
+            yield from due
+
+    def _read_due(self, current: Firing, lower: bytes, upper: bytes | None) -> tuple[list[bytes], bytes | None]:
+        """Returns the next due timers of a key group, and the stored key to read on from."""
+        due: list[bytes] = []
+        for key, _ in self._context.backend.scan_range(lower, upper):
             entry = _time_ordered(key)
             if _time(entry) > current.until:
-                self._index.times[current.domain].add(group, _time(entry))
-                return
-            yield entry
+                self._index.times[current.domain].add(_group(entry), _time(entry))
+                break
+            if len(due) == _SCANNED:
+                return due, key
+            due.append(entry)
+        return due, None
 
     def _change(self, domain: TimeDomain, time: int, exists: bool) -> None:
         address = self._context.current_key

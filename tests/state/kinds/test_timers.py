@@ -76,6 +76,7 @@ class Subtask:
 @pytest.fixture(params=[1, 3, module.MOST], ids=lambda size: f"slices of {size}")
 def subtask(store: CountingStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subtask:
     monkeypatch.setattr(module, "MOST", request.param)
+    monkeypatch.setattr(module, "_SCANNED", request.param)
     return Subtask(store)
 
 
@@ -232,6 +233,7 @@ def test_timers_fire_as_those_of_a_plain_set(steps: list[tuple[str, int, str]], 
     """Each timer of an even time sets another one a little later, and deletes the one at twice its time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST", slice_size)
+        patch.setattr(module, "_SCANNED", slice_size)
         subtask = Subtask(DictBackend())
         model: set[tuple[int, bytes, str]] = set()
 
