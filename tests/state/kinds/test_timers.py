@@ -16,7 +16,7 @@ from stateflow.state.backends.memory import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.slice_size import SliceSize
+from stateflow.state.kinds.slice_size import MOST, SliceSize
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import TIMER_IDS, Timer
@@ -38,7 +38,8 @@ def group_of(key: str) -> bytes:
 class Subtask:
     """A subtask's timers over one store."""
 
-    def __init__(self, store: KeyedStateBackend, index: TimerIndex | None = None) -> None:
+    def __init__(self, store: KeyedStateBackend, index: TimerIndex | None = None, slice_size: int = MOST) -> None:
+        self.slice_size = slice_size
         self.state = KeyedState(store)
         self.index = index or TimerIndex()
         self.timers = self.state.timers(OWNED, self.index)
@@ -60,7 +61,7 @@ class Subtask:
     ) -> list[Fired]:
         self.state.end_key_batch()
         fired: list[Fired] = []
-        for keys, due in self.timers.due(domain, until, SliceSize(module.MOST)):
+        for keys, due in self.timers.due(domain, until, SliceSize(self.slice_size)):
             self.state.begin_key_batch(keys)
             for timer in due:
                 key = timer.values[0]
@@ -73,11 +74,11 @@ class Subtask:
         return fired
 
 
-@pytest.fixture(params=[1, 3, module.MOST], ids=lambda size: f"slices of {size}")
+@pytest.fixture(params=[1, 3, MOST], ids=lambda size: f"slices of {size}")
 def subtask(store: CountingStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subtask:
     monkeypatch.setattr(module, "MOST", request.param)
     monkeypatch.setattr(module, "_SCANNED", request.param)
-    return Subtask(store)
+    return Subtask(store, slice_size=request.param)
 
 
 def test_timers_fire_once_in_order_of_time_over_all_keys_and_namespaces(subtask: Subtask) -> None:
@@ -234,7 +235,7 @@ def test_timers_fire_as_those_of_a_plain_set(steps: list[tuple[str, int, str]], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST", slice_size)
         patch.setattr(module, "_SCANNED", slice_size)
-        subtask = Subtask(DictBackend())
+        subtask = Subtask(DictBackend(), slice_size=slice_size)
         model: set[tuple[int, bytes, str]] = set()
 
         def call(timer: Timer) -> None:
