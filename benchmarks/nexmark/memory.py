@@ -40,7 +40,7 @@ class Limits(WorkerLimits):
 
 def bounded(query: str, load: Load) -> dict[str, object]:
     """Runs a query and compares the peak of the worker that had the highest with the sum. Raises ProgramFailed."""
-    limits = Limits(held_bytes=52 * MIB) if query in _BY_ROWS else Limits()
+    limits = Limits(held_bytes=68 * MIB) if query in _BY_ROWS else Limits()
     with tempfile.TemporaryDirectory(prefix="nexmark-memory-") as folder:
         steps = grown(query, load, limits.settings(), Path(folder))
     state = max(state for state, _ in steps)
