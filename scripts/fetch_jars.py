@@ -1,4 +1,4 @@
-"""Downloads the JARs that Spark needs for Delta tables and for Kafka, and an HDFS and a Kafka broker for tests.
+"""Downloads the JARs that Spark needs for Delta tables, Kafka and PostgreSQL, and an HDFS and a Kafka broker for tests.
 
 The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/hdfs``, and so on; ``--into`` changes
 the folder. They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A
@@ -56,11 +56,17 @@ def kafka_broker() -> str:
     return "org.apache.kafka:kafka_2.13:3.9.2"
 
 
+def jdbc() -> str:
+    """Returns the Maven coordinate of the driver with which Spark reads tables of PostgreSQL."""
+    return "org.postgresql:postgresql:42.7.14"
+
+
 PACKAGES = {
     "delta": (delta, "jars"),
     "hdfs": (hdfs, "hdfs"),
     "kafka": (kafka, "kafka"),
     "kafka-broker": (kafka_broker, "kafka-broker"),
+    "jdbc": (jdbc, "jdbc"),
 }
 """Functions that return the coordinate of a package, and its folder below ``.venv``."""
 

@@ -284,6 +284,7 @@ fetch_servers() {
     fetch_moto
     fetch_node_servers
     install_postgres
+    fetch_jdbc
 }
 
 fetch_hdfs() {
@@ -323,6 +324,12 @@ fetch_node_servers() {
     fi
     say "continuing without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
         "refused, will be skipped until 'make setup' has downloaded them"
+}
+
+fetch_jdbc() {
+    JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package jdbc ||
+        say "continuing without PostgreSQL's JDBC driver: the test that reads its tables through Spark is skipped until" \
+            "'make setup' has downloaded it"
 }
 
 # Debian's package does not put the server on PATH.

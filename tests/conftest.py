@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.servers.running import CANARY, files_with
+from tests.servers.running import CANARY, JDBC_JARS, files_with
 from tests.support.distribution import files_and_long_tests, is_distributed_alone
 from tests.support.screens import ScreenFile
 
@@ -115,7 +115,8 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark session for tests that only compute with it; they are marked ``spark``.
 
-    A process has one session. Delta's JARs are in it as well, so that it serves the tests after it.
+    A process has one session. Delta's JARs and PostgreSQL's driver are in it as well, so that it serves the tests after
+    it.
     """
     from pyspark.sql import SparkSession
 
@@ -128,7 +129,7 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         jars = sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))
         if not jars:
             pytest.fail("Delta's JARs are not in .venv/jars: run scripts/fetch_jars.py")
-        builder = builder.config("spark.jars", ",".join(jars))
+        builder = builder.config("spark.jars", ",".join([*jars, *JDBC_JARS]))
         session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     yield session
     session.stop()

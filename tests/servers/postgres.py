@@ -61,6 +61,11 @@ class Postgres:
         return f"host=127.0.0.1 port={self.port} dbname=postgres user={_USER}"
 
     @property
+    def jdbc_url(self) -> str:
+        """How Spark connects, without user and password."""
+        return f"jdbc:postgresql://127.0.0.1:{self.port}/postgres"
+
+    @property
     def variables(self) -> dict[str, str]:
         """The environment of clients."""
         return {"PGPASSWORD": self.password}

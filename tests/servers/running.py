@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[2]
 CANARY = "canary-secret-key"
 """A secret that no test writes to a file: a file that contains it has it from the product."""
 
+JDBC_JARS = sorted(str(path) for path in (Path(sys.prefix) / "jdbc").glob("*.jar"))
+"""The driver with which Spark reads tables of PostgreSQL; empty if the set-up did not get it."""
+
 
 def files_with(secret: str, folder: Path) -> list[str]:
     """Files below a folder that contain the secret."""
