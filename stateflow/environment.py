@@ -112,7 +112,8 @@ class StreamExecutionEnvironment:
     ) -> None:
         """Makes a table that Spark reads one that ``JOIN name FOR SYSTEM_TIME AS OF PROCTIME()`` looks rows up in.
 
-        The semantics are those of `DataStream.lookup_join`. Each join with the table reads it by itself.
+        The semantics are those of `DataStream.lookup_join`. With `cache`, all joins with the table use what one of them
+        has read; without it, each of them reads it.
 
         Args:
             name: of the table.

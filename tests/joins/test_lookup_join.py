@@ -1,8 +1,10 @@
-"""Look-up joins with a table that changes, on a Spark session."""
+"""Look-up joins with tables that change, on a Spark session."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +12,16 @@ import msgspec
 import pytest
 
 from stateflow import StreamExecutionEnvironment
-from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin
+from stateflow.api.joins.lookup_join import CachedTable, LookupColumns, LookupJoin
 from stateflow.clock import ManualClock
 from stateflow.errors import JobDefinitionError
+from tests.joins.lookup_tables import Airport, AirportTable, DeltaAirports, ParquetAirports, PostgresAirports
+from tests.servers.postgres import postgres_server
+from tests.servers.running import JDBC_JARS
+from tests.support.errors import raises
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 class Flight(msgspec.Struct):
@@ -33,51 +39,112 @@ class Named(msgspec.Struct):
     city: str | None
 
 
+FLIGHTS: list[tuple[str | None, str]] = [("EWR", "a"), ("JFK", "b"), (None, "c"), ("EWR", "d")]
+OPENED = datetime.fromisoformat("1928-10-01T12:30:00.000001")
+EWR: Airport = ("EWR", "Newark", 18, 40.7, OPENED)
+MOVED: Airport = ("EWR", "Elizabeth", 1 << 40, -0.5, OPENED + timedelta(days=30_000))
+JFK: Airport = ("JFK", "New York", 13, None, OPENED)
+LGA: Airport = ("LGA", "New York", 22, 40.8, OPENED)
+NAMED, INNER = ("origin", "name", "city", "altitude", "latitude", "opened"), ("origin", "city")
+Rows = list[tuple[object, ...]]
+
+
+def _by_code(*airports: Airport) -> Rows:
+    """The flights with the columns of their airports, in plain Python."""
+    found = {code: more for code, *more in airports}
+    return sorted(((*flight, *found.get(flight[0] or "", (None,) * 4)) for flight in FLIGHTS), key=repr)
+
+
+def _joined(lookup: LookupJoin, spark: SparkSession) -> Rows:
+    frame = spark.createDataFrame(FLIGHTS, "origin string, name string")
+    return sorted((tuple(row) for row in lookup(frame).collect()), key=repr)
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("delta", "postgres")]
+
+
+@pytest.fixture(params=["parquet", *SLOW])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AirportTable]:
+    if request.param != "postgres":
+        yield (DeltaAirports if request.param == "delta" else ParquetAirports)(tmp_path / "airports")
+        return
+    if not JDBC_JARS:
+        pytest.skip("no JDBC driver for PostgreSQL is installed: make setup downloads it")
+    with postgres_server() as server:
+        yield PostgresAirports(server)
+
+
 @pytest.mark.spark
-@pytest.mark.slow
-def test_rows_get_the_columns_that_the_table_has_in_the_batch(spark_session: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "airports")
-
-    def write(*rows: tuple[str, str, str]) -> None:
-        spark_session.createDataFrame(list(rows), "faa string, name string, city string").write.mode(
-            "overwrite"
-        ).parquet(path)
-
-    def read(spark: SparkSession) -> DataFrame:
-        return spark.read.parquet(path)
-
-    def joined(lookup: LookupJoin) -> list[tuple[str | None, ...]]:
-        frame = spark_session.createDataFrame([("EWR", "a"), ("JFK", "b"), (None, "c")], "origin string, name string")
-        return sorted((tuple(row) for row in lookup(frame).collect()), key=repr)
-
+def test_rows_get_the_columns_that_the_table_has_in_the_batch(spark_session: SparkSession, table: AirportTable) -> None:
     clock = ManualClock()
-    left = LookupColumns({"origin": "faa"}, ("origin", "name", "city"), "left")
-    inner = LookupColumns({"origin": "faa"}, ("name", "city"), "inner")
-    each, cached = LookupJoin(read, left, None), LookupJoin(read, left, timedelta(minutes=10), clock)
-    write(("EWR", "x", "Newark"))
-    before = [("EWR", "a", "Newark"), ("JFK", "b", None), (None, "c", None)]
-    assert joined(each) == before and joined(cached) == before
-    assert joined(LookupJoin(read, inner, None)) == [("a", "Newark")]
-    write(("EWR", "x", "Newark"), ("JFK", "y", "New York"))
-    after = [("EWR", "a", "Newark"), ("JFK", "b", "New York"), (None, "c", None)]
-    assert joined(each) == after and joined(cached) == before
-    clock.sleep(timedelta(minutes=10))
-    assert joined(cached) == after
+    left = LookupColumns({"origin": "faa"}, NAMED, "left")
+    each = LookupJoin(table.read, left)
+    cached = LookupJoin(CachedTable(table.read, timedelta(minutes=10), clock), left)
+    inner = LookupJoin(table.read, LookupColumns({"origin": "faa"}, INNER, "inner"))
+
+    def joined(*lookups: LookupJoin) -> list[Rows]:
+        return [_joined(lookup, spark_session) for lookup in lookups]
+
+    table.write(EWR, LGA)
+    assert joined(each, cached, inner) == [_by_code(EWR)] * 2 + [[("EWR", "Newark")] * 2]
+    # One row changes, one comes, one goes.
+    table.write(MOVED, JFK)
+    after = _by_code(MOVED, JFK)
+    assert joined(each, cached, inner) == [
+        after,
+        _by_code(EWR),
+        [("EWR", "Elizabeth"), ("EWR", "Elizabeth"), ("JFK", "New York")],
+    ]
+    clock.sleep(timedelta(minutes=10) - timedelta(microseconds=1))
+    assert joined(cached) == [_by_code(EWR)]
+    clock.sleep(timedelta(microseconds=1))
+    assert joined(cached) == [after]
+    table.write()
+    assert joined(each, cached, inner) == [_by_code(), after, []]
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The local time of Python, which is not that of Spark's session."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.spark
+def test_a_cached_content_has_the_instants_of_an_hour_that_is_repeated(
+    spark_session: SparkSession, berlin: None
+) -> None:
+    hour = 3_600_000_000
+    instants = [1_761_435_000_000_000 + n * hour for n in range(4)]
+    frame = spark_session.createDataFrame([(at,) for at in instants], "at bigint").selectExpr(
+        "timestamp_micros(at) AS at"
+    )
+    assert [row[0] for row in frame.selectExpr("hour(at)").collect()] == [23, 0, 1, 2]
+    cached = CachedTable(lambda spark: frame, timedelta(minutes=1), ManualClock())(spark_session)
+    assert [row[0] for row in cached.selectExpr("unix_micros(at)").collect()] == instants
+
+
+@pytest.mark.spark
+def test_columns_are_of_the_stream_unless_they_are_named_as_those_of_the_table(
+    spark_session: SparkSession, tmp_path: Path
+) -> None:
+    table = ParquetAirports(tmp_path)
+    table.write(EWR, JFK)
     of_table = LookupColumns({"origin": "faa"}, ("origin", "name"), "inner", {"name": "city"})
-    assert joined(LookupJoin(read, of_table, None)) == [("EWR", "Newark"), ("JFK", "New York")]
+    wanted = [("EWR", "Newark"), ("EWR", "Newark"), ("JFK", "New York")]
+    assert _joined(LookupJoin(table.read, of_table), spark_session) == wanted
     missing = LookupColumns({"origin": "iata"}, ("origin", "country"), "left")
-    with pytest.raises(JobDefinitionError) as caught:
-        joined(LookupJoin(read, missing, None))
-    assert caught.value.facts["missing"] == ["country", "iata"]
+    with raises(JobDefinitionError, missing=["country", "iata"]):
+        _joined(LookupJoin(table.read, missing), spark_session)
 
 
 @pytest.mark.parametrize(
     "changed", [{"read": "airports"}, {"on": {}}, {"on": "none"}, {"how": "full"}, {"cache": timedelta()}, {"cache": 5}]
 )
 def test_wrong_arguments_are_refused(changed: dict[str, object]) -> None:
-    class Source(msgspec.Struct):
-        origin: str
-
     env = StreamExecutionEnvironment()
     flights = env.from_collection([Flight("EWR", "a")], Flight, uid="flights")
     arguments = {"read": lambda spark: spark, "on": "origin", "output": Named, **changed}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stateflow import precision
+from stateflow import StreamExecutionEnvironment, precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.rows import evaluation
@@ -26,9 +26,10 @@ from stateflow.api.sql.expressions.tree import Expression
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import RelationScope, Source
 from stateflow.api.sql.problems import SqlText
+from tests.support.stateless_rows import stateless_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -174,8 +175,35 @@ def test_expressions_have_the_same_values_in_spark_as_in_python(spark_session: S
         assert [_plain(row[n]) for row in found] == _computed(each), text
 
 
+class Named(msgspec.Struct):
+    i: int
+    name: str
+
+
+@pytest.mark.parametrize(("cache", "expected"), [(timedelta(days=1), 1), (None, 4)])
+def test_joins_with_a_table_share_what_is_read_for_a_time(
+    spark_session: SparkSession, cache: timedelta | None, expected: int
+) -> None:
+    reads: list[int] = []
+
+    def read(spark: SparkSession) -> DataFrame:
+        reads.append(1)
+        return spark.createDataFrame([(7, "seven"), (8, "eight")], "i bigint, name string")
+
+    env = StreamExecutionEnvironment()
+    env.register_table("v", env.from_collection(ROWS, Values, uid="values"))
+    env.register_lookup_table("named", read, rows=Named, cache=cache)
+    clause = "FROM v JOIN named FOR SYSTEM_TIME AS OF PROCTIME() AS n ON"
+    equal = env.sql_query(f"SELECT n.name {clause} v.i = n.i", uid="equal")
+    next_one = env.sql_query(f"SELECT n.name, v.t {clause} v.i + 1 = n.i", uid="next")
+    for _batch in range(2):
+        assert stateless_rows(equal, {"values": ROWS}, spark_session) == [("seven",)]
+        assert stateless_rows(next_one, {"values": ROWS}, spark_session) == [("eight", ROWS[0].t)]
+    assert len(reads) == expected
+
+
 JOB = """
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Annotated
 
@@ -211,6 +239,7 @@ def build(env):
         "owner",
         lambda spark: spark.createDataFrame([(1, "one", 7), (3, "three", 8)], "auction bigint, name string, more int"),
         rows=Owner,
+        cache=timedelta(hours=1),
     )
     sinks = {"totals": ("auction",), "joined": (), "best": ("auction", "place"), "counts": ("n",)}
     sinks |= {"named": (), "owned": ("name",), "viewed": ()}

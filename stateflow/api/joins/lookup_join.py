@@ -38,26 +38,51 @@ class LookupColumns:
     of_table: Mapping[str, str] = field(default_factory=dict)
 
 
+class CachedTable:
+    """A table that is read again when its content is too old. All joins that share it use the same content.
+
+    Args:
+        read: returns the table.
+        cache: how long a content is used.
+    """
+
+    def __init__(self, read: ReadTable, cache: timedelta, clock: Clock | None = None) -> None:
+        self._read = read
+        self._cache = cache
+        self._clock = clock or SystemClock()
+        self._content: tuple[float, DataFrame] | None = None
+
+    def __call__(self, spark: SparkSession) -> DataFrame:
+        now = self._clock.monotonic()
+        if self._content is not None and now - self._content[0] < self._cache.total_seconds():
+            return self._content[1]
+        found = self._read(spark)
+        # Not persisted: Spark would use the content for other reads of the table, and refresh it after some writes. By
+        # Arrow: rows of Python have local times, which are ambiguous in the hour that is repeated in autumn.
+        table = spark.createDataFrame(found.toArrow(), found.schema)
+        self._content = now, table
+        return table
+
+
+def cached(read: ReadTable, cache: timedelta | None) -> ReadTable:
+    """Returns what reads a table; with None for `cache`, each call reads it."""
+    return read if cache is None else CachedTable(read, cache)
+
+
 class LookupJoin:
     """Joins the DataFrame of a batch with a table.
 
     Args:
         read: returns the table.
-        cache: how long the content that was read is used again; None to read the table in each batch.
     """
 
-    def __init__(
-        self, read: ReadTable, columns: LookupColumns, cache: timedelta | None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, read: ReadTable, columns: LookupColumns) -> None:
         self._read = read
         self._columns = columns
-        self._cache = cache
-        self._clock = clock or SystemClock()
-        self._cached: tuple[float, DataFrame] | None = None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Returns the joined rows. Raises JobDefinitionError if neither the stream nor the table has a column."""
-        columns, table = self._columns, self._table(frame.sparkSession)
+        columns, table = self._columns, self._read(frame.sparkSession)
         wanted = {*columns.on.values(), *columns.of_table.values()} - {*table.columns}
         wanted |= {*columns.output} - {*columns.of_table, *frame.columns, *table.columns}
         missing = sorted(wanted)
@@ -78,18 +103,6 @@ class LookupJoin:
             for name in columns.output
         ]
         return joined.select(found)
-
-    def _table(self, spark: SparkSession) -> DataFrame:
-        if self._cache is None:
-            return self._read(spark)
-        now = self._clock.monotonic()
-        if self._cached is not None and now - self._cached[0] < self._cache.total_seconds():
-            return self._cached[1]
-        found = self._read(spark)
-        # Not persisted: Spark would use the content for other reads of the table, and refresh it after some writes.
-        table = spark.createDataFrame(found.collect(), found.schema)
-        self._cached = now, table
-        return table
 
 
 def check_lookup(read: object, on: Mapping[str, str], how: str, cache: object) -> None:

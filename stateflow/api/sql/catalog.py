@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from sqlglot import exp
 
 from stateflow.api.graph.event_time import event_time_of
-from stateflow.api.joins.lookup_join import check_lookup
+from stateflow.api.joins.lookup_join import cached, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
 from stateflow.api.sql.expressions.sql_types import Field, fields_of
 from stateflow.api.sql.expressions.tree import Expression, Ref
-from stateflow.api.sql.lookups import Lookup
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import Path
 from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan, Shared, Table, time_of
@@ -44,7 +43,7 @@ class SqlCatalog:
     tables: dict[str, Plan] = field(default_factory=dict)
     sinks: dict[str, Sink] = field(default_factory=dict)
     _streams: dict[str, DataStream] = field(default_factory=dict)
-    _lookups: dict[str, Lookup] = field(default_factory=dict)
+    _lookups: dict[str, ReadTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._builder = StreamBuilder(self._streams, self._lookups)
@@ -72,7 +71,8 @@ class SqlCatalog:
         fields = fields_of(RowSchema.of(rows))
         check_lookup(read, {each.name: each.name for each in fields}, "left", cache)
         self._check_new(name)
-        self._lookups[name] = Lookup(read, cache)
+        # One for all joins with the table.
+        self._lookups[name] = cached(read, cache)
         self.tables[name] = LookupTable(name, fields, Position(1, 1, name))
 
     def register_sink(self, name: str, sink: object) -> None:

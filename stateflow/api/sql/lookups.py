@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from stateflow.api.graph.event_time import event_time_of
@@ -20,25 +18,12 @@ if TYPE_CHECKING:
     from stateflow.api.joins.lookup_join import ReadTable
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """How a table is read.
-
-    Attributes:
-        read: returns the table.
-        cache: how long the content that was read is used again; None to read the table in each batch.
-    """
-
-    read: ReadTable
-    cache: timedelta | None
-
-
-def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, Lookup]) -> DataStream:
+def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]) -> DataStream:
     """Returns the rows of a stream with the columns of a table.
 
     Args:
         stream: the left side of the join.
-        lookups: the registered tables by name.
+        lookups: what reads the registered tables, by name.
 
     Raises:
         JobDefinitionError: rows of the stream are corrected later.
@@ -49,7 +34,7 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, Lookup]) -
             plan.at, "a look-up join has rows that are corrected later", "look up before the rows are aggregated"
         )
     assert isinstance(plan.right, LookupTable)
-    lookup, names = lookups[plan.right.name], [each.name for each in plan.fields]
+    read, names = lookups[plan.right.name], [each.name for each in plan.fields]
     # The event time of the rows of sources is kept, also where the query does not name it.
     time = event_time_of(stream._node) if not level_of(stream._node) else ""
     hints = typing.get_type_hints(stream.schema.row_class, include_extras=True)
@@ -60,4 +45,4 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, Lookup]) -
         how=plan.how,
         of_table={name: of for name, is_left, of in plan.columns if not is_left},
     )
-    return stream.transform(LookupJoin(lookup.read, columns, lookup.cache), row_class("LookedUp", plan.fields, more))
+    return stream.transform(LookupJoin(read, columns), row_class("LookedUp", plan.fields, more))

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from stateflow.api.graph.nodes import WatermarkNode
 from stateflow.api.joins.functions import PairColumns
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
-from stateflow.api.sql.lookups import Lookup, looked_up
+from stateflow.api.sql.lookups import looked_up
 from stateflow.api.sql.pairs import EmitPair
 from stateflow.api.sql.planning.plan import (
     Computed,
@@ -45,6 +45,9 @@ from stateflow.api.windows.assigners import (
 from stateflow.errors import ConfigError
 from stateflow.types.columns.row_kind import RowKind
 
+if TYPE_CHECKING:
+    from stateflow.api.joins.lookup_join import ReadTable
+
 ROW_KIND = "row_kind"
 """The column for the kind of a row, where results can be taken back."""
 
@@ -70,13 +73,13 @@ class StreamBuilder:
 
     Attributes:
         tables: the registered streams by name.
-        lookups: the registered look-up tables by name.
+        lookups: what reads the registered look-up tables, by name.
         shared: the streams of queries with a name, which are made once.
         uses: how often each of these queries is used.
     """
 
     tables: Mapping[str, DataStream]
-    lookups: Mapping[str, Lookup] = field(default_factory=dict)
+    lookups: Mapping[str, ReadTable] = field(default_factory=dict)
     shared: dict[str, DataStream] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
 

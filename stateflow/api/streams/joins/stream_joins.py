@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Generic
 
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, check_lookup
+from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, cached, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.joined_streams import JoinedStreams, WindowedCoGroup, WindowedJoin
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
@@ -54,6 +54,7 @@ class StreamJoins(ABC, Generic[Stream]):
 
         Args:
             read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``, or ``spark.read.jdbc(…)``.
+                Each join calls it by itself.
             on: the column that must be equal, or columns of the stream with those of the table: ``{"origin": "faa"}``.
             output: class of the result. A field has the value of the stream's column of its name, or of the table's.
             how: ``left``: a row without a match has nulls; ``inner``: it is dropped. A row may have several matches.
@@ -67,7 +68,7 @@ class StreamJoins(ABC, Generic[Stream]):
         for name in names:
             self.schema.column(name)
         columns = LookupColumns(names, RowSchema.of(output).names, how)
-        return self.transform(LookupJoin(read, columns, cache), output)
+        return self.transform(LookupJoin(cached(read, cache), columns), output)
 
     def join(self, other: StreamJoins[Stream]) -> JoinedStreams[Stream, WindowedJoin[Stream]]:
         """Joins the rows of both streams with equal columns that are in the same window.
