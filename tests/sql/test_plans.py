@@ -81,6 +81,26 @@ def test_rows_are_looked_up_by_columns_of_the_table_and_keep_their_event_time() 
     assert [each.type.nullable for each in plan.fields] == [False, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("clause", "expected"),
+    [
+        ("JOIN maybe FOR SYSTEM_TIME AS OF PROCTIME() AS m ON b.k = m.k", [False, True, False, True]),
+        ("LEFT JOIN maybe FOR SYSTEM_TIME AS OF PROCTIME() AS m ON b.k = m.k", [True, True, True, True]),
+        # The value that is looked up is not null, the column that it is computed of may be.
+        ("JOIN maybe FOR SYSTEM_TIME AS OF PROCTIME() AS m ON COALESCE(b.k, 1) = m.k", [True, True, False, True]),
+        ("JOIN changing AS m ON b.k = m.k", [False, True, False, True]),
+    ],
+)
+def test_the_columns_that_an_inner_join_compares_are_not_null(clause: str, expected: list[bool]) -> None:
+    null = BIGINT.with_null(True)
+    fields = Field("k", null), Field("v", null)
+    catalog: dict[str, Plan] = {name: Table(name, fields, "", AT) for name in ("bid", "changing")}
+    catalog["maybe"] = LookupTable("maybe", fields, AT)
+    (node,) = parsed(f"SELECT b.k AS bk, b.v AS bv, m.k AS mk, m.v AS mv FROM bid AS b {clause}")
+    plan = QueryPlanner(SqlText(""), catalog).plan(node, Path("q"))
+    assert [each.type.nullable for each in plan.fields] == expected
+
+
 def test_names_of_keys_and_looked_up_columns_are_new() -> None:
     clause = (
         "JOIN owner FOR SYSTEM_TIME AS OF PROCTIME() AS o ON b.key1 = o.id AND b.key1 = o.key AND b.KEY2 + 1 = o.id"

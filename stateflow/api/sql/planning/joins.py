@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -225,16 +225,18 @@ class JoinPlanner:
             right, right_keys = self._side(self.right.plan, their, before[1], how in ("right", "full"))
         columns = [(each.name, True, each.name) for each in self.left.plan.fields]
         columns += [(name, False, each.name) for name, each in self._right_names.items()]
-        fields = [_nullable(each, how in ("right", "full")) for each in self.left.plan.fields]
-        if how == "inner":
-            keyed = {each.name: each for each in left.fields if each.name in left_keys}
-            fields = [keyed.get(each.name, each) for each in fields]
-        fields += [
-            Field(name, _nullable(each, how in ("left", "full")).type) for name, each in self._right_names.items()
-        ]
+        fields = self._fields(how, left_keys, right_keys)
         uid = self.path.uid("join" if self.number == 1 else f"join{self.number}")
         at = self.text.of(self.node)
         return Joined(left, right, kind, how, left_keys, right_keys, tuple(columns), tuple(fields), uid, at)
+
+    def _fields(self, how: str, left_keys: Sequence[str], right_keys: Sequence[str]) -> list[Field]:
+        """Returns the columns of the result, those of the left side first."""
+        outer_left, outer_right = how in ("right", "full"), how in ("left", "full")
+        # Null is equal to nothing: the keys of an inner join are not null.
+        keys = (set(left_keys), set(right_keys)) if how == "inner" else (set[str](), set[str]())
+        fields = [_emitted(each, each.name, outer_left, keys[0]) for each in self.left.plan.fields]
+        return fields + [_emitted(each, name, outer_right, keys[1]) for name, each in self._right_names.items()]
 
     def _side(
         self, plan: Plan, keys: list[Expression], conditions: list[Expression], is_kept: bool
@@ -300,6 +302,12 @@ def _with_windows(join: Joined, window: Window) -> Joined:
     bounds = tuple((name, of) for name, _, of in join.columns if of in BOUNDS)
     columns = tuple(each for each in join.columns if each[2] not in BOUNDS)
     return replace(join, columns=columns, window=window, window_bounds=bounds)
+
+
+def _emitted(of: Field, name: str, is_null: bool, keys: Set[str]) -> Field:
+    """Returns a column of the result by its name there, which is not null if it is one of the keys."""
+    kind = _nullable(of, is_null).type
+    return Field(name, kind.with_null(False) if of.name in keys else kind)
 
 
 def _nullable(of: Field, is_null: bool) -> Field:
