@@ -1,4 +1,7 @@
-"""The guide about joins: its functions are run over rows, and compared with plain Python."""
+"""The guide about joins: its functions are run over rows, and compared with plain Python.
+
+Those that look rows up need Spark: test_guides_of_look_ups.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stateflow import RowKind, StreamExecutionEnvironment
+from stateflow import RowKind
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.docs.pages import blocks, load_module, read
 from tests.joins.joined_rows import unkeyed
@@ -210,8 +213,3 @@ def test_a_join_of_a_changelog_replaces_the_seats_of_a_plane(
                 else:
                     table[row.tailnum] = row.seats
     assert table == {row.tailnum: None if n % 4 == 0 else n + 500 * (n % 4 == 1) for n, row in enumerate(flights)}
-
-
-def test_a_look_up_join_is_declared_with_the_columns_of_stream_and_table(guide: ModuleType) -> None:
-    flights = StreamExecutionEnvironment().from_collection([], guide.Flight, uid="flights")
-    assert guide.with_cities(flights, "airports").schema.names == ("time", "tailnum", "origin", "city")

@@ -1,4 +1,7 @@
-"""The guide about SQL: its queries are run over rows, and compared with plain Python."""
+"""The guide about SQL: its queries are run over rows, and compared with plain Python.
+
+The one that looks rows up needs Spark: test_guides_of_look_ups.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ import pytest
 
 from stateflow import StreamExecutionEnvironment
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.environment import declare
 from tests.docs.pages import blocks, load_module, read
 from tests.support.local_jobs import LocalJobs
 
@@ -65,20 +67,6 @@ def test_totals_and_windows_count_all_bids(tmp_path: Path, guide: ModuleType) ->
     assert all(row[2] == max(bid.price for bid in bids if bid.auction == key) for key, row in totals.items())
     windows = _run(tmp_path / "windows", guide, guide.per_ten_seconds).rows()
     assert sum(count for _, _, count in windows) == len(bids)
-
-
-def test_cities_are_looked_up(tmp_path: Path, guide: ModuleType) -> None:
-    """Only Spark runs look-ups: tests/sql/test_sql_on_spark.py."""
-    declared = []
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        bids, _ = _rows(guide)
-        env.register_table("bid", env.from_collection(bids, guide.Bid, uid="bids"))
-        declared.append(guide.with_cities(env, str(tmp_path)))
-        declared[0].print()
-
-    declare(build, "job", ())
-    assert declared[0].schema.names == ("auction", "price", "city")
 
 
 def test_bids_are_joined_and_ranked(tmp_path: Path, guide: ModuleType) -> None:
