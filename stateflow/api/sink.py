@@ -268,8 +268,8 @@ class Sink(ABC):
         """
         raise JobDefinitionError(
             "a sink that only appends rows cannot be the end of a changelog",
-            hint="use a sink by key, such as DeltaSink(path, mode='upsert', keys=…) or PostgresSink; to append each "
-            "change as a row of its own, call as_append_only() on the stream",
+            hint="use a sink by key: DeltaSink(…, mode='upsert', keys=…), PostgresSink(…, mode='upsert', keys=…) or "
+            "KafkaSink(…, key=…); to append each change as a row of its own, call as_append_only() on the stream",
             sink=repr(self),
             upsert_key=list(changelog.keys),
             row_kind=changelog.row_kind,

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+import stateflow
 from stateflow import (
     DeadLetters,
     DeltaSink,
     FileSink,
+    ForeachBatchSink,
     GlobalWindows,
+    IcebergSink,
+    KafkaSink,
     KeyedProcessFunction,
     OutputTag,
+    PostgresSink,
     RowKind,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
 from stateflow.api.changelog import Changelog
+from stateflow.api.printing import PrintSink
 from stateflow.api.sink import Sink
 from stateflow.api.streams.data_stream import DataStream
+from stateflow.environment import declare as declare_job
 from stateflow.errors import JobDefinitionError
 from tests.support.errors import raises
 from tests.support.graphs import Nothing
@@ -255,15 +264,69 @@ def test_a_queryable_state_takes_upserts_by_its_key(bids: DataStream) -> None:
         _changes(bids).key_by("auction").as_queryable_state("changes", ValueStateDescriptor("row", Change), uid="r")
 
 
-@pytest.mark.parametrize("declare", [_newest, _changes, _ranked])
-@pytest.mark.parametrize("sink", [lambda folder: DeltaSink(folder), lambda folder: FileSink(folder, format="json")])
-def test_a_sink_that_only_appends_refuses_a_changelog(
-    bids: DataStream, declare: Callable[[DataStream], DataStream], sink: Callable[[str], Sink], tmp_path: Any
+APPENDING: Mapping[str, Callable[[], Sink]] = {
+    "DeltaSink": lambda: DeltaSink("table"),
+    "FileSink": lambda: FileSink("files", format="json"),
+    "IcebergSink": lambda: IcebergSink("space.table"),
+    "KafkaSink": lambda: KafkaSink("localhost:1", topic="topic"),
+    "PostgresSink": lambda: PostgresSink("host=localhost", "public.table"),
+}
+"""The sinks that only append rows, as they do by default."""
+BY_KEY: Mapping[str, Callable[[tuple[str, ...]], Sink]] = {
+    "DeltaSink": lambda keys: DeltaSink("table", mode="upsert", keys=keys),
+    "KafkaSink": lambda keys: KafkaSink("localhost:1", topic="topic", key=keys),
+    "PostgresSink": lambda keys: PostgresSink("host=localhost", "public.table", mode="upsert", keys=keys),
+}
+"""The same with keys, where a sink can have them."""
+ANY_ROWS: Mapping[str, Callable[[], Sink]] = {
+    "ForeachBatchSink": lambda: ForeachBatchSink(print),
+    "PrintSink": PrintSink,
+}
+PUBLIC = {name for name in stateflow.__all__ if name.endswith("Sink")}
+
+
+def _declared(rows: Callable[[DataStream], DataStream], sink: Sink) -> Sink:
+    """What the graph has of a sink, after `build`."""
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        rows(env.from_source(Nothing(Bid), uid="bids")).sink_to(sink, uid="s")
+
+    env, _ = declare_job(build, "job", ())
+    return env.graph.sinks[0].sink
+
+
+def _ways_out(hint: str) -> dict[str, set[str]]:
+    """The classes and methods that a hint calls, with the names of arguments."""
+    return {name: set(re.findall(r"(\w+)=", given)) for name, given in re.findall(r"(\w+)\(([^)]*)\)", hint)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "facts"),
+    [
+        (_newest, ("auction",), {"upsert_key": ["auction"], "row_kind": ""}),
+        (_changes, ("auction", "price", "at"), {"upsert_key": [], "row_kind": "kind"}),
+        (_ranked, ("auction", "rank"), {"upsert_key": ["auction", "rank"], "row_kind": ""}),
+    ],
+)
+@pytest.mark.parametrize("name", sorted({*PUBLIC, "PrintSink"}))
+def test_a_changelog_ends_in_a_sink_by_key_and_in_one_that_takes_any_rows(
+    name: str, rows: Callable[[DataStream], DataStream], keys: tuple[str, ...], facts: dict[str, object]
 ) -> None:
-    stream = declare(bids)
-    with raises(JobDefinitionError, sink=repr(sink(str(tmp_path)))):
-        stream.sink_to(sink(str(tmp_path)), uid="s")
-    stream.as_append_only().sink_to(sink(str(tmp_path)), uid="s")
+    if name in ANY_ROWS:
+        assert type(_declared(rows, ANY_ROWS[name]())).__name__ == name
+        return
+    sink = APPENDING[name]()
+    with raises(JobDefinitionError, sink=repr(sink), **facts) as caught:
+        _declared(rows, sink)
+    assert caught.value.code == "job-definition"
+    ways_out = _ways_out(caught.value.hint)
+    assert ways_out.pop("as_append_only") == set()
+    assert _declared(lambda bids: rows(bids).as_append_only(), sink) is sink
+    assert ways_out.keys() == BY_KEY.keys()
+    for of, arguments in ways_out.items():
+        assert arguments and arguments <= inspect.signature(getattr(stateflow, of)).parameters.keys()
+    if name in BY_KEY:
+        assert type(_declared(rows, BY_KEY[name](keys))).__name__ == name
 
 
 @pytest.mark.parametrize(
