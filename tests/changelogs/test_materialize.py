@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import RowKind
+from stateflow import RowKind, StateTtlConfig
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
@@ -28,13 +29,16 @@ class Plain(msgspec.Struct, frozen=True):
     user: int
 
 
-def _materialized(seats: Any) -> DataStream:
-    made: DataStream = seats.materialize(uid="seats")
+TTL = StateTtlConfig.new_builder(timedelta(milliseconds=10)).build()
+
+
+def _materialized(seats: Any, ttl: StateTtlConfig | None = None) -> DataStream:
+    made: DataStream = seats.materialize(ttl=ttl, uid="seats")
     return made
 
 
-def _harness() -> KeyedHarness:
-    return KeyedHarness(_materialized, KeyedInput(Seat, "seat"))
+def _harness(ttl: StateTtlConfig | None = None) -> KeyedHarness:
+    return KeyedHarness(lambda seats: _materialized(seats, ttl), KeyedInput(Seat, "seat"))
 
 
 def test_the_row_before_the_newest_one_returns_when_that_is_taken_back() -> None:
@@ -52,6 +56,40 @@ def test_an_older_row_that_is_taken_back_changes_nothing() -> None:
         h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8))
         assert h.push(Seat(D, 1, 7)) == []
         assert h.push(Seat(D, 1, 8)) == [Seat(D, 1, 8)]
+
+
+def test_a_row_is_forgotten_after_its_time_to_live() -> None:
+    with _harness(TTL) as h:
+        h.push(Seat(ADD, 1, 7))
+        h.advance_processing_time(5)
+        h.push(Seat(ADD, 1, 8))
+        h.advance_processing_time(9)
+        # Neither has expired.
+        with KeyedHarness.restore(h.snapshot()) as restored:
+            assert restored.push(Seat(D, 1, 8)) == [Seat(UA, 1, 7)]
+        h.advance_processing_time(10)
+        # The row before the newest one has expired.
+        with KeyedHarness.restore(h.snapshot()) as restored:
+            assert restored.push(Seat(D, 1, 7)) == []
+            assert restored.push(Seat(D, 1, 8)) == [Seat(D, 1, 8)]
+        h.advance_processing_time(15)
+        assert h.push(Seat(D, 1, 8)) == []
+        assert h.push(Seat(ADD, 1, 9)) == [Seat(ADD, 1, 9)]
+        # Rows of a key that gets no others are removed, too.
+        h.advance_processing_time(25)
+        h.push(Seat(ADD, 2, 7))
+        assert [entry.key for entry in h.state_entries()] == [(2,)]
+
+
+def test_the_time_to_live_counts_again_when_another_row_of_the_key_is_taken_back() -> None:
+    with _harness(TTL) as h:
+        h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8))
+        h.advance_processing_time(5)
+        assert h.push(Seat(D, 1, 8)) == [Seat(UA, 1, 7)]
+        h.advance_processing_time(14)
+        assert h.push(Seat(ADD, 1, 9)) == [Seat(UA, 1, 9)]
+        h.advance_processing_time(15)
+        assert h.push(Seat(D, 1, 9)) == [Seat(D, 1, 9)]
 
 
 changes = st.lists(

@@ -23,7 +23,8 @@ class Materialize(KeyedProcessFunction[object, object]):
     Args:
         row_class: the class of the rows.
         row_kind: their field of type `RowKind`.
-        ttl: for how long a row is kept; None for ever.
+        ttl: for how long a row is kept, from its arrival, and again from when another row of its key was taken back,
+            because the list is then written again; None for ever.
     """
 
     _rows: ListState[object]

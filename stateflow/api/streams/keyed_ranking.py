@@ -118,7 +118,8 @@ class KeyedRanking(KeyedInput[Stream]):
         which a sink with this key takes.
 
         Args:
-            ttl: how long a row is kept, from its arrival; by default forever.
+            ttl: how long a row is kept, from its arrival, and again from when another row of its key was taken back;
+                by default forever.
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
