@@ -125,6 +125,27 @@ def test_a_late_row_is_dropped() -> None:
         assert [(row.number, row.n) for row in h.advance_watermark(20)] == [(2, 2)]
 
 
+def _counts_in_batches(*batches: list[tuple[str, int]]) -> list[dict[tuple[str, int], int]]:
+    """The counts that each batch emits, with an out-of-orderness of zero; a last one ends the input."""
+    of_batches = [[Row(key, at, 1, 0) for key, at in batch] for batch in batches]
+
+    def declare(rows: Any) -> Any:
+        return rows.over_columns({"n": ("count", "value")}, output=Counted, uid="over")
+
+    with KeyedHarness(declare, KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta())) as h:
+        emitted = [*(h.push(*rows) for rows in of_batches), h.drain()]
+    return [{(row.key, row.at): row.n for row in rows} for rows in emitted]
+
+
+def test_a_row_is_emitted_with_a_later_row_of_its_key_or_in_a_later_batch() -> None:
+    # Within a batch, rows are aggregated in the order of their times.
+    assert _counts_in_batches([("a", 2), ("a", 1)]) == [{("a", 1): 1}, {("a", 2): 2}]
+    assert _counts_in_batches([("a", 2)], [("a", 1)]) == [{}, {}, {("a", 2): 1}]
+    assert _counts_in_batches([("a", 1), ("b", 5)], []) == [{}, {("a", 1): 1}, {("b", 5): 1}]
+    # The rows of the next batch are not known when its timers fire.
+    assert _counts_in_batches([("a", 1)], [("b", 5)], []) == [{}, {}, {("a", 1): 1}, {("b", 5): 1}]
+
+
 class Float(msgspec.Struct, frozen=True):
     key: str
     at: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -91,6 +91,27 @@ def test_rows_wait_for_earlier_ones_of_later_batches() -> None:
             h.push(*rows_of(batch))
         h.drain()
         assert texts(h.output) == ["a2 b2"]
+
+
+def _in_batches(*batches: Sequence[Row]) -> list[list[str]]:
+    """The matches of `PAIR` that each batch emits, with an out-of-orderness of zero; a last one ends the input."""
+    rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta())
+    with KeyedHarness(lambda keyed: keyed.match_pattern(PAIR).select(as_text, output=Found, uid="m"), rows) as h:
+        return [*(texts(h.push(*batch)) for batch in batches), texts(h.drain())]
+
+
+def test_rows_of_a_batch_are_matched_by_time_and_late_by_the_batches_before() -> None:
+    assert _in_batches(rows_of("b@2 a@1")) == [[], ["a b"]]
+    assert _in_batches(rows_of("b@2"), rows_of("a@1")) == [[], [], []]
+
+
+@pytest.mark.parametrize("key", ["k", "j"])
+def test_a_match_is_emitted_in_the_batch_after_a_later_row_of_any_key(key: str) -> None:
+    pair, later = rows_of("a@1 b@2"), rows_of("x@5", key=key)
+    assert _in_batches(pair, []) == [[], [], ["a b"]]
+    assert _in_batches([*pair, *later], []) == [[], ["a b"], []]
+    # Rows of a batch advance the watermark of the next one.
+    assert _in_batches(pair, later, []) == [[], [], ["a b"], []]
 
 
 def test_conditions_are_added_and_alternatives_too() -> None:
