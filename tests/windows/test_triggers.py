@@ -34,6 +34,14 @@ def test_a_continuous_event_time_trigger_fires_at_multiples_of_its_interval_and_
         assert h.state_entries() == [] and h.timers() == []
 
 
+def test_a_continuous_event_time_trigger_fires_at_each_multiple_at_the_end_of_the_input() -> None:
+    windows = TumblingEventTimeWindows.of(ms(100))
+    with reducing(windows, lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(40)))) as h:
+        h.push(Timed("a", 1, 10), Timed("a", 2, 50))
+        assert _totals(h.drain()) == [3, 3, 3]
+        assert h.state_entries() == [] and h.timers() == []
+
+
 def test_a_continuous_trigger_of_a_session_continues_after_a_merge() -> None:
     windows: Assigner = EventTimeSessionWindows.with_gap(ms(100))
     with reducing(windows, lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(50)))) as h:

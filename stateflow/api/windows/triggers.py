@@ -171,7 +171,8 @@ class _ContinuousTrigger(Trigger[object]):
         if self._next.get() != time:
             return TriggerResult.CONTINUE
         self._next.clear()
-        if ctx.current_watermark() < MAX_WATERMARK:  # at the end of the input, every later timer is due
+        # At the end of the input, every later timer of a window is due. Those of a global window would never end.
+        if min(ctx.current_watermark(), window.max_timestamp) < MAX_WATERMARK:
             self._schedule(time, window, register)
         return TriggerResult.FIRE
 
