@@ -16,7 +16,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.replay.debugger import KeyDebugger, rows_of
 from stateflow.replay.keys import WantedKey
-from stateflow.runtime.task_spec import ChainSpec, LevelSpec
+from stateflow.runtime.task_spec import ChainSpec
 
 Fields = dict[str, object]
 """The columns of a row."""
@@ -79,12 +79,11 @@ class KeyTracer:
         if self._max_kept is None or self.counts[call.operator] <= self._max_kept:
             self.calls.append(call)
 
-    def traced(self, spec: LevelSpec) -> LevelSpec:
-        """Returns the specification of a task after replacing methods of its functions, which are the task's own."""
-        for chain in spec.chains:
-            if chain.function is not None and chain.uid in self._keys:
-                self._trace(chain, chain.function)
-        return spec
+    def traced(self, chain: ChainSpec) -> ChainSpec:
+        """Returns the chain of a task after replacing methods of its function, which is the task's own."""
+        if chain.function is not None and chain.uid in self._keys:
+            self._trace(chain, chain.function)
+        return chain
 
     def _trace(self, chain: ChainSpec, function: KeyedFunction[object]) -> None:
         uid = chain.uid

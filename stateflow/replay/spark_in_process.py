@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import count
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from stateflow.runtime.spark.inputs import Files, Inputs
 from stateflow.runtime.spark.shuffle import next_exchange
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import REPORT, LevelSpec
+from stateflow.runtime.task_spec import REPORT, ChainSpec, LevelSpec
 
 _PACKED = "partition int, data binary"
 
@@ -29,10 +28,10 @@ class InProcessExecutor(SparkExecutor):
     """Collects the input of each task, so that functions run in this process, which has the terminal.
 
     Args:
-        adapt: called with each task's own copy of its specification; returns the one to run.
+        adapt: called with each task's own copy of its chain; returns the one to run.
     """
 
-    def __init__(self, adapt: Callable[[LevelSpec], LevelSpec]) -> None:
+    def __init__(self, adapt: Callable[[ChainSpec], ChainSpec]) -> None:
         super().__init__()
         self._adapt = adapt
         self._attempts = count()
@@ -51,11 +50,11 @@ class InProcessExecutor(SparkExecutor):
         """Runs the tasks of a level one after another; returns all that they emit."""
         result: list[pa.RecordBatch] = []
         for partition, batches in sorted(_collected(exchanged).items()):
-            own = self._adapt(replace(spec, chains=copy.deepcopy(spec.chains)))
-            chain = own.chains[partition // own.parallelism]
-            settings = SortSettings(own.batch.settings.sort_memory_bytes, own.batch.environment.local_folder)
+            number = partition // spec.parallelism
+            chain = self._adapt(copy.deepcopy(spec.chains[number]))
+            settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
             rows = sorted_input(chain, settings, iter(batches))
-            result += run_level(own, partition, f"p{next(self._attempts)}", rows)
+            result += run_level(spec.with_chain(number, chain), partition, f"p{next(self._attempts)}", rows)
         return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -299,6 +299,10 @@ class LevelSpec:
     next_targets: int
     output_schema: pa.Schema
     sources: tuple[str, ...] = ()
+
+    def with_chain(self, number: int, chain: ChainSpec) -> LevelSpec:
+        """Returns the specification with another chain in place of one."""
+        return replace(self, chains=(*self.chains[:number], chain, *self.chains[number + 1 :]))
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from stateflow.runtime.task_spec import (
     SOURCE_PHASE,
     TARGET,
     BatchInfo,
+    ChainSpec,
     InputSpec,
     LevelSpec,
     Numbers,
@@ -106,11 +107,11 @@ class LocalExecutor(Executor):
 
     Args:
         arrow_rows: rows per Arrow batch of a task's input; None for one batch with all rows.
-        adapt: called with each task's own copy of its specification; returns the one to run.
+        adapt: called with each task's own copy of its chain; returns the one to run.
     """
 
     def __init__(
-        self, arrow_rows: int | None = None, adapt: Callable[[LevelSpec], LevelSpec] = lambda spec: spec
+        self, arrow_rows: int | None = None, adapt: Callable[[ChainSpec], ChainSpec] = lambda chain: chain
     ) -> None:
         self._attempts = count()
         self._arrow_rows = arrow_rows
@@ -149,11 +150,12 @@ class LocalExecutor(Executor):
     ) -> list[pa.RecordBatch]:
         result: list[pa.RecordBatch] = []
         for target in range(level.targets):
-            chain = spec.chains[target // level.parallelism]
+            number = target // level.parallelism
+            chain = spec.chains[number]
             complete = _input_batches(chain.inputs, routed[target], controls[target])
             batches = [part for batch in complete for part in _parts(batch, self._arrow_rows)]
             # A function lives for one batch: a task on a cluster has a copy of its own, too.
-            own = self._adapt(replace(spec, chains=copy.deepcopy(spec.chains)))
+            own = spec.with_chain(number, self._adapt(copy.deepcopy(chain)))
             result += run_level(own, target, f"l{next(self._attempts)}", batches)
         return result
 
