@@ -42,6 +42,8 @@ settings.register_profile("nightly", _ANY_SPEED, max_examples=3000, stateful_ste
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _SPARK = {
+    # Python workers import the classes of tests.
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),
     "spark.sql.timeType.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -133,3 +135,12 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def harnesses_on_spark(spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each harness that the test makes runs its batches on Spark."""
+    from stateflow.testing.harness.batches import HarnessBatchRunner
+    from tests.support.spark_harness import SparkRuntime
+
+    monkeypatch.setattr(HarnessBatchRunner, "runtime", SparkRuntime(spark_session, tmp_path))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stateflow.api.graph.nodes import ProcessNode
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceWatermark
@@ -22,7 +22,6 @@ from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, StateflowError, WrongJobRoot
 from stateflow.runtime.driver.barrier import operator_states_after, run_to_barrier
 from stateflow.runtime.executor import BatchWork
-from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.planning.physical_plan import check_no_transforms, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states
 from stateflow.runtime.spark.session.settings import ARROW_ROWS
@@ -31,10 +30,11 @@ from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, Tas
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
 from stateflow.state.files.host_cache import remove_tree
 from stateflow.state.kinds.timers import MAX_WATERMARK
-from stateflow.storage import Storage, open_storage, unregister_memory
+from stateflow.storage import Storage, open_storage
 from stateflow.testing.harness.job import OPERATOR, Definition, declare_job
 from stateflow.testing.harness.operator_view import OperatorView
 from stateflow.testing.harness.rows import CollectedRows
+from stateflow.testing.harness.runtime import HarnessRuntime
 
 _DEFAULTS = {"name": "harness", "parallelism": 1}
 _KEY_GROUPS = 128
@@ -78,27 +78,30 @@ class HarnessBatchRunner:
     """Runs batches of a harness's job one after the other, and stores the state between them in memory.
 
     Attributes:
+        runtime: what all harnesses run their batches with; a test of stateflow's own may replace it.
         definition: the arguments of the harness.
         job: the job.
         position: position after the last batch that succeeded.
         root: URI of the storage with the state files.
     """
 
+    runtime: ClassVar[HarnessRuntime] = HarnessRuntime()
+
     def __init__(self, definition: Definition) -> None:
         given = {name.replace("__", "."): value for name, value in definition.settings.items()}
         env = StreamExecutionEnvironment()
         self.definition = definition
-        self.job = declare_job(env, definition)
+        self.job = declare_job(env, definition, self.runtime.sink)
         self._derives_watermark = definition.derives_watermark
         self._settings: Settings = resolve(_DEFAULTS, env.defaults, given)
         self._key_groups = self._settings.max_parallelism or _KEY_GROUPS
         self._plan = plan_job(self.job.graph, self._settings.parallelism)
         check_no_transforms(self._plan)
-        self._executor = LocalExecutor(_arrow_rows(self._settings))
+        self._executor = self.runtime.executor(_arrow_rows(self._settings))
         self._uuid = SystemClock().new_id()
-        self.root = f"memory://harness-{self._uuid}"
+        self.root = self.runtime.root(f"harness-{self._uuid}")
         self._local = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
-        self._finalizer = weakref.finalize(self, _release, self._uuid, self.root, self._local)
+        self._finalizer = weakref.finalize(self, _release, self.runtime, self._uuid, self.root, self._local)
         self.position = HarnessPosition()
         self._views: dict[str, OperatorView] = {}
 
@@ -243,9 +246,9 @@ class HarnessBatchRunner:
         return OperatorView(node, stored, batch, task)
 
 
-def _release(uuid: str, root: str, local: Path) -> None:
+def _release(runtime: HarnessRuntime, uuid: str, root: str, local: Path) -> None:
     store_cache.close_job(uuid)
-    unregister_memory(root)
+    runtime.release(root)
     remove_tree(local)
 
 

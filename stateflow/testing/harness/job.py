@@ -115,8 +115,10 @@ def source_uid(number: int) -> str:
     return f"harness-input-{number}"
 
 
-def declare_job(env: StreamExecutionEnvironment, definition: Definition) -> HarnessJob:
-    """Declares the job in `env`.
+def declare_job(
+    env: StreamExecutionEnvironment, definition: Definition, new_sink: Callable[[], CollectedRows]
+) -> HarnessJob:
+    """Declares the job in `env`, with a new sink for each output.
 
     Raises:
         JobDefinitionError: function and inputs do not fit, as for a job.
@@ -130,11 +132,11 @@ def declare_job(env: StreamExecutionEnvironment, definition: Definition) -> Harn
             hint="return the result of process, map or another method of the keyed stream",
             given=repr(result),
         )
-    main, letters = CollectedRows(), CollectedRows()
+    main, letters = new_sink(), new_sink()
     side: dict[str, CollectedRows] = {}
     result.sink_to(main, uid="harness-output")
     for number, tag in enumerate(definition.side_outputs, 1):
-        stream, sink = result.get_side_output(tag), side.setdefault(tag.name, CollectedRows())
+        stream, sink = result.get_side_output(tag), side.setdefault(tag.name, new_sink())
         stream.sink_to(sink, uid=f"harness-side-output-{number}")
     for number, stream in enumerate(_dead_letters(env.graph), 1):
         stream.sink_to(letters, uid=f"harness-dead-letters-{number}")

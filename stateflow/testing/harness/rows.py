@@ -45,6 +45,10 @@ class CollectedRows(Sink):
         """Returns the object itself: tasks, which receive a copy of their operators, write to this sink."""
         return self
 
+    def add(self, rows: pa.RecordBatch, schema: RowSchema) -> None:
+        """Adds rows that a task has emitted."""
+        self._rows += to_rows(rows.columns, schema)
+
     def take(self) -> Rows:
         """Returns the rows that were written since the last call, and removes them."""
         rows, self._rows = self._rows, []
@@ -60,7 +64,7 @@ class CollectedRows(Sink):
         return context.uid
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        return _RowCollector(context.schema, self._rows)
+        return _RowCollector(context.schema, self)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         raise JobDefinitionError("a harness has no table", hint="declare a sink in a job and run the job")
@@ -73,12 +77,12 @@ class CollectedRows(Sink):
 
 
 class _RowCollector(SinkWriter):
-    def __init__(self, schema: RowSchema, rows: Rows) -> None:
+    def __init__(self, schema: RowSchema, sink: CollectedRows) -> None:
         self._schema = schema
-        self._rows = rows
+        self._sink = sink
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._rows += to_rows(rows.columns, self._schema)
+        self._sink.add(rows, self._schema)
 
     def close(self) -> list[Committable]:
         return []

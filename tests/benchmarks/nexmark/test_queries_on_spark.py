@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from benchmarks.nexmark.correctness import KILLED_AT, Variant, result
@@ -10,7 +15,13 @@ from benchmarks.nexmark.generate import Slices, write_slice
 from benchmarks.nexmark.generator import generate
 from benchmarks.nexmark.plain import RESULTS, Events
 from benchmarks.nexmark.programs import OURS, SPARK, Load, measure_ours, measure_spark
-from benchmarks.nexmark.rules import Stream
+from benchmarks.nexmark.queries import q12
+from benchmarks.nexmark.reference import bids_by_arrival
+from benchmarks.nexmark.rules import BID, Stream
+from benchmarks.nexmark.tables import Tables
+from stateflow import StreamExecutionEnvironment
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.testing import KeyedHarness, KeyedInput
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 FEW = Slices(Stream(events_per_second=40), 3_000, 500)
@@ -42,3 +53,30 @@ def test_a_measured_run_takes_time_of_the_clock_and_of_processors(load: Load, qu
 @pytest.mark.parametrize("query", SPARK)
 def test_spark_runs_each_of_its_queries(load: Load, query: str) -> None:
     assert measure_spark(query, load).seconds > 0
+
+
+class GivenBids(Tables):
+    """A stream of bids as the only table."""
+
+    def __init__(self, bids: DataStream) -> None:
+        super().__init__(StreamExecutionEnvironment())
+        self._bids = bids
+
+    def views(self, **row_classes: type[msgspec.Struct]) -> tuple[DataStream, ...]:
+        assert row_classes == {"bid": q12.Bid}
+        return (self._bids,)
+
+
+@pytest.mark.usefixtures("harnesses_on_spark")
+def test_windows_of_processing_time_on_spark_are_those_of_the_arrivals() -> None:
+    events = generate(FEW.stream, 0, FEW.events)
+    bidders = [row["bid_bidder"] for row in events.to_pylist() if row["event_type"] == BID]
+    with KeyedHarness(lambda bids: q12.query(GivenBids(bids)), KeyedInput(q12.Bid), parallelism=3) as h:
+        arrivals = np.arange(len(bidders)) // 500 * 7_000
+        for at in np.unique(arrivals):
+            h.advance_processing_time(int(at))
+            h.push(*(q12.Bid(bidder) for bidder, arrival in zip(bidders, arrivals, strict=True) if arrival == at))
+        h.advance_processing_time(int(arrivals[-1]) + 60_000)
+        expected = bids_by_arrival(events.filter(pc.equal(events["event_type"], BID)), arrivals)
+        assert len({row.starttime for row in h.output}) > 2
+        assert Counter(map(msgspec.structs.astuple, h.output)) == expected

@@ -1,0 +1,67 @@
+"""Cases of Flink's tests of windows, joins, changelogs and patterns: the tests of the harness, with batches on Spark.
+
+`test_flink_cases.py` has cases as a job, with sources, tables and checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+import msgspec
+import pytest
+from hypothesis import is_hypothesis_test
+
+from stateflow import Context, KeyedProcessFunction
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.changelogs import test_flink_cases as changelogs
+from tests.joins import test_interval_join_flink_cases as interval_joins
+from tests.joins import test_outer_join as outer_joins
+from tests.joins import test_window_join_flink_cases as window_joins
+from tests.patterns import test_flink_cases as patterns
+from tests.windows import test_flink_cases as windows
+from tests.windows import test_triggers as triggers
+from tests.windows import test_window_all as window_all
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("harnesses_on_spark")]
+
+
+def _tests_of(module: ModuleType) -> type:
+    """Returns a class with the tests of a module, for pytest. Random histories have too many batches for Spark."""
+    found: dict[str, Callable[..., None]] = {
+        name: test for name, test in vars(module).items() if name.startswith("test_") and not is_hypothesis_test(test)
+    }
+    assert found
+    return type("Tests", (), {name: staticmethod(test) for name, test in found.items()})
+
+
+TestWindows = _tests_of(windows)
+TestTriggers = _tests_of(triggers)
+TestWindowAll = _tests_of(window_all)
+TestWindowJoins = _tests_of(window_joins)
+TestIntervalJoins = _tests_of(interval_joins)
+TestOuterJoins = _tests_of(outer_joins)
+TestChangelogs = _tests_of(changelogs)
+TestPatterns = _tests_of(patterns)
+
+
+class Row(msgspec.Struct):
+    key: str
+
+
+class Process(msgspec.Struct):
+    number: int
+
+
+class EmitProcess(KeyedProcessFunction[Row, Process]):
+    """Emits the process that it runs in."""
+
+    def process_element(self, row: Row, ctx: Context) -> list[Process]:
+        return [Process(os.getpid())]
+
+
+def test_a_batch_runs_in_a_worker_of_spark() -> None:
+    with KeyedHarness(EmitProcess(), KeyedInput(Row, "key"), output=Process) as h:
+        (found,) = h.push(Row("a"))
+    assert found.number != os.getpid()
