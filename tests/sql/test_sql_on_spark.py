@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from stateflow import StreamExecutionEnvironment, precision
 from stateflow.api.schema import RowSchema
@@ -209,7 +211,7 @@ from typing import Annotated
 
 import msgspec
 
-from stateflow import DeltaSink, WatermarkStrategy, precision
+from stateflow import DeltaSink, FileSource, WatermarkStrategy, precision
 
 
 class Timed(msgspec.Struct):
@@ -229,8 +231,7 @@ class Bid(msgspec.Struct):
 
 
 def build(env):
-    bids = [Bid(n % 5, Decimal(n) / 4) for n in range(40)]
-    env.register_table("bid", env.from_collection(bids, Bid, uid="bids"))
+    env.register_table("bid", env.from_source(FileSource(env.parameter("bids"), schema=Bid), uid="bids"))
     # A class that no worker can import, in the rows of a source and in a function.
     made = msgspec.defstruct("Auction", [("id", int), ("category", str, "y")])
     auctions = env.from_collection([made(0, "x"), made(1)], made, uid="auctions")
@@ -270,27 +271,67 @@ def build(env):
 """
 
 
+BIDS = [(n % 5, Decimal(n) / 4) for n in range(40)]
+
+
+class SqlJob:
+    """The job, its input files and its tables."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bids").mkdir()
+        (folder / "job.py").write_text(JOB, encoding="utf-8")
+
+    def deliver(self, bids: Sequence[tuple[int, Decimal]], name: str) -> None:
+        """Adds a file of bids."""
+        schema = pa.schema([("auction", pa.int64()), ("amount", pa.decimal128(9, 2))])
+        rows = [dict(zip(schema.names, bid, strict=True)) for bid in bids]
+        parquet.write_table(pa.Table.from_pylist(rows, schema), self.folder / "bids" / f"{name}.parquet")
+
+    def run(self) -> dict[str, Any]:
+        """Runs the job until it has read all files; returns the result of the run."""
+        folder = self.folder
+        settings = {
+            "job.tables": folder / "tables",
+            "job.bids": folder / "bids",
+            "spark.master": "local[2,4]",
+            # Its start takes longer than its few rows.
+            "spark.conf.spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        }
+        command = [sys.executable, "-m", "stateflow", "run", str(folder / "job.py"), "--job-root", str(folder / "root")]
+        command += ["--result-file", str(folder / "result.json")]
+        command += [each for name, value in settings.items() for each in ("--set", f"{name}={value}")]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert run.returncode == 0, run.stderr[-3_000:]
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return result
+
+    def rows(self, name: str) -> Counter[tuple[Any, ...]]:
+        found = pa.table(deltalake.DeltaTable(str(self.folder / "tables" / name)).to_pyarrow_table())
+        return Counter(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+    def check(self, bids: Sequence[tuple[int, Decimal]]) -> None:
+        """Compares the tables with the results of all bids so far in plain Python."""
+        names = {1: "one", 3: "three"}
+        amounts = {key: sorted((amount for of, amount in bids if of == key), reverse=True) for key in range(5)}
+        assert self.rows("totals") == Counter((key, len(of) + 1, 2 * sum(of)) for key, of in amounts.items())
+        assert self.rows("joined") == Counter((2 * amount, " xy"[of]) for of, amount in bids if of in (1, 2))
+        best = Counter((key, n, amount) for key, of in amounts.items() for n, amount in enumerate(of[:2], 1))
+        assert self.rows("best") == best
+        counts = Counter(sum(amount > 1 for amount in of) for of in amounts.values())
+        assert self.rows("counts") == Counter((n, auctions) for n, auctions in counts.items() if n)
+        assert self.rows("named") == Counter((amount, of, names.get(of + 1)) for of, amount in bids)
+        assert self.rows("viewed") == Counter({(1, "one"): 8, (3, "three"): 8})
+        assert self.rows("owned") == Counter([("three", sum(amount > 2 for amount in amounts[3]))])
+
+
 @pytest.mark.slow
-def test_statements_run_on_spark(tmp_path: Path) -> None:
-    job, tables = tmp_path / "job.py", tmp_path / "tables"
-    job.write_text(JOB, encoding="utf-8")
-    command = [sys.executable, "-m", "stateflow", "run", str(job), "--job-root", str(tmp_path / "root")]
-    command += ["--set", f"job.tables={tables}", "--set", "spark.master=local[2,4]"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stderr[-3_000:]
-
-    def rows(name: str, *, is_sorted: bool = True) -> list[tuple[Any, ...]]:
-        found = pa.table(deltalake.DeltaTable(str(tables / name)).to_pyarrow_table())
-        every = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
-        return sorted(every) if is_sorted else every
-
-    amounts = [(n % 5, Decimal(n) / 4) for n in range(40)]
-    assert rows("totals") == [(key, 9, 2 * sum(amount for of, amount in amounts if of == key)) for key in range(5)]
-    assert rows("joined") == sorted((2 * amount, " xy"[of]) for of, amount in amounts if of in (1, 2))
-    assert rows("best") == [(key, place, Decimal(40 + key - 5 * place) / 4) for key in range(5) for place in (1, 2)]
-    assert rows("counts") == [(7, 5)]
-    names = {1: "one", 3: "three"}
-    named = Counter((amount, of, names.get(of + 1)) for of, amount in amounts)
-    assert Counter(rows("named", is_sorted=False)) == named
-    assert rows("viewed") == [*[(1, "one")] * 8, *[(3, "three")] * 8]
-    assert rows("owned") == [("three", sum(of == 3 and amount > 2 for of, amount in amounts))]
+def test_statements_on_spark_continue_from_a_checkpoint_with_more_rows(tmp_path: Path) -> None:
+    job = SqlJob(tmp_path)
+    job.deliver(BIDS[:24], "first")
+    first = job.run()
+    job.check(BIDS[:24])
+    job.deliver(BIDS[24:], "second")
+    second = job.run()
+    assert (second["started_from"], second["rows_in"]) == (first["checkpoint_id"], len(BIDS) - 24)
+    job.check(BIDS)
