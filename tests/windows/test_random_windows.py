@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,6 @@ from stateflow.api.aggregates.partial import PartialAggregation
 from stateflow.api.column_windows import time_windows
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.windows.assigners import (
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
@@ -35,37 +34,21 @@ from stateflow.api.windows.functions import ProcessAllWindowFunction, ProcessWin
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
+from tests.windows.window_model import KEPT, Fired, Kind, Model, Row
 
-LOW, HIGH = -(1 << 63), (1 << 63) - 1
+HIGHEST = (1 << 63) - 1
 KEYS = "abc"
-KEPT = 2
 METHODS = ["process", "aggregate", "evict", "columns", "partials"]
 
 
-class Row(msgspec.Struct, frozen=True):
-    """A row: its number is unique."""
-
-    key: str
-    at: int
-    number: int
-    bit: int
-    is_even: bool
-    third: int
+def _numbers(bits: int) -> list[int]:
+    """Returns the rows whose `Row.bit` is in a sum."""
+    return [number for number in range(64) if bits >> number & 1]
 
 
-class Fired(msgspec.Struct, frozen=True):
-    """An evaluation of a window."""
+class Sums(msgspec.Struct, frozen=True):
+    """The rows of a window by columns."""
 
-    key: str
-    start: int
-    end: int
-    numbers: list[int]
-
-
-class Summed(msgspec.Struct, frozen=True):
-    """The rows of a window by columns: the sum of `Row.bit` shows which rows they are."""
-
-    key: str
     start: int
     end: int
     bits: int
@@ -78,16 +61,22 @@ class Summed(msgspec.Struct, frozen=True):
 
     @property
     def fired(self) -> Fired:
-        numbers = [number for number in range(64) if self.bits >> number & 1]
+        numbers = _numbers(self.bits)
         assert (self.count, self.rough) == (len(numbers), len(numbers))
         assert {self.first, self.last} <= set(numbers)
         assert self.thirds == len({number % 3 for number in numbers})
         assert self.of_even == len({number % 3 for number in numbers if number % 2 == 0})
-        return Fired(self.key, self.start, self.end, numbers)
+        return Fired(getattr(self, "key", ""), self.start, self.end, numbers)
+
+
+class KeyedSums(Sums, frozen=True):
+    """The same of a window of a key."""
+
+    key: str
 
 
 class Added(msgspec.Struct, frozen=True):
-    """As `Summed`, of rows that are aggregated before the shuffle."""
+    """The rows of a window that are aggregated before the shuffle."""
 
     key: str
     start: int
@@ -100,80 +89,38 @@ class Added(msgspec.Struct, frozen=True):
 
     @property
     def fired(self) -> Fired:
-        numbers = [number for number in range(64) if self.bits >> number & 1]
+        numbers = _numbers(self.bits)
         even = sum(number % 2 == 0 for number in numbers)
         assert (self.count, self.low, self.high, self.even) == (len(numbers), numbers[0], numbers[-1], even)
         return Fired(self.key, self.start, self.end, numbers)
 
 
-class SummedAll(msgspec.Struct, frozen=True):
-    """As `Summed`, of windows without a key."""
-
-    start: int
-    end: int
-    bits: int
-    count: int
-    first: int
-    last: int
-    rough: int
-    thirds: int
-    of_even: int
-
-    @property
-    def fired(self) -> Fired:
-        return Summed("", *msgspec.structs.astuple(self)).fired
-
-
-class Collected(msgspec.Struct, frozen=True):
-    """The numbers of several rows."""
-
-    key: str
-    numbers: list[int]
-
-
-COLUMNS = {
-    "start": ("window_start",),
-    "end": ("window_end",),
-    "bits": ("sum", "bit"),
-    "count": ("count", "key"),
+WINDOW = {"start": ("window_start",), "end": ("window_end",), "bits": ("sum", "bit"), "count": ("count", "key")}
+COLUMNS = WINDOW | {
     "first": ("first", "number"),
     "last": ("last", "number"),
     "rough": ("approx_distinct", "number"),
     "thirds": ("count_distinct", "third"),
     "of_even": ("count_distinct", "third", "is_even"),
 }
-PARTIALS = {
-    "start": ("window_start",),
-    "end": ("window_end",),
-    "bits": ("sum", "bit"),
-    "count": ("count", "key"),
-    "low": ("min", "number"),
-    "high": ("max", "number"),
-    "even": ("count", "at", "is_even"),
-}
+PARTIALS = WINDOW | {"low": ("min", "number"), "high": ("max", "number"), "even": ("count", "at", "is_even")}
 LATE = OutputTag("late", Row)
 
 
-class EmitRows(ProcessWindowFunction[Row, Fired]):
-    def process(self, key: str, ctx: WindowContext, elements: Iterable[Row]) -> Iterator[Fired]:
-        yield Fired(key, ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
+def _fired(key: str, window: TimeWindow, elements: Iterable[Row | list[int]]) -> Iterator[Fired]:
+    """Yields the rows of a window: the rows themselves, or one list of their numbers."""
+    found = (each if isinstance(each, list) else [each.number] for each in elements)
+    yield Fired(key, window.start, window.end, sorted(number for numbers in found for number in numbers))
 
 
-class EmitNumbers(ProcessWindowFunction[list[int], Fired]):
-    def process(self, key: str, ctx: WindowContext, elements: Iterable[list[int]]) -> Iterator[Fired]:
-        (numbers,) = elements
-        yield Fired(key, ctx.window.start, ctx.window.end, sorted(numbers))
+class Emit(ProcessWindowFunction[Any, Fired]):
+    def process(self, key: str, ctx: WindowContext, elements: Iterable[Any]) -> Iterator[Fired]:
+        return _fired(key, ctx.window, elements)
 
 
-class EmitAllRows(ProcessAllWindowFunction[Row, Fired]):
-    def process(self, ctx: WindowContext, elements: Iterable[Row]) -> Iterator[Fired]:
-        yield Fired("", ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
-
-
-class EmitAllNumbers(ProcessAllWindowFunction[list[int], Fired]):
-    def process(self, ctx: WindowContext, elements: Iterable[list[int]]) -> Iterator[Fired]:
-        (numbers,) = elements
-        yield Fired("", ctx.window.start, ctx.window.end, sorted(numbers))
+class EmitAll(ProcessAllWindowFunction[Any, Fired]):
+    def process(self, ctx: WindowContext, elements: Iterable[Any]) -> Iterator[Fired]:
+        return _fired("", ctx.window, elements)
 
 
 class KeepNewest(Evictor[Row]):
@@ -203,92 +150,6 @@ class CollectNumbers(AggregateFunction[Row, list[int], list[int]]):
 
     def merge(self, acc_a: list[int], acc_b: list[int]) -> list[int]:
         return [*acc_a, *acc_b]
-
-
-# -- the model --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Windows of a size that begin every `slide`; sessions with a gap of `size` if `slide` is 0."""
-
-    size: int
-    slide: int
-    offset: int = 0
-
-    def windows(self, at: int) -> list[tuple[int, int]]:
-        if not self.slide:
-            return [(at, at + self.size)]
-        starts = range(at, at - self.size, -1)
-        return [(start, start + self.size) for start in starts if (start - self.offset) % self.slide == 0]
-
-
-@dataclass
-class Key:
-    """The open windows of a key, with the rows of each, and which are due to fire."""
-
-    open: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    due: set[tuple[int, int]] = field(default_factory=set)
-    fired: list[Fired] = field(default_factory=list)
-
-
-@dataclass
-class Model:
-    """Flink, with a watermark before each row of a key: the row's time less the out-of-orderness, less one."""
-
-    kind: Kind
-    bound: int
-    lateness: int
-    evicts: bool = False
-    latest: int | None = None
-    keys: dict[str, Key] = field(default_factory=lambda: defaultdict(Key))
-    late: list[int] = field(default_factory=list)
-
-    def batch(self, rows: Iterable[Row]) -> None:
-        before = LOW if self.latest is None else self.latest - self.bound - 1
-        for name in list(self.keys):
-            self.advance(name, before)
-        for row in sorted(rows, key=lambda row: row.at):
-            watermark = max(before, row.at - self.bound - 1)
-            self.advance(row.key, watermark)
-            self.add(row, watermark)
-            self.latest = row.at if self.latest is None else max(self.latest, row.at)
-
-    def advance(self, name: str, watermark: int) -> None:
-        key = self.keys[name]
-        for window in sorted(key.due, key=lambda window: (window[1], window[0])):
-            if window[1] - 1 <= watermark:
-                self.fire(name, window)
-        for window in [each for each in key.open if each[1] - 1 + self.lateness <= watermark]:
-            del key.open[window]
-
-    def fire(self, name: str, window: tuple[int, int]) -> None:
-        key = self.keys[name]
-        key.due.discard(window)
-        if self.evicts:
-            key.open[window] = sorted(key.open[window])[-KEPT:]
-        key.fired.append(Fired(name, *window, sorted(key.open[window])))
-
-    def add(self, row: Row, watermark: int) -> None:
-        key, is_late = self.keys[row.key], True
-        for window in self.kind.windows(row.at):
-            rows = [row.number]
-            if not self.kind.slide:
-                for other in [each for each in key.open if each[0] <= window[1] and window[0] <= each[1]]:
-                    rows += key.open.pop(other)
-                    key.due.discard(other)
-                    window = min(window[0], other[0]), max(window[1], other[1])
-            if window[1] - 1 + self.lateness <= watermark:
-                continue
-            is_late = False
-            key.open[window] = key.open.get(window, []) + rows
-            if window[1] - 1 <= watermark:
-                self.fire(row.key, window)
-            else:
-                key.due.add(window)
-        # Between windows that leave gaps, a row without a window is late by its own time.
-        if is_late and row.at + self.lateness <= watermark:
-            self.late.append(row.number)
 
 
 # -- histories --------------------------------------------------------------------------------------------------------
@@ -336,35 +197,29 @@ def _assigner(kind: Kind) -> WindowAssigner[Any]:
 
 
 def _windowed(history: History, method: str) -> Callable[[Any], DataStream]:
-    lateness = timedelta(milliseconds=history.lateness)
+    lateness, assigner = timedelta(milliseconds=history.lateness), _assigner(history.kind)
 
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(_assigner(history.kind))
+    def declare(rows: Any) -> DataStream:
+        windows = rows.window(assigner) if history.has_key else rows.window_all(assigner)
+        emit, sums = (Emit(), KeyedSums) if history.has_key else (EmitAll(), Sums)
+        made: DataStream
         if method == "partials":
-            return windows.aggregate_columns(PARTIALS, output=Added, uid="w")
+            made = windows.aggregate_columns(PARTIALS, output=Added, uid="w")
+            return made
         windows = windows.allowed_lateness(lateness).side_output_late_data(LATE)
         if method == "columns":
-            return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
-        if method == "aggregate":
-            return windows.aggregate(CollectNumbers(), EmitNumbers(), accumulator=list[int], output=Fired, uid="w")
-        if method == "evict":
-            windows = windows.evictor(KeepNewest())
-        return windows.process(EmitRows(), output=Fired, uid="w")
+            made = windows.aggregate_columns(COLUMNS, output=sums, uid="w")
+        elif method == "aggregate":
+            made = windows.aggregate(CollectNumbers(), emit, accumulator=list[int], output=Fired, uid="w")
+        else:
+            windows = windows.evictor(KeepNewest()) if method == "evict" else windows
+            made = windows.process(emit, output=Fired, uid="w")
+        return made
 
-    def declare_all(rows: DataStream) -> DataStream:
-        windows = rows.window_all(_assigner(history.kind)).allowed_lateness(lateness).side_output_late_data(LATE)
-        if method == "columns":
-            return windows.aggregate_columns(COLUMNS, output=SummedAll, uid="w")
-        if method == "aggregate":
-            return windows.aggregate(CollectNumbers(), EmitAllNumbers(), accumulator=list[int], output=Fired, uid="w")
-        if method == "evict":
-            windows = windows.evictor(KeepNewest())
-        return windows.process(EmitAllRows(), output=Fired, uid="w")
-
-    return declare if history.has_key else declare_all
+    return declare
 
 
-def _fired(row: Fired | Summed | SummedAll | Added) -> Fired:
+def _emitted(row: Fired | Sums | Added) -> Fired:
     return row if isinstance(row, Fired) else row.fired
 
 
@@ -407,15 +262,15 @@ def _check_windows(history: History, method: str, backend: StateBackend) -> None
                 h = KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
         rows = [Row(name, at, n, 1 << n, n % 2 == 0, n % 3) for n, (name, at) in enumerate(batch, number)]
         number += len(rows)
-        for each in map(_fired, h.push(*rows)):
+        for each in map(_emitted, h.push(*rows)):
             fired[each.key].append(each)
         model.batch(rows if history.has_key else [msgspec.structs.replace(row, key="") for row in rows])
     with h:
-        for each in map(_fired, h.drain()):
+        for each in map(_emitted, h.drain()):
             fired[each.key].append(each)
         late += [row for tag in outputs for row in h.side_output(tag)]
         for name in keys:
-            model.advance(name, HIGH)
+            model.advance(name, HIGHEST)
         # No content, session or timer is left.
         assert h.state_entries() == [] and h.timers() == []
     assert fired.keys() <= {*keys}
