@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 
 from tests.support import folder_tables
-from tests.support.job_fixture import JobFixture
+from tests.support.oracle_job import OracleJob, Tables
 
 Match = tuple[str, int, int]
 Rows = list[tuple[str, int, int]]
@@ -22,16 +21,29 @@ def _script(count: int, seed: int) -> Rows:
     return rows
 
 
-class JoinsJob(JobFixture):
+class JoinsJob(OracleJob):
     """The job of `tests/support/jobs/joins.py`."""
 
+    seed = 5
+    complete = frozenset({"interval", "regular"})
     orders: Rows
     payments: Rows
 
     def deliver(self, count: int) -> None:
-        self.orders, self.payments = _script(count, 5), _script(count, 6)
+        self.orders, self.payments = _script(count, self.seed), _script(count, self.seed + 1)
         self._write("orders", self.orders, ("customer", "at", "number"))
         self._write("payments", self.payments, ("payer", "at", "amount"))
+
+    def found(self) -> Tables:
+        return {name: self.matches(name) for name in self.wanted()}
+
+    def wanted(self) -> Tables:
+        return {
+            "interval": self.interval(),
+            "window": self.window(),
+            "regular": self.regular(),
+            "temporal": self.temporal(),
+        }
 
     def matches(self, name: str) -> Counter[Match]:
         rows = folder_tables.rows(self.table(name))
@@ -53,11 +65,6 @@ class JoinsJob(JobFixture):
             found[customer, number, max(before)[1] if before else -1] += 1
         return found
 
-    def check(self, *names: str) -> None:
-        """Compares tables with plain Python."""
-        for name in names:
-            assert self.matches(name) == getattr(self, name)(), name
-
     def _pairs(self, matches: object) -> Counter[Match]:
         assert callable(matches)
         return Counter(
@@ -68,10 +75,4 @@ class JoinsJob(JobFixture):
         )
 
     def _write(self, name: str, rows: Rows, columns: tuple[str, str, str]) -> None:
-        lines = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
-        (self.folder / f"{name}.jsonl").write_text("".join(lines))
-        # What Spark reads: one more file.
-        files = self.folder / "in" / name
-        files.mkdir(parents=True, exist_ok=True)
-        known = sum(len(file.read_text().splitlines()) for file in files.iterdir())
-        (files / f"{len(rows):04}.json").write_text("".join(lines[known:]))
+        self.write(name, [dict(zip(columns, row, strict=True)) for row in rows], below=name)

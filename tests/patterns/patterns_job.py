@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.support import folder_tables
-from tests.support.job_fixture import JobFixture
+from tests.support.oracle_job import OracleJob, Tables
 
 Match = tuple[str, tuple[int, ...]]
 Values = list[tuple[int, int]]
 
 
-def _readings(count: int) -> list[tuple[str, int, int]]:
+def _readings(count: int, seed: int) -> list[tuple[str, int, int]]:
     """Readings that are up to 20 ms out of order: sensor, time, value. No sensor has two at one time."""
-    rng, rows, at = random.Random(23), [], 0
+    rng, rows, at = random.Random(seed), [], 0
     for _ in range(count):
         at += rng.choice([1, 1, 3, 10, 40])
         rows.append((rng.choice("ab"), at, rng.randrange(8)))
     return sorted(rows, key=lambda row: row[1] + rng.randrange(20))
 
 
-class PatternsJob(JobFixture):
+class PatternsJob(OracleJob):
     """The job of `tests/support/jobs/patterns.py`."""
 
+    seed = 23
     rows: list[tuple[str, int, int]]
 
     def deliver(self, count: int) -> None:
-        self.rows = _readings(120)[:count]
-        names = ("sensor", "at", "value")
-        lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in self.rows]
-        (self.folder / "readings.jsonl").write_text("".join(lines))
-        # What Spark reads: one more file.
-        files = self.folder / "in"
-        files.mkdir(exist_ok=True)
-        known = sum(len(file.read_text().splitlines()) for file in files.iterdir())
-        (files / f"{count:04}.json").write_text("".join(lines[known:]))
+        self.rows = _readings(120, self.seed)[:count]
+        self.write("readings", [dict(zip(("sensor", "at", "value"), row, strict=True)) for row in self.rows])
+
+    def found(self) -> Tables:
+        return {name: self.matches(name) for name in self.wanted()}
+
+    def wanted(self) -> Tables:
+        return {"falls": self.falls(), "lows": self.lows(), "pairs": self.pairs(), "timed-out": self.timed_out()}
 
     def matches(self, name: str) -> Counter[Match]:
         return Counter((row["sensor"], tuple(row["times"])) for row in folder_tables.rows(self.table(name)))
@@ -69,11 +68,6 @@ class PatternsJob(JobFixture):
 
     def timed_out(self) -> Counter[Match]:
         return Counter(match for match in self._pairs() if len(match[1]) == 1)
-
-    def check(self, *names: str) -> None:
-        """Compares tables with plain Python."""
-        for name in names:
-            assert self.matches(name) == getattr(self, name.replace("-", "_"))(), name
 
     def _pairs(self) -> Iterator[Match]:
         """Each value of 1, with the first 2 after it in less than 100 ms, or alone."""

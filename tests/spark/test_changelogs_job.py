@@ -25,4 +25,4 @@ def test_tables_by_key_on_spark_are_those_of_plain_python(job: ChangelogsJob) ->
     for count in (60, 150):
         job.deliver(count)
         job.finish()
-        job.check_tables()
+        job.check_all()

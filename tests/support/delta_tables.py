@@ -115,10 +115,15 @@ def put(sink: Sink, about: SinkContext, token: int, rows: Iterable[msgspec.Struc
     return files
 
 
+def rows(table: Path | str) -> list[dict[str, Any]]:
+    """The rows of a table whose files have no deleted rows."""
+    uris = DeltaTable(str(table)).file_uris()
+    return [row for uri in uris for row in pq.read_table(uri, partitioning=None).to_pylist()]
+
+
 def visible(table: Path | str) -> list[dict[str, Any]]:
     """The rows of all files that the newest version of a table has, as deltalake and Parquet see it."""
-    found = [row for uri in DeltaTable(str(table)).file_uris() for row in pq.read_table(uri).to_pylist()]
-    return sorted(found, key=lambda row: row["id"])
+    return sorted(rows(table), key=lambda row: row["id"])
 
 
 def ids(table: Path | str) -> list[int]:

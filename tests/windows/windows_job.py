@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.support import folder_tables
-from tests.support.job_fixture import JobFixture
+from tests.support.oracle_job import OracleJob, Tables
 
 Window = tuple[str, int, int, int]
 
 
-def _readings(count: int) -> list[dict[str, object]]:
+def _readings(count: int, seed: int) -> list[dict[str, object]]:
     """Readings that are up to 20 ms out of order, with pauses between them."""
-    rng, rows, at = random.Random(11), [], 0
+    rng, rows, at = random.Random(seed), [], 0
     for number in range(count):
         at += rng.choice([0, 1, 3, 10, 40])
         rows.append({"sensor": rng.choice("abc"), "at": max(at - rng.randrange(20), 0), "value": number})
     return rows
 
 
-class WindowsJob(JobFixture):
+class WindowsJob(OracleJob):
     """The job of `tests/support/jobs/windows.py`."""
 
+    seed = 11
     rows: list[dict[str, object]]
 
     def deliver(self, count: int) -> None:
-        self.rows = _readings(count)
-        lines = [json.dumps(row) + "\n" for row in self.rows]
-        (self.folder / "readings.jsonl").write_text("".join(lines))
-        # What Spark reads: one more file.
-        files = self.folder / "in"
-        files.mkdir(exist_ok=True)
-        known = sum(len(file.read_text().splitlines()) for file in files.iterdir())
-        (files / f"{count:04}.json").write_text("".join(lines[known:]))
+        self.rows = _readings(count, self.seed)
+        self.write("readings", self.rows)
+
+    def found(self) -> Tables:
+        return {name: self.windows(name) for name in self.wanted()}
+
+    def wanted(self) -> Tables:
+        wanted = {"hours": self.hours(), "sessions": self.sessions(), "all-hours": self.all_hours()}
+        return {**wanted, **{f"column-{name}": windows for name, windows in wanted.items()}}
 
     def windows(self, name: str) -> Counter[Window]:
         rows = folder_tables.rows(self.table(name))

@@ -45,7 +45,7 @@ def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | Scrip
     if env.parameter("spark", "no") == "yes":
         return FileSource(folder / "in", schema=Bid, format="json")
     script = [Bid(**json.loads(line)) for line in (folder / "bids.jsonl").read_text().splitlines()]
-    return ScriptedSource(Bid, script, folder / "ledger.jsonl", slice_rows=10)
+    return ScriptedSource(Bid, script, folder / "ledger.jsonl", slice_rows=int(env.parameter("batch_rows", "10")))
 
 
 def build(env: StreamExecutionEnvironment) -> None:

@@ -80,7 +80,8 @@ def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> Data
         source: FileSource | ScriptedSource = FileSource(folder / "in" / name, schema=row_class, format="json")
     else:
         script = [row_class(**json.loads(line)) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-        source = ScriptedSource(row_class, script, folder / f"{name}-ledger.jsonl", slice_rows=10)
+        batch_rows = int(env.parameter("batch_rows", "10"))
+        source = ScriptedSource(row_class, script, folder / f"{name}-ledger.jsonl", slice_rows=batch_rows)
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
     return env.from_source(source, uid=name).assign_timestamps_and_watermarks(strategy)
 

@@ -68,7 +68,7 @@ def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | Scrip
     if env.parameter("spark", "no") == "yes":
         return FileSource(folder / "in", schema=Reading, format="json")
     script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
-    return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=10)
+    return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=int(env.parameter("batch_rows", "10")))
 
 
 def build(env: StreamExecutionEnvironment) -> None:
