@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.changelogs.changelogs_job import ChangelogsJob
+from tests.joins.corrected_joins_job import CorrectedJoinsJob
 from tests.joins.joins_job import JoinsJob
 from tests.patterns.patterns_job import PatternsJob
 from tests.support import root_files
 from tests.support.job_fixture import KILLED
 from tests.support.oracle_job import OracleJob
 from tests.support.restores import go_back
+from tests.windows.triggered_windows_job import TriggeredWindowsJob
 from tests.windows.windows_job import WindowsJob
 
 JOBS: dict[str, type[OracleJob]] = {
     "changelogs": ChangelogsJob,
+    "corrected_joins": CorrectedJoinsJob,
     "joins": JoinsJob,
     "patterns": PatternsJob,
+    "triggered_windows": TriggeredWindowsJob,
     "windows": WindowsJob,
 }
 """The jobs by the names of their files."""

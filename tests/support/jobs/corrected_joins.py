@@ -1,0 +1,149 @@
+"""Orders and payments in co-groups, in outer joins whose results are corrected, and in tables of SQL statements.
+
+``job.folder`` has ``orders.jsonl`` and ``payments.jsonl`` and gets ``tables/``.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow import (
+    DeltaSink,
+    RowKind,
+    StreamExecutionEnvironment,
+    TimeWindow,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
+from stateflow.api.joins.pairs import Columns
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.testing.sinks import FolderSink
+from stateflow.testing.sources import ScriptedSource
+
+
+class Order(msgspec.Struct):
+    """An order; its number is unique."""
+
+    customer: str
+    at: datetime
+    number: int
+    amount: int
+
+
+class Payment(msgspec.Struct):
+    """A payment of an order; its receipt is unique."""
+
+    payer: str
+    at: datetime
+    paid: int
+    receipt: int
+
+
+class Customer(msgspec.Struct):
+    """The number of orders and of payments of a customer in a window."""
+
+    customer: str
+    start: int
+    orders: int
+    payments: int
+
+
+class PaidOrder(msgspec.Struct):
+    """An order with a payment, or without."""
+
+    kind: RowKind
+    customer: str
+    number: int
+    receipt: int | None
+
+
+class Matched(msgspec.Struct):
+    """An order with a payment after it, or either alone."""
+
+    kind: RowKind
+    number: int | None
+    receipt: int | None
+
+
+class Account(msgspec.Struct):
+    """How many results a customer has, and how many of them have a payment."""
+
+    kind: RowKind
+    customer: str
+    results: int
+    receipts: int
+
+
+def grouped(customer: str, window: TimeWindow, orders: list[Order], payments: list[Payment]) -> Iterator[Customer]:
+    """Counts the rows of a window."""
+    yield Customer(customer, window.start, len(orders), len(payments))
+
+
+def paid_order(order: Order, payment: Payment | None) -> PaidOrder:
+    """Returns the pair; the operator sets its kind."""
+    return PaidOrder(RowKind.INSERT, order.customer, order.number, None if payment is None else payment.receipt)
+
+
+def is_after(order: Columns, payment: Columns) -> pa.Array:
+    """Whether a payment is not before the order."""
+    return pc.less_equal(order["at"], payment["at"])
+
+
+STATEMENTS = """
+    INSERT INTO spent
+    SELECT customer, window_start AS start, COUNT(*) AS orders, SUM(amount) AS total
+    FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(at), INTERVAL '50' SECOND))
+    GROUP BY customer, window_start, window_end;
+
+    INSERT INTO dearest
+    SELECT customer, number, amount, place
+    FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY customer ORDER BY amount DESC, number) AS place FROM orders)
+    WHERE place <= 2;
+
+    INSERT INTO debts
+    SELECT o.customer, COUNT(*) AS results, COUNT(p.receipt) AS receipts, SUM(o.amount) AS total
+    FROM orders AS o LEFT JOIN payments AS p ON o.number = p.paid
+    GROUP BY o.customer;
+"""
+
+
+def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> DataStream:
+    folder = Path(env.parameter("folder"))
+    lines = (folder / f"{name}.jsonl").read_text().splitlines()
+    script: list[object] = [msgspec.json.decode(line, type=row_class) for line in lines]
+    batch_rows = int(env.parameter("batch_rows", "10"))
+    source = ScriptedSource(row_class, script, folder / f"{name}-ledger.jsonl", slice_rows=batch_rows)
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=20)).with_timestamp_column("at")
+    return env.from_source(source, uid=name).assign_timestamps_and_watermarks(strategy)
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    tables = Path(env.parameter("folder")) / "tables"
+    orders, payments = _stream(env, Order, "orders"), _stream(env, Payment, "payments")
+
+    both = orders.co_group(payments).where("customer").equal_to("payer")
+    groups = both.window(TumblingEventTimeWindows.of(timedelta(seconds=50)))
+    grouped_rows = groups.apply(grouped, output=Customer, uid="groups")
+    grouped_rows.sink_to(FolderSink(tables / "groups"), uid="groups-table")
+
+    numbered, paid = orders.key_by("number"), payments.key_by("paid")
+    left = numbered.regular_join(paid, how="left").apply(paid_order, output=PaidOrder, uid="left")
+    left.sink_to(FolderSink(tables / "left"), uid="left-table")
+    full = numbered.regular_join(paid, how="full").select(Matched, where=is_after, uid="full")
+    full.sink_to(FolderSink(tables / "full"), uid="full-table")
+
+    wanted = {"results": ("count", "number"), "receipts": ("count", "receipt")}
+    accounts = left.key_by("customer").aggregate_columns(wanted, output=Account, uid="accounts")
+    accounts.sink_to(DeltaSink(tables / "accounts", mode="upsert", keys="customer"), uid="accounts-table")
+
+    env.register_table("orders", orders)
+    env.register_table("payments", payments)
+    env.register_sink("spent", FolderSink(tables / "spent"))
+    env.register_sink("dearest", DeltaSink(tables / "dearest", mode="upsert", keys=("customer", "place")))
+    env.register_sink("debts", DeltaSink(tables / "debts", mode="upsert", keys="customer"))
+    env.sql(STATEMENTS)
