@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from tests.changelogs.changelogs_job import ChangelogsJob
 from tests.joins.corrected_joins_job import CorrectedJoinsJob
 from tests.joins.joins_job import JoinsJob
 from tests.patterns.patterns_job import PatternsJob
+from tests.recovery.test_failpoints import HERE
 from tests.support import root_files
-from tests.support.job_fixture import KILLED
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED
 from tests.support.oracle_job import OracleJob
 from tests.support.restores import go_back
 from tests.windows.triggered_windows_job import TriggeredWindowsJob
@@ -144,3 +147,33 @@ def _go_back(job: OracleJob, to: str) -> None:
     targets = {"oldest": kept[:1], "previous": kept[-2:-1], SAVED: [SAVED] if SAVED in job.savepoints else []}
     for target in targets.get(to, []):
         go_back(job, target)
+
+
+_kills = st.builds(
+    "{}:{}".format, st.sampled_from(sorted({*HERE, *ASYNCHRONOUS})), st.sampled_from([1, 2, 3, 5, 9, 20, 40])
+)
+
+
+def _steps(least_rows: int) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        rows=st.integers(least_rows, 45),
+        parallelism=st.integers(1, 4),
+        batch_rows=st.sampled_from([4, 10, 100]),
+        checkpoints=st.sampled_from(sorted(CHECKPOINTS)),
+        backend=st.sampled_from(["rocksdb", "filesystem"]),
+        kill=st.just("") | _kills,
+        back=st.sampled_from(["", "", SAVED, "oldest", "previous"]),
+        columns=st.booleans(),
+    )
+
+
+histories = st.builds(
+    History,
+    job=st.sampled_from(sorted(JOBS)),
+    steps=st.lists(_steps(1), min_size=1, max_size=3).map(tuple),
+    last=_steps(0),
+    seed=st.integers(0, 1000),
+    retained=st.sampled_from([2, 100]),
+)
+"""Any history of any job. Failpoints and counts are drawn, too: some runs do not pass theirs as often as that."""

@@ -1,4 +1,8 @@
-"""Windows, joins, changelogs and patterns in jobs that are killed: the results are those of plain Python."""
+"""Windows, joins, changelogs, patterns and SQL in jobs that are killed and restored: with the same input and a final
+watermark, the results are those of plain Python, whatever the batches, the parallelism, the kills and the restores.
+
+For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/recovery/test_killed_operators.py``.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import event, example, given, settings
 
 from stateflow.failpoints import NAMES
-from tests.recovery.histories import JOBS, History, Step
+from tests.recovery.histories import JOBS, History, Step, histories
 from tests.recovery.test_failpoints import HERE
+from tests.support.mutants import planted
 
 _QUICK = {
     ("changelogs", "publish.after"),
@@ -18,7 +24,7 @@ _QUICK = {
     ("patterns", "batch.reported"),
     ("windows", "publish.before"),
 }
-"""One of each job."""
+"""One of each job that has no pinned history."""
 # Without event time, a job has no timers.
 _KILLS = [each for each in product(JOBS, HERE) if each != ("changelogs", "task.fired")]
 
@@ -41,3 +47,51 @@ def test_results_survive_a_kill_at_each_failpoint(tmp_path: Path, name: str, fai
 
 def test_the_failpoints_are_those_of_a_run_without_requests() -> None:
     assert set(_QUICK) <= set(_KILLS) and set(HERE) <= NAMES.keys()
+
+
+_PINNED = (
+    History(
+        "triggered_windows",
+        (
+            Step(30, parallelism=1, batch_rows=100),
+            Step(20, parallelism=3, kill="task.fired:9"),
+            Step(10, parallelism=2, batch_rows=4, back="saved"),
+        ),
+        Step(10, kill="commit.after:1"),
+    ),
+    History(
+        "corrected_joins",
+        (
+            Step(20, parallelism=3, kill="commit.manifest:2"),
+            Step(20, parallelism=1, batch_rows=4, checkpoints="third", backend="filesystem", kill="publish.before:9"),
+            Step(0, checkpoints="asynchronous", back="oldest"),
+        ),
+        Step(20, batch_rows=100),
+    ),
+)
+"""Kills at timers, before and after a commit and in publishing; a restore to a savepoint and one to a checkpoint."""
+
+
+@settings(max_examples=max(2, settings().max_examples // 40))
+@given(histories)
+@example(_PINNED[0])
+@example(_PINNED[1])
+def test_results_do_not_depend_on_batches_parallelism_kills_and_restores(
+    tmp_path_factory: pytest.TempPathFactory, history: History
+) -> None:
+    with history.begun(tmp_path_factory.mktemp("history") / "job") as job:
+        killed, restored = history.play(job) + history.drain(job), len(job.records("restore"))
+    assert (killed, restored) == (history.kills, history.restores) or history not in _PINNED
+    event(f"{len(killed)} of {len(history.kills)} kills, {restored} of {history.restores} restores")
+    for point in killed:
+        event(f"killed at {point.partition(':')[0]}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["lost-timers", "newest-first", "colliding-elements", "no-namespaces", "no-token"])
+def test_planted_bugs_of_state_and_sinks_change_results(tmp_path: Path, bug: str) -> None:
+    with planted(bug), pytest.raises(AssertionError):
+        for history in _PINNED:
+            with history.begun(tmp_path / history.job) as job:
+                history.play(job)
+                history.drain(job)
