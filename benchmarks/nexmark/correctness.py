@@ -1,20 +1,21 @@
-"""Compares the final rows of the queries' jobs on Spark with Flink's, or with those of plain Python."""
+"""The final rows of the queries' jobs on Spark, and of Spark's own queries, for comparisons."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 import deltalake
 import pyarrow as pa
-from pyarrow import dataset
+from pyarrow import dataset, parquet
 
-from benchmarks.nexmark.changelog import Rows
-from benchmarks.nexmark.programs import Load, run_ours, settings
+from benchmarks.nexmark.changelog import Row, Rows
+from benchmarks.nexmark.programs import SPARK_KEYS, Load, run_ours, run_spark, settings, spark_order
 from benchmarks.peers.nexmark_ours import Order
 from benchmarks.processes import ProgramFailed
 from stateflow.connectors.files.metadata_log import content, versions
@@ -86,8 +87,36 @@ def table_rows(query: str, table: Path) -> Rows:
     module = import_module(f"benchmarks.nexmark.queries.{query}")
     partition_by = getattr(module, "PARTITION_BY", ())
     found = _partitioned(table, partition_by) if partition_by else _delta(table)
-    columns = [found[name].to_pylist() for name in found.column_names]
-    return Counter(zip(*columns, strict=True))
+    return Counter(_rows(found))
+
+
+def result_of_spark(query: str, load: Load) -> Rows:
+    """Runs a query of Spark and returns its final rows: of those with equal keys, the last. Raises ProgramFailed."""
+    with tempfile.TemporaryDirectory(prefix="nexmark-check-") as name:
+        order = spark_order(query, load, name, keep=True)
+        run_spark(order)
+        folder = Path(name) / "run0" / "result"
+        if order["partition_by"]:
+            return Counter(_rows(_without_zones(dataset.dataset(folder, partitioning="hive").to_table())))
+        batches = [_without_zones(parquet.read_table(batch)) for batch in sorted(folder.iterdir())]
+    found = pa.concat_tables(batches)
+    if query not in SPARK_KEYS:
+        return Counter(_rows(found))
+    keys = _rows(found.select(list(SPARK_KEYS[query])))
+    return Counter(dict(zip(keys, _rows(found), strict=True)).values())
+
+
+def _without_zones(table: pa.Table) -> pa.Table:
+    """Returns timestamps as Nexmark has them, which Spark's query may have as those of a time zone, UTC."""
+    fields = [
+        pa.field(field.name, pa.timestamp("us")) if pa.types.is_timestamp(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
+
+
+def _rows(table: pa.Table) -> Iterator[Row]:
+    return zip(*(table[name].to_pylist() for name in table.column_names), strict=True)
 
 
 def _partitioned(table: Path, partition_by: tuple[str, ...]) -> pa.Table:

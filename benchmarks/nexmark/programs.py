@@ -1,4 +1,4 @@
-"""Runs queries of Nexmark by this project and by Spark SQL, each in a process of its own, as Flink's are run."""
+"""Runs queries of Nexmark by this project and by Spark's own streams, each in a process of its own, as Flink's are."""
 
 from __future__ import annotations
 
@@ -27,9 +27,18 @@ OURS = tuple(query for query in QUERIES if (_FOLDER / "queries" / f"{query}.py")
 PATTERNS = tuple(query for query in OURS if query.startswith("cep"))
 """Those that match patterns. Flink needs minutes for 100,000 events of them."""
 SPARK = tuple(sorted((path.stem for path in (_FOLDER / "spark_sql").glob("q*.sql")), key=lambda name: int(name[1:])))
-"""Queries that Spark SQL can run as streams."""
-_UPDATED = ("q17", "q18")
-"""Queries whose results are corrected: Spark's output mode is `update`."""
+"""Queries that Spark can run as streams, in SQL; after that some have a function with state in `spark_state`."""
+SPARK_KEYS: Mapping[str, tuple[str, ...]] = {
+    "q4": ("id",),
+    "q9": ("id",),
+    "q12": ("bidder", "starttime"),
+    "q15": ("day",),
+    "q16": ("channel", "day"),
+    "q17": ("auction", "day"),
+    "q18": ("bidder", "auction"),
+    "q19": ("auction", "rank_number"),
+}
+"""Queries whose results Spark corrects: a row replaces the one before with the same values of these columns."""
 _SPARK_TYPES = {"int32": "int", "int64": "bigint", "string": "string", "timestamp[ms]": "timestamp_ntz"}
 
 
@@ -83,23 +92,36 @@ def grown(query: str, load: Load, limits: Mapping[str, str], folder: Path) -> li
 
 
 def measure_spark(query: str, load: Load) -> Taken:
-    """Runs a query of Spark SQL with a sink that drops rows, as `measure_ours`. Raises ProgramFailed."""
+    """Runs a query of Spark with a sink that drops rows, as `measure_ours`. Raises ProgramFailed."""
+    with tempfile.TemporaryDirectory(prefix="nexmark-spark-") as folder:
+        return _measured("nexmark_spark", spark_order(query, load, folder), Path(folder))
+
+
+def spark_order(query: str, load: Load, folder: str, *, keep: bool = False) -> nexmark_spark.Order:
+    """Returns what the program of Spark's queries runs; with `keep` it keeps all rows."""
     *views, select = statements(query, _FOLDER / "spark_sql")
     schema = parquet.read_schema(next(iter(sorted(load.events.glob("*.parquet")))))
-    with tempfile.TemporaryDirectory(prefix="nexmark-spark-") as folder:
-        order = nexmark_spark.Order(
-            folder=folder,
-            events=load.runs,
-            columns=", ".join(f"`{field.name}` {_SPARK_TYPES[str(field.type)]}" for field in schema),
-            files_per_batch=load.files_per_batch,
-            side_input=str(load.side_input),
-            statements=[*statements("sources", _FOLDER / "spark_sql"), *views],
-            query=select,
-            mode="update" if query in _UPDATED else "append",
-            partition_by=["dt", "hm"] if query == "q10" else [],
-            conf={"spark.driver.memory": HEAP},
-        )
-        return _measured("nexmark_spark", order, Path(folder))
+    function = (_FOLDER / "spark_state" / f"{query}.py").exists()
+    return nexmark_spark.Order(
+        folder=folder,
+        events=load.runs,
+        columns=", ".join(f"`{field.name}` {_SPARK_TYPES[str(field.type)]}" for field in schema),
+        files_per_batch=load.files_per_batch,
+        side_input=str(load.side_input),
+        statements=[*statements("sources", _FOLDER / "spark_sql"), *views],
+        query=select,
+        function=f"benchmarks.nexmark.spark_state.{query}" if function else "",
+        # The rows of a function are appended, also those that correct earlier ones.
+        mode="update" if query in SPARK_KEYS and not function else "append",
+        partition_by=["dt", "hm"] if query == "q10" else [],
+        keep=keep,
+        conf={"spark.driver.memory": HEAP},
+    )
+
+
+def run_spark(order: nexmark_spark.Order) -> None:
+    """Runs a query of Spark in a process of its own. Raises ProgramFailed."""
+    _run("nexmark_spark", order, Path(order["folder"]), {})
 
 
 def run_ours(order: nexmark_ours.Order, variables: Mapping[str, str] | None = None) -> Usage:

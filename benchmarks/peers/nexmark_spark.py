@@ -1,4 +1,4 @@
-"""A query of Nexmark in Spark SQL: ``python -m benchmarks.peers.nexmark_spark ORDER ANSWER``, both JSON files.
+"""A query of Nexmark in Spark: ``python -m benchmarks.peers.nexmark_spark ORDER ANSWER``, both JSON files.
 
 The order has the query, and the events of each run in this process: the first runs warm the JVM up. The answer has when
 each run began and ended, by the monotonic clock.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TypedDict
 
@@ -27,8 +29,11 @@ class Order(TypedDict):
     Attributes:
         events: the folder of the events of each run.
         columns: of the events, in Spark's DDL.
+        query: in Spark SQL.
+        function: the module whose function `result` takes the query's rows; empty without one.
         mode: the output mode.
         partition_by: columns of partitioned files; empty for a sink that drops rows.
+        keep: whether rows are kept in files instead, in a folder for each batch.
         conf: further settings of Spark.
     """
 
@@ -39,8 +44,10 @@ class Order(TypedDict):
     side_input: str
     statements: list[str]
     query: str
+    function: str
     mode: str
     partition_by: list[str]
+    keep: bool
     conf: dict[str, str]
 
 
@@ -70,7 +77,16 @@ def _writer(frame: DataFrame, order: Order, folder: Path) -> DataStreamWriter:
     writer = frame.writeStream.outputMode(order["mode"])
     if order["partition_by"]:
         return writer.format("parquet").partitionBy(*order["partition_by"]).option("path", str(folder / "result"))
+    if order["keep"]:
+        return writer.foreachBatch(_kept_in(folder / "result"))
     return writer.format("noop")
+
+
+def _kept_in(folder: Path) -> Callable[[DataFrame, int], None]:
+    def keep(frame: DataFrame, batch: int) -> None:
+        frame.write.parquet(str(folder / f"{batch:05d}"))
+
+    return keep
 
 
 def _result(spark: SparkSession, order: Order, folder: str) -> DataFrame:
@@ -85,7 +101,11 @@ def _result(spark: SparkSession, order: Order, folder: str) -> DataFrame:
         # Watermarks need a timestamp with a time zone, which is UTC in this session.
         timed = spark.table(table).withColumn("dateTime", F.col("dateTime").cast("timestamp"))
         timed.withWatermark("dateTime", _WATERMARK).createOrReplaceTempView(f"timed_{table}")
-    return spark.sql(order["query"])
+    rows = spark.sql(order["query"])
+    if not order["function"]:
+        return rows
+    result: DataFrame = import_module(order["function"]).result(rows)
+    return result
 
 
 if __name__ == "__main__":

@@ -17,3 +17,8 @@ SELECT bid_auction AS auction, bid_bidder AS bidder, bid_price AS price, bid_cha
        bid_url AS url, `dateTime`, extra
 FROM datagen
 WHERE event_type = 2;
+
+-- Auctions with a watermark of the time at which they close.
+CREATE VIEW closing_auction AS
+SELECT *
+FROM auction WATERMARK CAST(expires AS TIMESTAMP) AS closes DELAY OF INTERVAL 4 SECONDS;
