@@ -88,7 +88,10 @@ def pieces_of(chain: ChainSpec, rows: Sequence[Any], cuts: Sequence[int] = (), p
 
 def outputs_of(operator: Any, pieces: Sequence[Any]) -> list[Any]:
     """What a keyed or vectorized operator emits for all pieces of a batch."""
-    return [*(emitted for piece in pieces for emitted in operator.process(*piece)), *operator.finish()]
+    emitted = [row for piece in pieces for row in operator.process(*piece)]
+    if isinstance(operator, KeyedOperator):
+        return emitted + [row for ended in operator.finish() for row in ended]
+    return [*emitted, *operator.finish()]
 
 
 def _order(row: Any, types: Sequence[str], phase: int) -> int:
