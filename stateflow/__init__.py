@@ -29,6 +29,8 @@ from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.patterns.skip import AfterMatchSkipStrategy
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.api.windows.assigners import (
     EventTimeSessionWindows,
@@ -170,6 +172,7 @@ __all__ = [
     "ContinuousProcessingTimeTrigger",
     "CountEvictor",
     "CountTrigger",
+    "DataStream",
     "DeadLetter",
     "DeadLetters",
     "DeltaEvictor",
@@ -200,6 +203,7 @@ __all__ = [
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateFrame",
+    "KeyedStream",
     "ListState",
     "ListStateDescriptor",
     "MapState",

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.nexmark.rules import AUCTION, BID, PERSON
-from stateflow import FileSource, StreamExecutionEnvironment, WatermarkStrategy
+from stateflow import DataStream, FileSource, StreamExecutionEnvironment, WatermarkStrategy
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.data_stream import DataStream
 
 TABLES = {"person": PERSON, "auction": AUCTION, "bid": BID}
 WATERMARKS = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=4)).with_timestamp_column("dateTime")

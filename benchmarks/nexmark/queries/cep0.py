@@ -7,8 +7,7 @@ from datetime import datetime
 import msgspec
 
 from benchmarks.nexmark.tables import WATERMARKS, Tables
-from stateflow import AfterMatchSkipStrategy, MatchedRows, Pattern
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import AfterMatchSkipStrategy, DataStream, MatchedRows, Pattern
 
 
 class Bid(msgspec.Struct):

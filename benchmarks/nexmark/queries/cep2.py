@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from benchmarks.nexmark.queries import cep1
 from benchmarks.nexmark.tables import Tables
-from stateflow import AfterMatchSkipStrategy
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import AfterMatchSkipStrategy, DataStream
 
 
 def query(tables: Tables) -> DataStream:

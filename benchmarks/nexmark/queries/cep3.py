@@ -8,8 +8,7 @@ import msgspec
 
 from benchmarks.nexmark.queries.cep0 import Bid
 from benchmarks.nexmark.tables import WATERMARKS, Tables
-from stateflow import AfterMatchSkipStrategy, MatchedRows, Pattern
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import AfterMatchSkipStrategy, DataStream, MatchedRows, Pattern
 
 
 class Drop(msgspec.Struct):

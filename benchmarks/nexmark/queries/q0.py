@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 
 class Bid(msgspec.Struct):

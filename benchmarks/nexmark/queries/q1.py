@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q0 import Bid
 from benchmarks.nexmark.tables import Tables
-from stateflow import precision
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream, precision
 
 
 class BidInEuro(msgspec.Struct):

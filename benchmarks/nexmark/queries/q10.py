@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q0 import Bid
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 PARTITION_BY = ("dt", "hm")
 

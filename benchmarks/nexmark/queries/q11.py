@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from benchmarks.nexmark.tables import WATERMARKS, Tables
-from stateflow import EventTimeSessionWindows
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream, EventTimeSessionWindows
 
 
 class Bid(msgspec.Struct):

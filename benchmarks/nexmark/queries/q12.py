@@ -8,8 +8,7 @@ import msgspec
 
 from benchmarks.nexmark.queries.q11 import COUNT, BidsOfBidder
 from benchmarks.nexmark.tables import Tables
-from stateflow import TumblingProcessingTimeWindows
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream, TumblingProcessingTimeWindows
 
 
 class Bid(msgspec.Struct):

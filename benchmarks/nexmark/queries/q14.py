@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from benchmarks.nexmark.queries.q0 import Bid
 from benchmarks.nexmark.queries.q1 import with_euro
 from benchmarks.nexmark.tables import Tables
-from stateflow import precision
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream, precision
 
 _LOWEST, _HIGHEST = Decimal(1_000_000), Decimal(50_000_000)
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q10 import days
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 KEYS = ("day",)
 

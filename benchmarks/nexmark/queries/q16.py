@@ -10,7 +10,7 @@ import pyarrow as pa
 from benchmarks.nexmark.queries.q10 import days, minutes
 from benchmarks.nexmark.queries.q15 import AGGREGATES, ranks
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 KEYS = ("channel", "day")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 
 class Bid(msgspec.Struct):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from benchmarks.nexmark.queries.q9 import Auction
 from benchmarks.nexmark.queries.q18 import Bid
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 
 class BidWithAuction(msgspec.Struct):

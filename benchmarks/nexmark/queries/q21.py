@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 _KNOWN = pa.array(["apple", "google", "facebook", "baidu"])
 _CHANNEL_ID = "(?:&|^)channel_id=(?P<id>[^&]*)"

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q21 import Bid
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 
 class BidWithDirectories(msgspec.Struct):

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from benchmarks.nexmark.queries.q20 import of_category
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 
 class Person(msgspec.Struct):

@@ -8,7 +8,7 @@ import msgspec
 
 from benchmarks.nexmark.queries.q9 import WinningBids, winning_bids
 from benchmarks.nexmark.tables import Tables
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream
 
 KEYS = ("id",)
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 from benchmarks.nexmark.tables import WATERMARKS, Tables
 from stateflow import (
     AggregateFunction,
+    DataStream,
     ProcessWindowFunction,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     WindowContext,
 )
-from stateflow.api.streams.data_stream import DataStream
 
 _SIZE, _SLIDE = timedelta(seconds=10), timedelta(seconds=2)
 

@@ -11,13 +11,13 @@ from benchmarks.nexmark.queries.q9 import WinningBids, milliseconds, winning_bid
 from benchmarks.nexmark.tables import WATERMARKS, Tables
 from stateflow import (
     Context,
+    DataStream,
     KeyedCoProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
     OnTimerContext,
     RuntimeContext,
 )
-from stateflow.api.streams.data_stream import DataStream
 
 EARLIER_AUCTIONS = 10
 

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.nexmark.tables import WATERMARKS, Tables
-from stateflow import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext, ValueStateDescriptor
+from stateflow import Context, DataStream, KeyedProcessFunction, OnTimerContext, RuntimeContext, ValueStateDescriptor
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.data_stream import DataStream
 
 _SIZE_MS = 10_000
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.nexmark.tables import WATERMARKS, Tables
-from stateflow import TumblingEventTimeWindows
-from stateflow.api.streams.data_stream import DataStream
+from stateflow import DataStream, TumblingEventTimeWindows
 
 
 class Person(msgspec.Struct):

@@ -11,13 +11,13 @@ import msgspec
 from benchmarks.nexmark.tables import WATERMARKS, Tables
 from stateflow import (
     Context,
+    DataStream,
     KeyedCoProcessFunction,
     ListStateDescriptor,
     OnTimerContext,
     RuntimeContext,
     ValueStateDescriptor,
 )
-from stateflow.api.streams.data_stream import DataStream
 
 
 class Auction(msgspec.Struct):
