@@ -26,7 +26,7 @@ from stateflow import (
     WatermarkStrategy,
     precision,
 )
-from stateflow.api.graph.nodes import PartialNode, ProcessNode
+from stateflow.api.graph.nodes import ProcessNode, ReducedNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
@@ -330,7 +330,7 @@ def test_rows_are_aggregated_before_the_shuffle_where_that_changes_no_result(
     made = declare(_keyed().window(assigner)).aggregate_columns(columns, output=Counted, uid="w")
     assert isinstance(made._node, ProcessNode)
     (edge,) = made._node.inputs
-    assert isinstance(edge.node, PartialNode) == is_divided
+    assert isinstance(edge.node, ReducedNode) == is_divided
 
 
 def test_windows_of_processing_time_are_aggregated_before_the_shuffle_without_event_time() -> None:
@@ -338,7 +338,7 @@ def test_windows_of_processing_time_are_aggregated_before_the_shuffle_without_ev
         made = rows.window(TumblingProcessingTimeWindows.of(ms(1000))).aggregate_columns(
             COUNTED, output=Counted, uid="w"
         )
-        assert isinstance(made._node, ProcessNode) and isinstance(made._node.inputs[0].node, PartialNode)
+        assert isinstance(made._node, ProcessNode) and isinstance(made._node.inputs[0].node, ReducedNode)
         return made
 
     with KeyedHarness(stream, KeyedInput(Timed, "key")) as h:
@@ -353,9 +353,9 @@ def test_partial_results_have_the_latest_event_time_and_the_number_of_their_rows
     made = rows.aggregate_columns(COUNTED, output=Counted, uid="w")
     assert isinstance(made._node, ProcessNode)
     node = made._node.inputs[0].node
-    assert isinstance(node, PartialNode)
+    assert isinstance(node, ReducedNode)
     given = [Timed("a", 1, 2), Timed("a", 2, 4), Timed("a", 4, 5), Timed("b", 8, 4), Timed("a", 16, -1), Timed("a", 32)]
-    table = pa.Table.from_batches(node.aggregation.apply([to_batch(given, RowSchema.of(Timed))]))
+    table = pa.Table.from_batches(node.reduction.apply([to_batch(given, RowSchema.of(Timed))]))
     found = table.select(["key", "at", "_sf_rows", "total__low"]).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == [
         ("a", 0, 2, 48),

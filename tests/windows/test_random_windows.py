@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import AggregateFunction, MemoryStateBackend, OutputTag, RocksDBStateBackend
-from stateflow.api.aggregates.partial import PartialAggregation
+from stateflow.api.aggregates.partial.aggregation import PartialAggregation
 from stateflow.api.column_windows import time_windows
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream

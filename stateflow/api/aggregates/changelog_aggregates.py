@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from stateflow.api.aggregates.aggregate import Aggregate, Values, to_numpy
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
 from stateflow.api.aggregates.numeric import Count
-from stateflow.api.aggregates.partial import masked
+from stateflow.api.aggregates.partial.filters import masked
 from stateflow.api.aggregates.retractable import RETRACTABLE, CountedRows
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values, partials_of, values_of
 from stateflow.api.aggregates.distinct import distinct_columns
-from stateflow.api.aggregates.partial import Partial, PartialAggregation, masked
+from stateflow.api.aggregates.partial.aggregation import Partial, PartialAggregation
+from stateflow.api.aggregates.partial.filters import masked
 from stateflow.api.aggregates.registry import AGGREGATES, aggregate_for
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
@@ -68,10 +69,14 @@ class ColumnAggregates(VectorizedKeyedFunction):
         Args:
             divide_floats: whether sums of floats may depend on partitioning.
         """
-        partials = partials_of(self._aggregates, divide_floats)
-        aggregation = PartialAggregation.of([self._given.column(key) for key in self._keys], partials)
+        others = {name: each for name, each in self._aggregates.items() if not each.is_distinct}
+        partials, keys = partials_of(others, divide_floats), [self._given.column(key) for key in self._keys]
+        distinct = [column.partial for column in self._distinct.values()]
+        aggregation = PartialAggregation.of(keys, partials, distinct=distinct)
         if aggregation is not None:
             self._partials = partials
+            for column in self._distinct.values():
+                column.split()
         return aggregation
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -102,7 +107,8 @@ class ColumnAggregates(VectorizedKeyedFunction):
                 own = _own(name, aggregate, before)
                 if aggregate.is_distinct:
                     rows = pa.array(new[aggregate.column.name][aggregate.where])
-                    after = aggregate.add(own, Values(masked(batch.column(aggregate.column.name), rows), state))
+                    values = self._distinct[aggregate.column.name].values(batch)
+                    after = aggregate.add(own, Values(masked(values, rows), state))
                 else:
                     after = self._after(name, own, batch, state)
                 stored |= {f"{name}__{field}": column for field, column in after.items()}

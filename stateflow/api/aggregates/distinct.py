@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import GenericAlias
 
 import msgspec
@@ -14,7 +13,10 @@ import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type
 from stateflow.api.aggregates.numeric import Count
-from stateflow.api.aggregates.partial import Partial, is_true
+from stateflow.api.aggregates.partial.aggregation import Partial
+from stateflow.api.aggregates.partial.distinct_values import DistinctPartial
+from stateflow.api.aggregates.partial.filters import passed_rows
+from stateflow.api.aggregates.partial.pairs import Pairs
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
@@ -96,6 +98,16 @@ class DistinctColumn:
     def __init__(self, column: Column, filters: Sequence[str]) -> None:
         self._column = column
         self._flags = {where: f"where_{where}" if where else _ALL for where in filters}
+        self._partial: DistinctPartial | None = None
+
+    @property
+    def partial(self) -> DistinctPartial:
+        """The values in partial results."""
+        return DistinctPartial(self._column, tuple(self._flags))
+
+    def split(self) -> None:
+        """Takes partial results from now on, in place of rows."""
+        self._partial = self.partial
 
     def open(self, ctx: RuntimeContext) -> None:
         """Declares the state."""
@@ -106,14 +118,19 @@ class DistinctColumn:
         )
         self._seen: MapState[object, object] = ctx.get_map_state(descriptor)
 
+    def values(self, batch: pa.RecordBatch) -> pa.Array:
+        """Returns the value of each row or partial result."""
+        return batch.column(self._column.name if self._partial is None else self._partial.name)
+
     def new_rows(self, batch: pa.RecordBatch, state: VectorState) -> Mapping[str, Array]:
         """Returns for each filter the rows with a value that is new to the key, of rows that pass it.
 
         Of several such rows of the batch, the first one. The values are added to the state.
         """
-        values = batch.column(self._column.name)
-        passed = {where: _passed(batch, values, where) for where in self._flags}
-        pairs = _Pairs.in_rows(values, state, np.logical_or.reduce(list(passed.values())))
+        values = self.values(batch)
+        flags = {where: where for where in self._flags} if self._partial is None else self._partial.flags
+        passed = {w: passed_rows(values, batch.column(flags[w]) if w else None) for w in self._flags}
+        pairs = Pairs.in_rows(values, state.key_of_row, np.logical_or.reduce(list(passed.values())))
         if not len(pairs.of):
             return {where: np.zeros(len(batch), bool) for where in passed}
         stored = state.read_entries(self._seen, pairs.of, pairs.values)
@@ -130,47 +147,6 @@ class DistinctColumn:
         flags = pa.StructArray.from_arrays(list(after.values()), names=list(after)).take(at)
         state.write_entries(self._seen, pairs.of[changed], pairs.values.take(at), flags)
         return rows
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """The distinct pairs of key and value of some rows.
-
-    Attributes:
-        of: the number of each pair's key.
-        values: the value of each pair.
-        pair_of_row: for each row of the batch, the number of its pair; -1 without one.
-    """
-
-    of: Array
-    values: pa.Array
-    pair_of_row: Array
-
-    @classmethod
-    def in_rows(cls, values: pa.Array, state: VectorState, chosen: Array) -> _Pairs:
-        """Returns the pairs of the chosen rows, which have values."""
-        rows = np.flatnonzero(chosen)
-        encoded = values.take(pa.array(rows)).dictionary_encode()
-        size = max(len(encoded.dictionary), 1)
-        codes = state.key_of_row[rows] * size + encoded.indices.to_numpy()
-        found, pair_of = np.unique(codes, return_inverse=True)
-        pair_of_row = np.full(len(values), -1)
-        pair_of_row[rows] = pair_of
-        return cls(found // size, encoded.dictionary.take(pa.array(found % size)), pair_of_row)
-
-    def first_rows(self, passed: Array) -> Array:
-        """Returns for each pair the first of its rows that pass a filter; -1 without one."""
-        rows = np.flatnonzero(passed)[::-1]
-        first = np.full(len(self.of), -1)
-        # Of several values for one position, the last one is stored: that of the first row.
-        first[self.pair_of_row[rows]] = rows
-        return first
-
-
-def _passed(batch: pa.RecordBatch, values: pa.Array, where: str) -> Array:
-    """Returns for each row whether it has a value and passes a filter."""
-    valid: Array = values.is_valid().to_numpy(zero_copy_only=False)
-    return valid & is_true(batch.column(where)).to_numpy(zero_copy_only=False) if where else valid
 
 
 def distinct_columns(aggregates: Sequence[Aggregate]) -> dict[str, DistinctColumn]:

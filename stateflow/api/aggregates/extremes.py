@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type, to_numpy
-from stateflow.api.aggregates.partial import Partial
+from stateflow.api.aggregates.partial.aggregation import Partial
 from stateflow.api.functions.vectorized import Array, VectorState
 
 

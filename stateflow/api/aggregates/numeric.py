@@ -16,7 +16,7 @@ from stateflow.api.aggregates.aggregate import (
     declared_type,
     to_numpy,
 )
-from stateflow.api.aggregates.partial import Half, Partial, joined
+from stateflow.api.aggregates.partial.aggregation import Half, Partial, joined
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.errors import StateError
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, partials_of, values_of
-from stateflow.api.aggregates.partial import Partial, PartialAggregation, TimeSlices
+from stateflow.api.aggregates.partial.aggregation import Partial, PartialAggregation, TimeSlices
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.aggregates.aggregate import Accumulators
-from stateflow.api.aggregates.partial import PartialAggregation, TimeSlices
+from stateflow.api.aggregates.partial.aggregation import PartialAggregation, TimeSlices
 from stateflow.api.column_windows.accumulators import joined, taken
 from stateflow.api.column_windows.cumulative import Segments, cumulated
 from stateflow.api.column_windows.shared_slices import SliceRanges, merged_pairs

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators
-from stateflow.api.aggregates.partial import ROWS, PartialAggregation
+from stateflow.api.aggregates.partial.aggregation import ROWS, PartialAggregation
 from stateflow.api.column_windows.accumulators import AccumulatorColumns, to_stored
 from stateflow.api.column_windows.bounds import BoundColumns
 from stateflow.api.functions.process import RuntimeContext

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from stateflow.api.aggregates.partial import PartialAggregation
+import pyarrow as pa
+
 from stateflow.api.changelog import Changelog
 from stateflow.api.dead_letters import OnError
 from stateflow.api.functions.columns import ColumnsFunction
@@ -20,6 +21,21 @@ from stateflow.api.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+class Reduction(Protocol):
+    """What is computed of the rows of a partition before the shuffle, so that the operator gets fewer of them."""
+
+    @property
+    def name(self) -> str:
+        """The name that plans show."""
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of what it yields."""
+
+    def apply(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields what the operator gets in place of the rows of a partition."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +93,16 @@ class RowsNode:
 
 
 @dataclass(frozen=True, eq=False)
-class PartialNode:
-    """Partial aggregates over the rows of `parent`, computed before the shuffle."""
+class ReducedNode:
+    """What an operator needs of the rows of `parent`, computed before the shuffle."""
 
     parent: Node
-    aggregation: PartialAggregation
+    reduction: Reduction
 
     @property
     def schema(self) -> RowSchema:
-        """The columns of the partial results."""
-        return self.aggregation.schema
+        """The columns after the reduction."""
+        return self.reduction.schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +214,7 @@ Node = (
     | TransformNode
     | ColumnsNode
     | RowsNode
-    | PartialNode
+    | ReducedNode
     | WatermarkNode
     | UnionNode
     | ProcessNode

@@ -12,7 +12,7 @@ from stateflow.api.changelog import KIND_HINT, NO_KIND, Changelog, check_aggrega
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.functions.adapters import AggregateRows, ReduceRows, StreamAggregateFunction
 from stateflow.api.graph.event_time import event_time_of, ordered_by_event_time
-from stateflow.api.graph.nodes import Edge, PartialNode, ProcessNode
+from stateflow.api.graph.nodes import Edge, ProcessNode, ReducedNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, operator_name
 from stateflow.errors import JobDefinitionError
@@ -85,8 +85,9 @@ class KeyedAggregations(KeyedInput[Stream]):
                 in which it is true, as ``FILTER (WHERE …)`` of SQL. Kinds are ``sum``, ``count``, ``min``, ``max``,
                 ``mean``, ``variance`` (of a sample), ``first``, ``last``, ``count_distinct`` (exact: the values are
                 stored) and ``approx_distinct`` (error about 2 %). Nulls are ignored. Rows are also aggregated before
-                the shuffle if the stream has no event time and every aggregate is ``count`` of any column, ``sum`` or
-                ``mean`` of an int, or ``min`` or ``max`` of anything but a float.
+                the shuffle if the stream has no event time, no key column is a float, and every aggregate is ``count``
+                or ``count_distinct`` of any column, ``sum`` or ``mean`` of an int, or ``min`` or ``max`` of a type
+                other than float and timedelta.
             output: row class with the key columns and the aggregates.
             retract: emits each result that is replaced once more, with the kind `UPDATE_BEFORE`, which operators after
                 this one need that add up rows.
@@ -109,7 +110,7 @@ class KeyedAggregations(KeyedInput[Stream]):
         partial = None if is_whole else function.split(divide_floats)
         edge = ordered_by_event_time(self._edge, function)
         if partial is not None:
-            edge = Edge(PartialNode(self._node, partial), replace(self._keying, order_by=()))
+            edge = Edge(ReducedNode(self._node, partial), replace(self._keying, order_by=()))
         node = ProcessNode(uid, (edge,), function, schema, name, changelog=made)
         return self._add_operator(node)
 

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
-from stateflow.api.aggregates.partial import PartialAggregation
 from stateflow.api.changelog import Changelog, check_appends, row_kind_of
 from stateflow.api.dead_letters import DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph.event_time import ordered_by_event_time
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import Edge, Keying, Node, PartialNode, ProcessNode
+from stateflow.api.graph.nodes import Edge, Keying, Node, ProcessNode, ReducedNode, Reduction
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 
@@ -57,10 +56,10 @@ class KeyedInput(Generic[Stream]):
         policy = checked_policy(on_error)
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, policy, appends=self._appends))
 
-    def _aggregated_before_shuffle(self, aggregation: PartialAggregation) -> Self:
-        """Returns the input with partial aggregates in place of the rows; their order has no effect."""
+    def _reduced(self, reduction: Reduction) -> Self:
+        """Returns the input with reduced rows, without an order of their own."""
         changed = copy.copy(self)
-        changed._edge = Edge(PartialNode(self._node, aggregation), replace(self._keying, order_by=()))
+        changed._edge = Edge(ReducedNode(self._node, reduction), replace(self._keying, order_by=()))
         return changed
 
     @property

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 from stateflow.api.changelog import Changelog, check_appends, check_taken_back
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph.nodes import ColumnsNode, ProcessNode, RowsNode
+from stateflow.api.graph.traversal import level_of
 from stateflow.api.ranking.deduplicate import DEDUPLICATED, KeepByOrder, KeepFirst, KeepLast, check_order
 from stateflow.api.ranking.materialize import Materialize
+from stateflow.api.ranking.partial_ranking import PartialRanking
 from stateflow.api.ranking.row_order import Order, SortKey, sort_keys
-from stateflow.api.ranking.top_n import Selection, TopN, TopNOutput
+from stateflow.api.ranking.selection import Selection
+from stateflow.api.ranking.top_n import TopN, TopNOutput
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.errors import JobDefinitionError
@@ -38,7 +42,8 @@ class KeyedRanking(KeyedInput[Stream]):
 
         Without `order_by`, the order is that of arrival. Then the first row is never replaced, and the result only
         appends rows. In all other cases it is a changelog of upserts by the key: a later row may replace the row that
-        was emitted, and a batch emits at most one row of a key.
+        was emitted, and a batch emits at most one row of a key. Rows are also deduplicated before the shuffle if they
+        are of a source without event time, and a function in Python passes them on, such as `filter`.
 
         Args:
             keep: ``"first"`` or ``"last"``.
@@ -61,18 +66,18 @@ class KeyedRanking(KeyedInput[Stream]):
                 "deduplicate keeps the first or the last row", hint='pass keep="first" or keep="last"', given=repr(keep)
             )
         is_first = keep == "first"
-        upserts = Changelog(self._keying.columns)
         if order_by:
             check_order(self._node.schema.column(order_by))
         if output is not None or retract:
             return self._stored_row(keep, order_by, self._output(output, "", retract), ttl, uid)
+        upserts, reduced = Changelog(self._keying.columns), self._partially_ranked(_kept(keep, order_by))
         if order_by:
             column = self._node.schema.column(order_by)
             by_order = KeepByOrder(column, is_first=is_first, ttl=ttl)
-            return self._ranking(by_order, uid, f"deduplicate {keep} by {order_by}", upserts)
+            return reduced._ranking(by_order, uid, f"deduplicate {keep} by {order_by}", upserts)
         if is_first:
-            return self._ranking(KeepFirst(ttl), uid, "deduplicate first", None)
-        return self._ranking(KeepLast(), uid, "deduplicate last", upserts)
+            return reduced._ranking(KeepFirst(ttl), uid, "deduplicate first", None)
+        return reduced._ranking(KeepLast(), uid, "deduplicate last", upserts)
 
     def top_n(  # noqa: PLR0913 - keyword arguments of a public method, most of them with a default
         self,
@@ -88,7 +93,8 @@ class KeyedRanking(KeyedInput[Stream]):
         """Keeps the first `n` rows of each key, as Flink SQL's ``ROW_NUMBER()`` with a filter of the rank does.
 
         The result is a changelog. With `rank`, or if `n` is 1, each row replaces the row of its key and rank. Otherwise
-        a row is emitted with the kind `INSERT` when it enters the top-n, and with `DELETE` when it leaves it.
+        a row is emitted with the kind `INSERT` when it enters the top-n, and with `DELETE` when it leaves it. Rows are
+        ranked before the shuffle as well where those of `deduplicate` are.
 
         Args:
             n: number of rows.
@@ -136,23 +142,33 @@ class KeyedRanking(KeyedInput[Stream]):
         self, keep: Keep, order_by: str, output: TopNOutput, ttl: StateTtlConfig | None, uid: str
     ) -> Stream:
         """Adds a deduplication that stores rows: it is a top-1, which may also be in the order of arrival."""
-        is_last = keep == "last"
-        if not order_by and not is_last:
+        if not order_by and keep == "first":
             raise JobDefinitionError(
                 "the first row that arrives is never replaced, so it has no row kind",
                 hint="leave out output and retract, or name the column that orders rows: order_by=…",
                 uid=uid,
             )
-        order = (SortKey(order_by, descending=is_last),) if order_by else ()
         name = f"deduplicate {keep}{f' by {order_by}' if order_by else ''}"
-        return self._selected(Selection(1, order, newest_first=is_last, state=DEDUPLICATED), output, ttl, uid, name)
+        return self._selected(_kept(keep, order_by), output, ttl, uid, name)
 
     def _selected(
         self, selection: Selection, output: TopNOutput, ttl: StateTtlConfig | None, uid: str, name: str
     ) -> Stream:
         changelog = output.changelog(self._keying.columns, selection.n)
         function = TopN(selection, self._node.schema, output, ttl)
-        return self._ranking(function, uid, name, changelog, output.schema)
+        return self._partially_ranked(selection)._ranking(function, uid, name, changelog, output.schema)
+
+    def _partially_ranked(self, selection: Selection) -> Self:
+        """Returns the input without rows that cannot be kept, if that needs no pass over the rows of its own.
+
+        With event time, all rows have to reach the tasks, which compute watermarks from them. A float key has several
+        binary forms (NaN, -0.0), and an order of the rows of a key is one of all its rows.
+        """
+        keys = [self._node.schema.column(key) for key in self._keying.columns]
+        is_passed = isinstance(self._node, ColumnsNode | RowsNode) and level_of(self._node) == 0
+        if event_time_of(self._node) or self._keying.order_by or any(key.spark_type == "double" for key in keys):
+            return self
+        return self._reduced(PartialRanking(self._keying.columns, selection, self._node.schema)) if is_passed else self
 
     def _output(self, output: type[object] | None, rank: str, retract: bool) -> TopNOutput:
         given = self._node.schema
@@ -168,3 +184,10 @@ class KeyedRanking(KeyedInput[Stream]):
     ) -> Stream:
         node = ProcessNode(uid, (self._edge,), function, schema or self._node.schema, name, appends=self._appends)
         return self._add_operator(replace(node, changelog=changelog))
+
+
+def _kept(keep: Keep, order_by: str) -> Selection:
+    """Returns which row a deduplication keeps."""
+    is_last = keep == "last"
+    order = (SortKey(order_by, descending=is_last),) if order_by else ()
+    return Selection(1, order, newest_first=is_last, state=DEDUPLICATED)

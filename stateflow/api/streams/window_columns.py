@@ -60,7 +60,7 @@ class WindowColumns(KeyedInput[Stream]):
             raise
         name = f"aggregate {', '.join(aggregates)} {type(self._settings.assigner).__name__}"
         partial = function.split(self._node.schema) if self._is_divisible(time_column) else None
-        given = self if partial is None else self._aggregated_before_shuffle(partial)
+        given = self if partial is None else self._reduced(partial)
         return given._operator(function, schema, uid, name, FAIL)
 
     def _is_divisible(self, time_column: str) -> bool:

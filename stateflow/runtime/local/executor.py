@@ -20,8 +20,8 @@ from stateflow.api.graph.nodes import (
     ColumnsNode,
     Keying,
     Node,
-    PartialNode,
     RecordsNode,
+    ReducedNode,
     RowsNode,
     SourceNode,
     TransformNode,
@@ -175,8 +175,8 @@ def _rows_of(node: Node, inputs: _Rows, info: BatchInfo) -> Iterator[_LocatedRow
     elif isinstance(node, UnionNode):
         together = [located for parent in node.parents for located in _rows_of(parent, inputs, info)]
         yield from (replace(located, position=n) for n, located in enumerate(together))
-    elif isinstance(node, PartialNode):
-        yield from _by_columns(node, node.aggregation.apply, list(_rows_of(node.parent, inputs, info)))
+    elif isinstance(node, ReducedNode):
+        yield from _by_columns(node, node.reduction.apply, list(_rows_of(node.parent, inputs, info)))
     elif isinstance(node, ColumnsNode):
         step = ColumnStep(node.function, node.parent.schema, node.schema)
         yield from _by_columns(node, step.apply, list(_rows_of(node.parent, inputs, info)))
@@ -196,7 +196,7 @@ def _with_function_applied(step: RowStep, rows: Sequence[_LocatedRow], info: Bat
 
 
 def _by_columns(
-    node: PartialNode | ColumnsNode,
+    node: ReducedNode | ColumnsNode,
     function: Callable[[Sequence[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     rows: Sequence[_LocatedRow],
 ) -> Iterator[_LocatedRow]:

@@ -12,9 +12,9 @@ from stateflow.api.graph.nodes import (
     ColumnsNode,
     Edge,
     Node,
-    PartialNode,
     ProcessNode,
     RecordsNode,
+    ReducedNode,
     RowsNode,
     SideOutputNode,
     SourceNode,
@@ -289,8 +289,8 @@ def _lineage(node: Node) -> str:
     if isinstance(node, RowsNode):
         letters = "dead letters of " if node.step.emits_dead_letters else ""
         return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
-    if isinstance(node, PartialNode):
-        return f"{ways[0]} > partial aggregation"
+    if isinstance(node, ReducedNode):
+        return f"{ways[0]} > {node.reduction.name}"
     if isinstance(node, WatermarkNode):
         per_split = " per split" if isinstance(node.parent, RecordsNode) else ""
         return f"{ways[0]} > watermarks{per_split} by {node.strategy.column}"

@@ -14,8 +14,8 @@ from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.nodes import (
     ColumnsNode,
     Node,
-    PartialNode,
     RecordsNode,
+    ReducedNode,
     RowsNode,
     SourceNode,
     TransformNode,
@@ -125,7 +125,7 @@ class FrameBuilder:
                 if before is None
                 else conform(_transformed(node, before), node.schema, describe_function(node.function))
             )
-        if isinstance(node, RowsNode | ColumnsNode | PartialNode):
+        if isinstance(node, RowsNode | ColumnsNode | ReducedNode):
             return self._by_functions(node)
         assert isinstance(node, UnionNode)
         frames = [frame for parent in node.parents if (frame := self.frame(parent)) is not None]

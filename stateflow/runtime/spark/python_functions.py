@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.rich import RowStep
-from stateflow.api.graph.nodes import ColumnsNode, Node, PartialNode, RowsNode, SourceNode, WatermarkNode
+from stateflow.api.graph.nodes import ColumnsNode, Node, ReducedNode, RowsNode, SourceNode, WatermarkNode
 from stateflow.api.graph.traversal import leaves_of, parents_of
 from stateflow.api.schema import RowSchema
 from stateflow.runtime.planning.physical_plan import JobPlan
@@ -38,8 +38,8 @@ def functions_after(node: Node, info: TaskInfo) -> tuple[Node, tuple[ArrowFuncti
         elif isinstance(node, ColumnsNode):
             found.append(ColumnStep(node.function, node.parent.schema, node.schema).apply_to_partition)
             node = node.parent
-        elif isinstance(node, PartialNode):
-            found.append(node.aggregation.apply)
+        elif isinstance(node, ReducedNode):
+            found.append(node.reduction.apply)
             node = node.parent
         elif isinstance(node, WatermarkNode):
             node = node.parent

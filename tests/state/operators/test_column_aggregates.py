@@ -10,6 +10,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +24,7 @@ from stateflow.api.aggregates import hyperloglog
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
 from stateflow.api.schema import RowSchema
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.runtime.task_spec import ChainSpec
 from stateflow.state.backends.memory import DictBackend
 from stateflow.types.columns.precision import precision
@@ -91,6 +93,16 @@ ALL: Wanted = {f"{kind}_{column}": (kind, column) for kind, column in CASES}
 ALL |= {f"{kind}_{column}_where": (kind, column, "flag") for kind, column in CASES if column in ("whole", "text")}
 
 
+DIVISIBLE: Wanted = {
+    name: spec
+    for name, spec in ALL.items()
+    if spec[0] in ("count", "count_distinct")
+    or (spec[0] in ("sum", "mean") and spec[1] == "whole")
+    or (spec[0] in ("min", "max") and spec[1] not in ("real", "lasting"))
+}
+"""Those that are aggregated before the shuffle as well."""
+
+
 def output_of(wanted: Mapping[str, tuple[str, ...]]) -> type[Any]:
     types = {n: _RESULTS.get(kind) or VALUES.get(column, (int,))[0] for n, (kind, column, *_) in wanted.items()}
     types |= {n: Sum for n, about in wanted.items() if about[:2] == ("sum", "price")}
@@ -111,6 +123,19 @@ class Keeper:
 
     def batch(self, rows: Sequence[Row], cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
         return self.work(chain_of(aggregates_of(self.wanted), Row, output_of(self.wanted)), rows, cuts)
+
+    def partials(self, rows: Sequence[Row], cuts: Sequence[int], together: int) -> list[dict[str, Any]]:
+        """The same by partial results, of so many rows at once."""
+        function = aggregates_of(self.wanted)
+        aggregation = function.split()
+        assert aggregation is not None
+        chain = chain_of(function, Row, output_of(self.wanted))
+        chain = replace(chain, inputs=(replace(chain.inputs[0], schema=aggregation.schema),))
+        edges = [*range(0, len(rows), together), len(rows)]
+        batches = [to_batch(rows[a:b], RowSchema.of(Row)) for a, b in pairwise(edges)]
+        made = replace(aggregation, rows_at_once=together).apply(batches)
+        partials = [row for batch in made for row in to_rows(list(batch.columns), aggregation.schema)]
+        return self.work(chain, partials, cuts)
 
     def work(self, chain: ChainSpec, rows: Sequence[Any], cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
         chain = replace(chain, known_states=self.known)
@@ -149,6 +174,43 @@ def test_every_aggregate_is_that_of_all_rows_so_far(batches: list[tuple[list[Row
                 assert near or is_close(result[name], wanted), (name, result[name], wanted)
         if restores:
             keeper.restored()
+
+
+@given(
+    st.lists(st.tuples(ROWS, st.lists(st.integers(1, 11), max_size=3), st.integers(0, 12)), min_size=1, max_size=4),
+    st.sets(st.sampled_from(sorted(DIVISIBLE)), min_size=1),
+)
+def test_partial_results_give_the_results_and_the_state_of_rows(
+    batches: list[tuple[list[Row], list[int], int]], names: set[str]
+) -> None:
+    wanted = {name: DIVISIBLE[name] for name in sorted(names)}
+    rows_only, mixed = Keeper(wanted), Keeper(wanted)
+    for rows, cuts, together in batches:
+        expected = rows_only.batch(rows)
+        # A job may change between both, with its state.
+        found = mixed.partials(rows, cuts, together) if together else mixed.batch(rows, cuts)
+        assert sorted(found, key=str) == sorted(expected, key=str)
+        assert mixed.store.entries == rows_only.store.entries
+
+
+def test_partial_results_of_thousands_of_keys_give_the_results_of_rows() -> None:
+    wanted = {name: DIVISIBLE[name] for name in ("sum_whole", "count_distinct_whole", "count_distinct_text_where")}
+    rows = [Row(n * n % 5003, n % 7, text=str(n % 11), flag=n % 5 > 0) for n in range(20_000)]
+    rows_only, mixed = Keeper(wanted), Keeper(wanted)
+    assert sorted(mixed.partials(rows, (), 15_000), key=str) == sorted(rows_only.batch(rows), key=str)
+    assert mixed.store.entries == rows_only.store.entries
+
+
+def test_a_key_has_as_many_partial_results_as_values_of_its_largest_set() -> None:
+    wanted = {"rows": ("count", "whole"), "texts": ("count_distinct", "text"), "wholes": ("count_distinct", "whole")}
+    aggregation = aggregates_of(wanted).split()
+    assert aggregation is not None
+    rows = [Row(1, n % 3, text=str(n % 2)) for n in range(100)] + [Row(2)] * 50
+    (made,) = aggregation.apply([to_batch(rows, RowSchema.of(Row))])
+    assert made.column("key").to_pylist() == [1, 1, 1, 2]
+    assert made.column("rows__count").to_pylist() == [100, None, None, 0]
+    assert made.column("text__distinct").to_pylist() == ["0", "1", None, None]
+    assert made.column("whole__distinct").to_pylist() == [0, 1, 2, None]
 
 
 @given(st.lists(st.lists(st.floats() | st.none(), min_size=1, max_size=5), min_size=1, max_size=3))

@@ -1,7 +1,8 @@
 """Partial aggregation before the shuffle: one row per key and Spark partition is shuffled, or per key and time slice.
 
-Used for aggregates whose result does not depend on partitioning: sums of integers, counts, min and max, as in the first
-phase of Flink's local-global aggregation. Sums of floats and the order of rows depend on partitioning.
+Used for aggregates whose result does not depend on partitioning: sums of integers, counts, also of distinct values, min
+and max, as in the first phase of Flink's local-global aggregation. Sums of floats and the order of rows depend on
+partitioning.
 """
 
 from __future__ import annotations
@@ -10,19 +11,28 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.api.aggregates.partial.distinct_values import (
+    Columns,
+    DistinctPartial,
+    NumberedKeys,
+    with_distinct_values,
+)
+from stateflow.api.aggregates.partial.filters import is_true, masked
+from stateflow.api.aggregates.partial.key_numbers import BYTES_AT_ONCE, ROWS_AT_ONCE, held_together, key_numbers
 from stateflow.api.schema import Column, RowSchema
 from stateflow.types.columns.shapes import Shape, shape_of
 
 ROWS = "_sf_rows"
 """The column of a partial result of a time slice with the number of its rows."""
 _SLICE = "_sf_slice"
+_KEY = "_sf_key"
 _LOW_BITS = 32
 _PER_MILLISECOND = {"us": 1000, "ns": 1_000_000, "ms": 1}
 
@@ -105,89 +115,92 @@ class PartialAggregation:
         keys: the key columns.
         partials: the other columns.
         slices: slices of event time by which rows are aggregated as well; None to aggregate by key alone.
+        distinct: columns whose distinct values are added to the partial results of a key; not with slices.
         rows_at_once, bytes_at_once: number and size of the rows that are aggregated together, in memory.
     """
 
     keys: tuple[Column, ...]
     partials: tuple[Partial, ...]
     slices: TimeSlices | None = None
-    rows_at_once: int = 1 << 19
-    bytes_at_once: int = 64 << 20
+    distinct: tuple[DistinctPartial, ...] = ()
+    rows_at_once: int = ROWS_AT_ONCE
+    bytes_at_once: int = BYTES_AT_ONCE
+
+    name: ClassVar[str] = "partial aggregation"
 
     @classmethod
     def of(
-        cls, keys: Sequence[Column], partials: Mapping[str, tuple[Partial, ...]], slices: TimeSlices | None = None
+        cls,
+        keys: Sequence[Column],
+        partials: Mapping[str, tuple[Partial, ...]],
+        slices: TimeSlices | None = None,
+        distinct: Sequence[DistinctPartial] = (),
     ) -> PartialAggregation | None:
         """Returns the aggregation; None if a result would depend on partitioning, or a column's name is not unique.
 
         Args:
             partials: partial results by output column; empty for an aggregate that depends on partitioning.
+            distinct: columns whose distinct values are counted.
         """
         every = (*(slices.partials if slices else ()), *(p for own in partials.values() for p in own))
-        names = [*(key.name for key in keys), *(p.name for p in every)]
+        made = (*(p.column for p in every), *(column for each in distinct for column in each.columns))
+        names = [*(key.name for key in keys), *(column.name for column in made)]
         # A float key has several binary forms (NaN, -0.0), which Spark's shuffle and Arrow may group differently.
         is_split = all(partials.values()) and not any(key.spark_type == "double" for key in keys)
-        return cls(tuple(keys), every, slices) if is_split and len({*names}) == len(names) else None
+        is_unique = len({*names}) == len(names)
+        return cls(tuple(keys), every, slices, tuple(distinct)) if is_split and is_unique else None
 
     @cached_property
     def schema(self) -> RowSchema:
         """The columns of the partial results."""
-        columns = (*self.keys, *(p.column for p in self.partials))
+        columns = (*self.keys, *(p.column for p in self.partials), *(c for each in self.distinct for c in each.columns))
         return RowSchema(msgspec.defstruct("Partials", [(c.name, Any) for c in columns]), columns)
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row for each key, or key and slice, in each group of rows that are aggregated together."""
-        for held in self._together(batches):
-            yield from self._aggregated(held)
+        """Yields one row for each key, or key and slice, of the rows that are aggregated together.
 
-    def _together(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-        held: list[pa.RecordBatch] = []
-        rows = size = 0
-        for batch in batches:
-            if held and (rows + len(batch) > self.rows_at_once or size + batch.nbytes > self.bytes_at_once):
-                yield held
-                held, rows, size = [], 0, 0
-            if len(batch):
-                held.append(batch)
-                rows, size = rows + len(batch), size + batch.nbytes
-        if held:
-            yield held
+        With distinct values, a key has as many rows as it has values in the column with most of them.
+        """
+        for held in held_together(batches, self.rows_at_once, self.bytes_at_once):
+            yield from self._aggregated(held)
 
     def _aggregated(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = pa.Table.from_batches(rows)
-        given = {key.name: table.column(key.name) for key in self.keys}
+        by = {key.name: table.column(key.name) for key in self.keys}
+        if self.slices is not None:
+            by[_SLICE] = self.slices.numbers(table.column(self.slices.time.name))
+        made = self._with_distinct_values(table) if self.distinct else self._grouped(table, by)
+        columns = [made[field.name].cast(field.type) for field in self.schema.arrow]
+        yield from pa.table(columns, schema=self.schema.arrow).combine_chunks().to_batches()
+
+    def _with_distinct_values(self, table: pa.Table) -> Columns:
+        keys = [key.name for key in self.keys]
+        numbers = key_numbers(table, keys)
+        grouped = self._grouped(table, {_KEY: pa.array(numbers)})
+        # Arrow's groups are not in the order of their first rows.
+        order = pc.sort_indices(grouped.pop(_KEY))
+        results = {name: column.take(order) for name, column in grouped.items()}
+        return with_distinct_values(results, table, NumberedKeys(keys, numbers), self.distinct)
+
+    def _grouped(self, table: pa.Table, by: Columns) -> Columns:
+        """Returns the grouping columns and the partial results, one row for each group."""
+        given = dict(by)
         for at, partial in enumerate(self.partials):
             values = table.column(partial.over)
             if partial.where:
                 values = masked(values, is_true(table.column(partial.where)))
             given[_column_name(at)] = values if partial.half is None else partial.half.of(values)
-        by = [key.name for key in self.keys]
-        if self.slices is not None:
-            given[_SLICE] = self.slices.numbers(table.column(self.slices.time.name))
-            by.append(_SLICE)
         # Without threads: with them, the order of groups differs from call to call.
-        groups = pa.table(given).group_by(by, use_threads=False)
-        made = groups.aggregate([(_column_name(at), p.function) for at, p in enumerate(self.partials)])
-        found = [made.column(key.name) for key in self.keys]
-        found += [made.column(f"{_column_name(at)}_{p.function}") for at, p in enumerate(self.partials)]
-        columns = [c.cast(field.type) for c, field in zip(found, self.schema.arrow, strict=True)]
-        yield from pa.table(columns, schema=self.schema.arrow).combine_chunks().to_batches()
+        groups = pa.table(given).group_by([*by], use_threads=False)
+        found = groups.aggregate([(_column_name(at), p.function) for at, p in enumerate(self.partials)])
+        columns = {p.name: found.column(f"{_column_name(at)}_{p.function}") for at, p in enumerate(self.partials)}
+        return {name: found.column(name) for name in by} | columns
 
 
 def joined(high: Number, low: Number) -> Number:
     """Returns the sum from the sums of both halves: an int, or an array."""
     total: Number = high * (1 << _LOW_BITS) + low
     return total
-
-
-def is_true(flags: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns flags with false in place of null, as in a filter of SQL."""
-    return flags.fill_null(False)
-
-
-def masked(values: pa.Array | pa.ChunkedArray, kept: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns values with null where they are not kept; aggregates ignore null."""
-    return pc.if_else(kept, values, pa.scalar(None, values.type))
 
 
 def _column_name(number: int) -> str:
