@@ -23,7 +23,7 @@ def tables(queries: Mapping[str, Figures]) -> tuple[str, str]:
 def table(queries: Mapping[str, Figures]) -> str:
     """Returns a line for each measured query: thousands of events per second, ratios, and CPU time per million."""
     lines = [
-        "| query | stateflow | Flink | Spark | over Flink | over Spark | CPU s per million | of Flink | of Spark |",
+        "| query | stateflow | Flink | Spark | over Flink | over Spark | CPU s per million events | Flink | Spark |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(query, queries[query]) for query in QUERIES if "ours" in queries.get(query, {})]

@@ -21,7 +21,7 @@ class WatermarkStrategy:
     Attributes:
         out_of_orderness: milliseconds by which the watermark lags the latest event time.
         column: timestamp column: a datetime, or an int in milliseconds since 1970.
-        idleness: milliseconds for which a source without rows holds back the watermark; 0 to hold it back not at all.
+        idleness: milliseconds for which a source without rows holds back the watermark; with 0 it does not.
     """
 
     out_of_orderness: int

@@ -89,7 +89,8 @@ DROP = click.option(
     "--drop",
     multiple=True,
     metavar="UID",
-    help="Drop the state of an operator that the job no longer has, or OPERATOR.STATE; repeatable.",
+    help="Drop the state of an operator, or one state, OPERATOR.STATE; an operator that the job still has "
+    "starts without it. Repeatable.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")

@@ -168,7 +168,8 @@ class DataStream(StreamJoins["DataStream"]):
         The watermark is computed per source, from the rows of earlier batches.
 
         Raises:
-            JobDefinitionError: the stream is the result of a union or an operator, or the column holds no timestamps.
+            JobDefinitionError: the stream has rows of several sources or of an operator, or the column holds no
+                timestamps.
         """
         if not isinstance(strategy, WatermarkStrategy):
             raise JobDefinitionError(

@@ -109,7 +109,8 @@ class KeyedStream(
             assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
 
         Raises:
-            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have.
+            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have,
+                or the stream is a changelog.
         """
         return WindowedStream.of(self, assigner)
 

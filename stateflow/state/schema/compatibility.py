@@ -18,8 +18,8 @@ from stateflow.state.schema.describe import declaration_text, type_text
 from stateflow.types.custom_serializer import Compatibility, Serializer
 
 _OTHER_WINDOWS = (
-    "windows that are open would never fire: give the operator another uid; or plan a restore that drops them, "
-    "stateflow restore JOB.py --plan latest --drop UID"
+    "windows that are open would never fire: give the operator another uid; or restore without them, "
+    "stateflow restore JOB.py --job-root ROOT --plan latest --drop UID --out plan.json, then --execute plan.json"
 )
 _NULLABLE = "declare the output column as … | None, or give the operator another uid"
 

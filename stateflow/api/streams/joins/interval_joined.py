@@ -53,7 +53,7 @@ class IntervalJoinedStreams(Generic[Stream]):
 
 
 class BoundedIntervalJoin(Generic[Stream]):
-    """Two keyed streams and the bounds; `process` adds the operator. Methods that set something return a new object."""
+    """Two keyed streams and the bounds; `process` or `select` adds the operator. Other methods return a new object."""
 
     def __init__(
         self, add_operator: Callable[[ProcessNode], Stream], inputs: tuple[Edge, Edge], settings: IntervalSettings

@@ -20,7 +20,7 @@ class KeyedJoins(KeyedInput[Stream]):
             other: the right stream, with a key of the same types. Both need event time.
 
         Raises:
-            JobDefinitionError: `other` is no such stream, or a stream has no event time.
+            JobDefinitionError: `other` is no such stream, or a stream has no event time or is a changelog.
         """
         return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
 

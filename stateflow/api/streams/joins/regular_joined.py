@@ -82,7 +82,7 @@ class RegularJoinedStreams(Generic[Stream]):
             columns: for fields with another name, or with a name that both streams have: ``{"seller": "right.id"}``.
             where: takes the columns of the left and of the right rows of many pairs; returns a boolean Arrow array:
                 ``lambda left, right: pc.less_equal(left["time"], right["expires"])``. By default, all pairs of a key.
-                In an outer join, a row without a partner is one without a partner for which this is true.
+                In an outer join, a row has no partner if this is true for none of its pairs.
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
@@ -122,7 +122,7 @@ class RegularJoinedStreams(Generic[Stream]):
             output: class of the rows that the function returns; for an outer join, and for inputs that are changelogs,
                 with a field of type `RowKind`, which the operator sets.
             where: takes a left and a right row, and returns whether they are joined; by default, all pairs of a key
-                are. In an outer join, a row without a partner is one without a partner for which this is true.
+                are. In an outer join, a row has no partner if this is true for none of its pairs.
             uid: identifies the operator's state across all versions of the job.
             on_error: see `KeyedStream.process`.
 
