@@ -40,8 +40,9 @@ def test_a_job_is_a_graph_of_what_was_declared(job: DeclaredJob) -> None:
     assert [(n.uid, level_of(n.parent)) for n in graph.sinks] == [("out", 2), ("raw", 0)]
 
 
-def test_a_key_keeps_columns_order_and_types(job: DeclaredJob) -> None:
-    job.rows.key_by("number", "key", order_by=["other"]).process(Pass(), output=Row, uid="op")
+@pytest.mark.parametrize("order_by", ["other", ["other"]])
+def test_a_key_keeps_columns_order_and_types(job: DeclaredJob, order_by: str | list[str]) -> None:
+    job.rows.key_by("number", "key", order_by=order_by).process(Pass(), output=Row, uid="op")
     keying = job.env.graph.operators[0].keying
     assert (keying.columns, keying.order_by, keying.types) == (("number", "key"), ("other",), ("bigint", "string"))
 

@@ -221,14 +221,15 @@ class DataStream(StreamJoins["DataStream"]):
         """
         return DataStream(self._graph, self._graph.dead_letters(self._node))
 
-    def key_by(self, *columns: str, order_by: Sequence[str] = ()) -> KeyedStream[DataStream]:
+    def key_by(self, *columns: str, order_by: str | Sequence[str] = ()) -> KeyedStream[DataStream]:
         """Partitions the stream by key: one subtask processes all rows of a key.
 
         Args:
             columns: the key. Its types become part of the state's format.
-            order_by: columns that order a key's rows within a batch; ties keep their order of arrival.
+            order_by: column, or columns, that order a key's rows within a batch; ties keep their order of arrival.
         """
-        keying = make_keying(self._node, columns, tuple(order_by))
+        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        keying = make_keying(self._node, columns, order)
         check_key_by(self._changelog, columns)
         return KeyedStream(self._graph, self._node, keying, self._add_operator, self._changelog)
 
