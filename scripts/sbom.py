@@ -1,7 +1,7 @@
 """Writes a software bill of materials in CycloneDX's JSON: all that ``make setup`` has installed, with its hashes.
 
-It lists the Python packages of ``.venv`` and of a test server in it, the JARs for Delta tables and for tests, those
-that are part of PySpark, and the npm packages of the test servers. Packages of the operating system are not in it: the
+It lists the Python packages of ``.venv`` and of a test server in it, the JARs of ``fetch_jars.py``, those that are part
+of PySpark, and the npm packages of the test servers. Packages of the operating system are not in it: the
 system's package manager lists them.
 
     python scripts/sbom.py [--into FILE]
@@ -25,6 +25,7 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from fetch_jars import PACKAGES
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
@@ -107,7 +108,8 @@ def installed(venv: Path) -> Iterator[Component]:
     for found in _unique(distributions(path=folders)):
         if found.name != "stateflow":
             yield python_package(found, locked)
-    for path in sorted({path.name: path for path in venv.glob("[jh]*/*_*.jar")}.values()):
+    jars = (path for _, folder in PACKAGES.values() for path in (venv / folder).glob("*.jar"))
+    for path in sorted({path.name: path for path in jars}.values()):
         yield jar(path)
     for path in sorted(venv.glob("lib/python*/site-packages/pyspark/jars/*.jar")):
         yield jar_of_spark(path)

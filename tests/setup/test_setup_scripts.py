@@ -135,9 +135,10 @@ def test_the_bill_of_materials_is_valid_and_has_every_installed_package_with_its
     assert reference["hashes"] == [{"alg": "SHA-256", "content": pyspark[1]}]
     for name in ("apache-airflow", "rocksdict", "deltalake"):
         assert f"pkg:pypi/{name}@{version(name)}" in by_purl
-    (delta,) = (each for each in components if each["name"].startswith("delta-spark_"))
-    recorded = fetch_jars.recorded(fetch_jars.delta())
-    assert recorded is not None and delta["hashes"][0]["content"] in recorded.values()
+    listed = {each["hashes"][0]["content"] for each in components if each.get("purl", "").startswith("pkg:maven/")}
+    for coordinate, _ in fetch_jars.PACKAGES.values():
+        recorded = fetch_jars.recorded(coordinate())
+        assert recorded and {*recorded.values()} <= listed
     # A JAR in the package of PySpark, which no package list has.
     assert any(re.fullmatch(r"hadoop-client-api-.*\.jar", each["name"]) for each in components)
 
