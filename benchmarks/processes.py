@@ -17,7 +17,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProgramFailed(Exception):
-    """A competitor's program failed; the message has the end of what it said."""
+    """A competitor's program failed; the message has the end of what it said.
+
+    Attributes:
+        reason: what happened, in a line without paths of the machine.
+    """
+
+    def __init__(self, reason: str, program: str, said: str) -> None:
+        super().__init__(f"{program} {reason}:\n{said}")
+        self.reason = reason
 
 
 @dataclass
@@ -57,6 +65,7 @@ def run_program(
 ) -> Usage:
     """Runs it to its end, with what it prints going to `output`. Raises ProgramFailed, also at the time limit."""
     usage = Usage()
+    reason = ""
     deadline = time.monotonic() + limit_seconds
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -68,11 +77,12 @@ def run_program(
                 time.sleep(_EVERY_SECONDS)
         finally:
             if process.poll() is None:
+                reason = f"did not end within {limit_seconds:,.0f} s"
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if process.returncode:
         said = output.read_bytes()[-3000:].decode(errors="replace")
-        raise ProgramFailed(f"{' '.join(command)} ended with {process.returncode}:\n{said}")
+        raise ProgramFailed(reason or f"ended with {process.returncode}", " ".join(command), said)
     return usage
 
 

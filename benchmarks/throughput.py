@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def _one(name: str, competitor: Competitor, task: Task) -> dict[str, Any]:
         figures = competitor(task)
     except ProgramFailed as e:
         # The other competitors' figures are not lost; the results say that this one has none.
-        return {"failed": str(e)}
+        print(e, file=sys.stderr)
+        return {"failed": e.reason}
     print(f"{task.cell.name} {name}: {figures}", flush=True)
     shutil.rmtree(task.folder)
     return {**figures, "load_1m": [round(load, 1), round(os.getloadavg()[0], 1)]}

@@ -25,6 +25,8 @@ from benchmarks.processes import ProgramFailed, Usage, run_program
 PARALLELISM = 2
 HEAP = "4g"
 MANAGED_MEMORY = "1 gb"
+LIMIT_SECONDS = 1200
+"""Seconds after which a measured query is given up, with its runs before."""
 WARM_UPS = 2
 """How often a query runs over few events before the measured run, in the same JVM."""
 QUERIES = tuple(f"q{number}" for number in range(24)) + tuple(f"cep{number}" for number in range(4))
@@ -130,17 +132,18 @@ def measure(query: str, inputs: FlinkInputs) -> FlinkTime:
     warm_up = [inputs.warm_up] * WARM_UPS if inputs.warm_up else []
     with tempfile.TemporaryDirectory(dir=inputs.folder) as name:
         folder = Path(name)
-        answer, usage = _run(query, inputs, folder, _Order([*warm_up, inputs.two], _sink(query, folder)))
+        answer, usage = _run(query, inputs, folder, _Order([*warm_up, inputs.two], _sink(query, folder), LIMIT_SECONDS))
     began, ended = answer["runs"][-1]
     return FlinkTime(round(ended - began, 3), round(usage.cpu_between(began, ended), 3))
 
 
 @dataclass(frozen=True)
 class _Order:
-    """The folders that each run of a query reads, and where the results go."""
+    """The folders that each run of a query reads, where the results go, and seconds for all runs."""
 
     inputs: list[list[Path]]
     sink: _Sink
+    limit_seconds: float = 3600
 
 
 def _sink(query: str, folder: Path) -> _Sink:
@@ -181,7 +184,7 @@ def _run(query: str, inputs: FlinkInputs, folder: Path, order: _Order) -> tuple[
         )
     )
     command = [str(environment.python), str(_PROGRAM), str(given), str(answer)]
-    usage = run_program(command, _variables(environment), folder / "output.txt")
+    usage = run_program(command, _variables(environment), folder / "output.txt", order.limit_seconds)
     found: _Answer = json.loads(answer.read_text())
     return found, usage
 

@@ -153,7 +153,8 @@ def _figures(run: Callable[[], Taken], events: int) -> Measured:
         taken = run()
     except ProgramFailed as e:
         # The figures of the other systems are not lost; the results say that this one has none.
-        return Measured(failed=str(e)[-2000:], load_1m=load)
+        print(e, file=sys.stderr)
+        return Measured(failed=e.reason, load_1m=load, commit=stamp()["commit"])
     return Measured(
         events=events,
         events_per_s=round(events / taken.seconds),

@@ -222,8 +222,15 @@ def test_cpu_time_between_two_times_is_that_of_the_samples_between() -> None:
 
 
 def test_the_error_of_a_program_that_fails_has_its_output(tmp_path: Path) -> None:
-    with pytest.raises(ProgramFailed, match="no such thing"):
+    with pytest.raises(ProgramFailed, match="no such thing") as raised:
         run_program(["bash", "-c", "printf '%s such thing' no; exit 3"], {}, tmp_path / "output.txt")
+    assert raised.value.reason == "ended with 3"
+
+
+def test_a_program_that_does_not_end_is_killed_at_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(ProgramFailed) as raised:
+        run_program(["sleep", "600"], {}, tmp_path / "output.txt", limit_seconds=0)
+    assert raised.value.reason == "did not end within 0 s"
 
 
 @pytest.mark.slow
