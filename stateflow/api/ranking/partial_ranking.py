@@ -32,8 +32,9 @@ class PartialRanking:
     keys: tuple[str, ...]
     selection: Selection
     schema: RowSchema
-    rows_at_once: int = ROWS_AT_ONCE
-    bytes_at_once: int = BYTES_AT_ONCE
+    # Half of what aggregates hold: the kept rows are copied.
+    rows_at_once: int = ROWS_AT_ONCE // 2
+    bytes_at_once: int = BYTES_AT_ONCE // 2
 
     name: ClassVar[str] = "partial ranking"
 
