@@ -11,6 +11,8 @@ import pytest
 from stateflow import (
     AfterMatchSkipStrategy,
     Context,
+    KeyedProcessFunction,
+    OnTimerContext,
     OutputTag,
     Pattern,
     PatternProcessFunction,
@@ -19,7 +21,19 @@ from stateflow import (
 )
 from stateflow.errors import JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.patterns.pattern_rows import INPUT, TIMED_OUT, Found, Row, as_text, harness, matches, named, rows_of, texts
+from tests.patterns.pattern_rows import (
+    INPUT,
+    TIMED_OUT,
+    Found,
+    Row,
+    as_text,
+    harness,
+    matches,
+    matching,
+    named,
+    rows_of,
+    texts,
+)
 from tests.support.errors import raises
 
 A, B = named("a"), named("b")
@@ -112,6 +126,38 @@ def test_a_match_is_emitted_in_the_batch_after_a_later_row_of_any_key(key: str) 
     assert _in_batches([*pair, *later], []) == [[], ["a b"], []]
     # Rows of a batch advance the watermark of the next one.
     assert _in_batches(pair, later, []) == [[], [], ["a b"], []]
+
+
+class Delay(KeyedProcessFunction[Row, Row]):
+    """Emits rows whose name is in capitals by a timer at their time, and all others at once."""
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
+        if row.text.islower():
+            yield row
+        else:
+            ctx.timer_service().register_event_time_timer(row.at)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Row]:
+        yield Row(ctx.get_current_key(), timestamp, "a")
+
+
+def test_rows_in_the_order_of_event_time_are_matched_after_timers_between_them() -> None:
+    rows = KeyedInput(Row, "key", "at", event_time="at", out_of_orderness=timedelta())
+    with KeyedHarness(matching(PAIR), rows) as h:
+        assert texts(h.push(*rows_of("a@1 b@2 x@3"))) == ["a b"]
+        h.drain()
+        assert h.state_entries() == [] and h.timers() == []
+
+
+def test_rows_of_a_batch_are_matched_after_its_timers() -> None:
+    def declare(rows: Any) -> Any:
+        return matching(PAIR)(rows.process(Delay(), output=Row, uid="delay").key_by("key"))
+
+    with KeyedHarness(declare, KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta())) as h:
+        for batch in (rows_of("A@6"), rows_of("x@30", key="j"), rows_of("b@30")):
+            assert h.push(*batch) == []
+        assert texts(h.drain()) == ["a b"]
+        assert h.timers(uid="matches") == []
 
 
 def test_conditions_are_added_and_alternatives_too() -> None:

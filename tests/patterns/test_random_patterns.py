@@ -6,7 +6,7 @@ For more of them: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/patterns/t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,7 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import AfterMatchSkipStrategy, MemoryStateBackend, Pattern, RocksDBStateBackend
+from stateflow import (
+    AfterMatchSkipStrategy,
+    Context,
+    KeyedProcessFunction,
+    ListStateDescriptor,
+    MemoryStateBackend,
+    OnTimerContext,
+    Pattern,
+    RocksDBStateBackend,
+    RuntimeContext,
+)
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
@@ -24,7 +34,6 @@ from tests.patterns.brute_force import Numbered, Path, Rule, Search, kept
 
 Skip = AfterMatchSkipStrategy
 Assigned = tuple[tuple[str, int], ...]
-DISORDER = 4
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -44,12 +53,41 @@ class Found(msgspec.Struct, frozen=True):
         return tuple(sorted(zip(self.stages, self.numbers, strict=True), key=lambda pair: pair[1]))
 
 
+class Delay(KeyedProcessFunction[Row, Row]):
+    """Emits the rows of every other time when the watermark reaches it, and all others at once."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.delayed = ctx.get_list_state(ListStateDescriptor("delayed", Row))
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
+        if row.at % 2:
+            yield row
+            return
+        self.delayed.add(row)
+        ctx.timer_service().register_event_time_timer(row.at)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Row]:
+        rows = list(self.delayed.get())
+        self.delayed.update([row for row in rows if row.at != timestamp])
+        yield from (row for row in rows if row.at == timestamp)
+
+
 @dataclass(frozen=True)
 class History:
-    """Rows in the order of arrival, and the batches: how many rows each has, and the parallelism before it or 0."""
+    """Rows in the order of arrival.
+
+    Attributes:
+        batches: how many rows each has, and the parallelism before it or 0.
+        disorder: the out-of-orderness, in milliseconds.
+        order_by: the declared order of a key's rows in a batch.
+        is_delayed: whether the rows come from an operator that delays some of them.
+    """
 
     rows: tuple[Row, ...]
     batches: tuple[tuple[int, int], ...]
+    disorder: int = 4
+    order_by: tuple[str, ...] = ()
+    is_delayed: bool = False
 
 
 def _rules(rules: list[Rule]) -> tuple[Rule, ...]:
@@ -105,11 +143,13 @@ def histories(draw: st.DrawFn) -> History:
             max_size=11,
         )
     )
+    disorder = draw(st.sampled_from([0, 4]))
     # No row is later than declared.
-    arrived = sorted(events, key=lambda event: event[0] + event[4])
+    arrived = sorted(events, key=lambda event: event[0] + min(event[4], disorder))
     rows = tuple(Row(key, at, name, price, number) for number, (at, key, name, price, _) in enumerate(arrived))
     batches = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 0, 0, 1, 3])), max_size=6).map(tuple)
-    return History(rows, draw(batches))
+    order_by = draw(st.sampled_from([(), (), ("at",)]))
+    return History(rows, draw(batches), disorder, order_by, draw(st.booleans()))
 
 
 def _assigned(match: Mapping[str, list[Row]]) -> Found:
@@ -119,9 +159,12 @@ def _assigned(match: Mapping[str, list[Row]]) -> Found:
 
 def _run(pattern: Pattern, history: History, backend: StateBackend) -> list[Assigned]:
     def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        if history.is_delayed:
+            rows = rows.process(Delay(), output=Row, uid="delay").key_by("key", order_by=history.order_by)
         return rows.match_pattern(pattern).select(_assigned, output=Found, uid="matches")
 
-    given_rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=DISORDER))
+    disorder = timedelta(milliseconds=history.disorder)
+    given_rows = KeyedInput(Row, "key", history.order_by, event_time="at", out_of_orderness=disorder)
     found, left = list[Found](), list(history.rows)
     h = KeyedHarness(declare, given_rows, backend=backend)
     for size, parallelism in history.batches:
@@ -133,7 +176,7 @@ def _run(pattern: Pattern, history: History, backend: StateBackend) -> list[Assi
     with h:
         found += h.push(*left) + h.drain()
         if pattern.within_ms is not None:
-            assert h.state_entries() == [] and h.timers() == []
+            assert h.state_entries(uid="matches") == [] and h.timers(uid="matches") == []
     return [each.assigned for each in found]
 
 

@@ -67,7 +67,7 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
         self._settings = settings
         self._structure = settings.pattern.structure
         self._within = settings.pattern.within_ms
-        # Of the keys of a batch: the earliest timer for a row, and the time up to which timers have processed rows.
+        # Of the keys of a batch: the earliest pending timer for a row, and the time up to which rows are processed.
         self._earliest: dict[tuple[object, ...], int] = {}
         self._processed: dict[tuple[object, ...], int] = {}
 
@@ -105,9 +105,12 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
         if timestamp <= self._processed.get(ctx.key_values, NO_WATERMARK):
             return  # the key was processed when an earlier timer fired
         self._processed[ctx.key_values] = until
+        # More rows of the batch may follow.
+        self._earliest.pop(ctx.key_values, None)
         buffer = MatchBuffer(self._partial.value() or PartialMatches(self._structure), self._matched)
         for time, rows in self._waiting.items():
             if time > until:
+                self._earliest[ctx.key_values] = time
                 ctx.timer_service().register_event_time_timer(time)
                 break
             self._waiting.remove(time)

@@ -121,7 +121,8 @@ class PatternStream(KeyedInput[Stream]):
         self, function: PatternProcessFunction[Never, object], output: type[object], uid: str, method: str
     ) -> Stream:
         operator = PatternOperator(self._settings, cast("PatternProcessFunction[object, object]", function))
-        # Not in the order of event time: timers fire after all rows of a batch, once for each key.
+        # Not in the order of event time, unless `order_by` declares it: then timers do not fire between rows, and a
+        # key is processed once for each batch.
         node = ProcessNode(uid, (self._edge,), operator, RowSchema.of(output), f"{method} pattern")
         return self._add_operator(node)
 
