@@ -27,7 +27,7 @@ from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS, Timer, timers_in
 from stateflow.state.schema.named_values import named_value
 from stateflow.storage import Storage
-from stateflow.types.key_encoding import decode_key
+from stateflow.types.key_encoding import decode_key, has_key_at
 from stateflow.types.serializers import decode_untyped
 
 TIMERS = "_timers"
@@ -191,9 +191,7 @@ def _ranges(operator: OperatorState, wanted: WantedKey) -> list[KeyRange]:
 def _is_of_key(stored: bytes, wanted: WantedKey) -> bool:
     """Returns whether a stored entry of the key's group belongs to the key."""
     at = KEY_OFFSET + (_TIME_BYTES if stored[_GROUP_BYTES:KEY_OFFSET] in _DOMAINS else 0)
-    # A text continues after its end if ff follows: that is another key.
-    after = at + len(wanted.encoded)
-    return stored.startswith(wanted.encoded, at) and stored[after : after + 1] != b"\xff"
+    return has_key_at(stored, wanted.encoded, at)
 
 
 def _content_elements(subtask: int, content: OperatorContent) -> Iterator[tuple[tuple[str, ...], bytes]]:

@@ -12,7 +12,7 @@ from stateflow.serving.requests import GetRequest, KeysRequest, Request, ScanReq
 from stateflow.serving.served_checkpoint import QueryableState, ServedCheckpoint
 from stateflow.state.backends.base import KeyedStateBackend, after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
-from stateflow.types.key_encoding import decode_key, decode_key_parts
+from stateflow.types.key_encoding import decode_key, decode_key_parts, ends_at
 from stateflow.types.key_values import encoded, group_of, typed_key, typed_map_key
 from stateflow.types.serializers import VALUE_FORMAT, payload_start
 
@@ -115,8 +115,7 @@ class Lookups:
         if store is None:
             return
         for key, data in store.scan_range(start, after_prefix(prefix)):
-            # A namespace that continues with 0xff belongs to a longer text; see `KeyContext.scan`.
-            if key[len(base) : len(base) + 1] != b"\xff" and not self.state.is_expired(data):
+            if ends_at(key, len(base)) and not self.state.is_expired(data):
                 yield key, data
 
     def keys(self, request: KeysRequest) -> Page:

@@ -15,7 +15,7 @@ from stateflow.state.columnar.key_hashes import PADDING, Bytes, Numbers, hash_ke
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
-from stateflow.types.key_encoding import decode_key_parts
+from stateflow.types.key_encoding import decode_key_parts, has_key_at
 from stateflow.types.key_groups import key_group
 
 Groups = NDArray[np.uint16]
@@ -76,8 +76,8 @@ class Rehash:
                 hint="create the savepoint again with this version; report this if it happens again",
                 key=stored.hex()[:200],
             )
-        # Entries of one key follow each other, in a map and in a list. No key is a prefix of another one.
-        if self._last is not None and stored.startswith(self._last[0], offset):
+        # Entries of one key follow each other, in a map and in a list.
+        if self._last is not None and has_key_at(stored, self._last[0], offset):
             return self._last[1]
         values, end = decode_key_parts(stored, offset, len(self._types))
         group = key_group(values, self._types, self._max_parallelism)

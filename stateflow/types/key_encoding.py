@@ -69,6 +69,19 @@ def decode_key_parts(data: bytes, start: int, count: int) -> tuple[list[object],
     return parts, at
 
 
+def ends_at(stored: bytes, end: int) -> bool:
+    """Returns whether an encoded key ends at an offset, where one of its parts may end.
+
+    A text ends with ``00``, and a NUL in a text is ``00 ff``. Nothing that follows a key begins with ``ff``.
+    """
+    return stored[end : end + 1] != b"\xff"
+
+
+def has_key_at(stored: bytes, key: bytes, start: int) -> bool:
+    """Returns whether stored bytes have an encoded key at an offset, and no longer key that begins with its bytes."""
+    return stored.startswith(key, start) and ends_at(stored, start + len(key))
+
+
 def encode_key_part(part: object) -> bytes:
     """Returns one encoded part of a key; raises as `encode_key`, but UnicodeEncodeError for lone surrogates."""
     encode = _ENCODERS.get(type(part))

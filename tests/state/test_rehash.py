@@ -55,6 +55,20 @@ def _stored(kind: str, groups: int, key: tuple[list[str], tuple[Any, ...]], rest
     return struct.pack(">H", key_group(values, types, groups)) + KINDS[kind] + encode_key(values) + b"\0" + rest
 
 
+@pytest.mark.parametrize(
+    ("types", "keys"),
+    [
+        (["string"], [("a",), ("a\0b",), ("a\0b\0c",), ("a\0",), ("a",)]),
+        (["binary"], [(b"\0",), (b"\0\0",), (b"\0\0\xff",)]),
+        (["double", "string"], [(1.0, "a"), (1.0, "a\0b")]),
+        (["string", "int"], [("a", 1), ("a\0b", 1)]),
+    ],
+)
+def test_the_bytes_of_a_key_may_begin_those_of_another_one(types: list[str], keys: list[tuple[Any, ...]]) -> None:
+    old, new = ([_stored("value", groups, (types, key), b"") for key in keys] for groups in (1, 128))
+    assert Rehash(types, ["seen"], 128)(from_list(old))[0].to_pylist() == new
+
+
 @given(st.data(), TYPES, st.integers(1, 1 << 15), st.integers(1, 1 << 15))
 def test_keys_get_the_groups_of_the_new_max_parallelism(
     data: st.DataObject, types: list[str], before: int, after: int

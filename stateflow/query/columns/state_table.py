@@ -16,6 +16,7 @@ from stateflow.similar_names import did_you_mean
 from stateflow.state.columnar.key_encoding import encode_keys
 from stateflow.state.columnar.key_reader import key_column_type
 from stateflow.storage import Storage
+from stateflow.types.key_encoding import has_key_at
 from stateflow.types.key_groups import KeyGroupRange, key_group
 
 TIMERS = "_timers"
@@ -118,9 +119,8 @@ class EncodedKey:
     data: bytes
 
     def is_at(self, stored: bytes, offset: int) -> bool:
-        """Returns whether a stored key has this key at an offset. A text continues after ``00`` if ``ff`` follows."""
-        end = offset + len(self.data)
-        return stored.startswith(self.data, offset) and stored[end : end + 1] != b"\xff"
+        """Returns whether a stored key has this key at an offset."""
+        return has_key_at(stored, self.data, offset)
 
 
 def encode_query_keys(keys: Iterable[object], operator: OperatorState, max_parallelism: int) -> list[EncodedKey]:

@@ -18,7 +18,7 @@ from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.write_buffer import ABSENT, WriteBuffer
-from stateflow.types.key_encoding import encode_key
+from stateflow.types.key_encoding import encode_key, ends_at
 
 KEY_OFFSET = 6
 """Offset of the key in a stored key: the length of key group and state id."""
@@ -171,10 +171,9 @@ class KeyContext:
         found = self.backend.scan(prefix)
         if self.namespace == VOID_NAMESPACE:
             return found
-        # An encoded text ends with 0x00; a NUL inside it is encoded as 0x00 0xff. So keys that continue with 0xff
-        # belong to a longer text, and sort after all keys of this namespace.
+        # Those of a longer text sort after all keys of this namespace.
         end = len(prefix)
-        return takewhile(lambda entry: entry[0][end : end + 1] != b"\xff", found)
+        return takewhile(lambda entry: ends_at(entry[0], end), found)
 
     def stored_key(self, state: bytes) -> bytes:
         """Returns the stored key, or the prefix of the stored keys, of one state for the current key.
