@@ -33,7 +33,8 @@ from stateflow.api.state_backends import StateBackend
 from stateflow.testing import KeyedHarness, KeyedInput
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
-KEYS = "abc"
+KEYS = ("a", "a\0b", "c")
+"""The bytes of the first one begin those of the second one."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -149,11 +150,12 @@ class Record(_Timers):
 
 @dataclass(frozen=True)
 class History:
-    """Batches of rows; and, before each, the parallelism of a restore, or 0."""
+    """Batches of rows; and, before each, the parallelism of a restore, or 0; and the number of key groups."""
 
     bound: int
     batches: tuple[tuple[tuple[Row, ...], int], ...]
     arrow_rows: int | None
+    key_groups: int = 128
 
 
 steps = st.one_of(
@@ -174,7 +176,8 @@ def histories(draw: Callable[..., Any]) -> History:
             batch.append(Row(key, at, number, ";".join(script)))
             number += 1
         batches.append((tuple(batch), draw(st.sampled_from([0, 0, 0, 1, 2]))))
-    return History(draw(st.sampled_from([0, 1, 5, 20])), tuple(batches), draw(st.sampled_from([None, 1, 2, 3])))
+    bound, arrow_rows = draw(st.sampled_from([0, 1, 5, 20])), draw(st.sampled_from([None, 1, 2, 3]))
+    return History(bound, tuple(batches), arrow_rows, draw(st.sampled_from([2, 128])))
 
 
 def _source(bound: int, *order_by: str) -> KeyedInput:
@@ -189,6 +192,7 @@ def _arrow(rows: int | None) -> dict[str, Any]:
 def _check(history: History, backend: StateBackend) -> None:
     model, seen, letters = Record(history.bound), defaultdict(list), 0
     more: dict[str, Any] = {"on_error": DeadLetters(budget=1000), "backend": backend, **_arrow(history.arrow_rows)}
+    more["max_parallelism"] = history.key_groups
     h = KeyedHarness(Scripted(), _source(history.bound), output=Seen, parallelism=2, **more)
     for batch, parallelism in history.batches:
         if parallelism:
@@ -222,6 +226,14 @@ def _call(seen: Seen) -> tuple[Any, ...]:
 
 @example(History(0, (((Row("a", 0, 0, "set 3;fail"), Row("a", 20, 1)), 0),), None))
 @example(History(0, (((Row("a", 0, 0, "set 9"), Row("a", 1, 1, "delete 8;fail"), Row("a", 20, 2)), 0),), None))
+@example(
+    History(
+        bound=0,
+        batches=(((Row("a\0b", 1, 0, "set 20"),), 0), ((Row("a", 100, 1), Row("a\0b", 3, 2), Row("a\0b", 100, 3)), 0)),
+        arrow_rows=None,
+        key_groups=2,
+    )
+)
 @given(histories())
 def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink(history: History) -> None:
     _check(history, MemoryStateBackend())

@@ -22,7 +22,7 @@ from stateflow.state.backends.base import after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
 from stateflow.state.kinds.slice_size import MOST, SliceSize
 from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
-from stateflow.types.key_encoding import decode_key
+from stateflow.types.key_encoding import decode_key, ends_at
 from stateflow.types.key_groups import KeyGroupRange
 
 _SCANNED = 256
@@ -238,8 +238,8 @@ class Timers:
             entry = _time_ordered(stored)
             time, rest = _time(entry), entry[_TIME_BYTES + _GROUP_BYTES :]
             if time <= latest:
-                # No encoded key is a prefix of another one, so the match is the key, and the namespace follows.
-                key = next((rest[:length] for length in lengths if rest[:length] in until), None)
+                found = (rest[:length] for length in lengths if ends_at(rest, length) and rest[:length] in until)
+                key = next(found, None)
                 if key is not None and time <= until[key]:
                     self._prefetched.setdefault((group, key), []).append(entry)
                     continue
