@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from stateflow import ReducingStateDescriptor, RuntimeContext
 from stateflow.api.windows.assigners import EventTimeSessionWindows, GlobalWindows, TumblingEventTimeWindows
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
@@ -83,6 +85,12 @@ def test_a_delta_trigger_compares_with_the_row_that_fired_last() -> None:
         assert _totals(h.push(Timed("a", 10), Timed("a", 11))) == [19]
         with KeyedHarness.restore(h.snapshot()) as restored:
             assert _totals(restored.push(Timed("a", 19), Timed("a", 20))) == [50]
+
+
+def test_a_delta_trigger_does_not_fire_for_nan() -> None:
+    trigger = DeltaTrigger.of(9, lambda first, second: math.nan if second.value < 0 else second.value, Timed)
+    with reducing(GlobalWindows.create(), lambda w: w.trigger(trigger)) as h:
+        assert _totals(h.push(Timed("a", 0), Timed("a", -1), Timed("a", 10))) == [9]
 
 
 class EveryThird(Trigger[Timed]):

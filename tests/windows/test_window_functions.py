@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -192,6 +193,12 @@ def test_apply_calls_a_plain_function() -> None:
         (TimeEvictor.of(ms(10)), [3, 6, 8], [8]),
         (TimeEvictor.of(ms(10), do_evict_after=True), [3, 7, 14], [8]),
         (DeltaEvictor.of(5, lambda row, last: last.value - row.value), [3, 7, 12], [4, 8]),
+        # NaN is not at least the threshold.
+        (
+            DeltaEvictor.of(5, lambda row, last: math.nan if row.value == 1 else last.value - row.value),
+            [3, 7, 13],
+            [1, 4, 8],
+        ),
     ],
 )
 def test_evictors_remove_rows_before_or_after_the_evaluation(

@@ -104,7 +104,7 @@ class TimeEvictor(_OneSidedEvictor[object]):
 
 
 class DeltaEvictor(_OneSidedEvictor[Row]):
-    """Keeps the rows that differ by less than a threshold from the last one of the window."""
+    """Removes the rows that differ by a threshold or more from the last one of the window."""
 
     def __init__(self, threshold: float, delta: Callable[[Row, Row], float], after: bool) -> None:
         self._threshold = threshold
@@ -133,4 +133,5 @@ class DeltaEvictor(_OneSidedEvictor[Row]):
         if not rows:
             return rows
         last = rows[-1].row
-        return [row for row in rows if self._delta(row.row, last) < self._threshold]
+        # Not by the opposite comparison: a row whose difference is NaN is kept.
+        return [row for row in rows if not self._delta(row.row, last) >= self._threshold]

@@ -269,7 +269,8 @@ class DeltaTrigger(Trigger[Row], Generic[Row]):
 
     def on_element(self, row: Row, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         last = self._last.value()
-        if last is not None and self._delta(last, row) <= self._threshold:
+        # Not by the opposite comparison: a difference of NaN does not fire.
+        if last is not None and not self._delta(last, row) > self._threshold:
             return TriggerResult.CONTINUE
         self._last.update(row)
         return TriggerResult.CONTINUE if last is None else TriggerResult.FIRE
