@@ -139,7 +139,7 @@ class Lookups:
                 page.keys.append(list(key))
                 size += len(stored)
                 if len(page.keys) == request.limit or size > LARGEST_ANSWER:
-                    return Page(page.keys, [], _text_of(after_prefix(stored) or stored))
+                    return Page(page.keys, [], _text_of(_after_key(stored)))
         return page
 
     def _groups(self, request: KeysRequest, first: int) -> range:
@@ -153,15 +153,15 @@ class Lookups:
         self, store: KeyedStateBackend, start: bytes, prefix: bytes
     ) -> Iterator[tuple[bytes, tuple[object, ...]]]:
         """Yields the keys with a visible entry in this namespace: their stored form up to the namespace, and values."""
-        at: bytes | None = start
-        while at is not None:
+        at = start
+        while True:
             found = self._next_key(store, at, prefix)
             if found is None:
                 return
             stored, key, is_visible = found
             if is_visible:
                 yield stored, key
-            at = after_prefix(stored)
+            at = _after_key(stored)
 
     def _next_key(
         self, store: KeyedStateBackend, start: bytes, prefix: bytes
@@ -225,6 +225,11 @@ def listing_group(after: str) -> int:
 
 def _text_of(token: bytes) -> str:
     return base64.urlsafe_b64encode(token).decode()
+
+
+def _after_key(stored: bytes) -> bytes:
+    """Returns a bound after all entries of a key, and before those of longer keys that begin with its bytes."""
+    return stored + b"\xff"
 
 
 def page_token(text: str) -> bytes:

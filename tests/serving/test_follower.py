@@ -12,6 +12,7 @@ import pytest
 import stateflow
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
+from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import CheckpointNotServed, MissingFile, NotYetAvailable, UnknownState, WrongKeyType
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.lookups import Lookups
@@ -19,7 +20,7 @@ from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest
 from stateflow.serving.served_checkpoint import ServedCheckpoint
 from stateflow.storage import PosixStorage
 from stateflow.types.serializers import decode_untyped
-from tests.serving.shops_job import ITEMS, SHOPS, Expected, ShopsJob
+from tests.serving.shops_job import ITEMS, SHOPS, Expected, Sale, ShopsJob, Totals
 from tests.support.errors import raises
 
 KEYS = [(shop, day) for shop in SHOPS for day in range(-3, 4)]
@@ -103,6 +104,23 @@ def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower)
         with raises(NotYetAvailable, newest=ids[-1]), follower.checkpoint(**options):
             pass
     assert _problem(follower) == ""
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_all_keys_are_listed_if_the_bytes_of_one_begin_those_of_another(
+    jobs: ShopsJob, follower: Follower, limit: int
+) -> None:
+    shops = ["a", "a\0", "a\0b", "b"]
+    rows = [Sale(shop, 1, "tea", 1) for shop in shops]
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        sold = env.from_collection(rows, Sale, uid="sales").key_by("shop")
+        sold.process(Totals(), output=Sale, uid="totals").sink_to(jobs.sink("out"), uid="out")
+
+    jobs.run(build, parallelism=1, max_parallelism=1)
+    assert follower.poll()
+    with follower.checkpoint() as newest:
+        assert list(_keys(newest, limit)) == [(shop,) for shop in shops]
 
 
 def test_a_checkpoint_in_use_stays_open_and_is_closed_after_its_last_user(jobs: ShopsJob, follower: Follower) -> None:
