@@ -60,8 +60,10 @@ class Merge:
 def add_window(sessions: Sequence[Session], added: TimeWindow) -> tuple[list[Session], Merge]:
     """Returns the sessions with a window added, and what has to be merged."""
     # Open sessions do not touch each other, so those that the row's window touches are all that become one.
-    touched = [each for each in sessions if each.window.intersects(added)]
-    others = [each for each in sessions if not each.window.intersects(added)]
+    touched, others, start, end = list[Session](), list[Session](), added.start, added.end
+    for each in sessions:
+        # Without a TimeWindow for each session: this is done for each row.
+        (touched if each.start <= end and start <= each.end else others).append(each)
     window = reduce(TimeWindow.cover, (each.window for each in touched), added)
     kept = touched[0].state_window if touched else added
     merged = tuple(each.window for each in touched)
@@ -92,7 +94,9 @@ class OpenSessions:
 
     def state_window(self, window: TimeWindow) -> TimeWindow | None:
         """Returns the namespace of a session's state; None if the session no longer exists."""
-        return next((each.state_window for each in self._state.value() or () if each.window == window), None)
+        start, end = window.start, window.end
+        found = (each for each in self._state.value() or () if each.start == start and each.end == end)
+        return next((each.state_window for each in found), None)
 
     def remove(self, window: TimeWindow) -> None:
         """Removes a session."""
