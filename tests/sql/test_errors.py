@@ -79,6 +79,13 @@ REFUSED = [
     ("SELECT auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "ROW_NUMBER"),
     ("SELECT auction, RANK() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "RANK"),
     ("SELECT SUM(price) OVER (PARTITION BY auction ORDER BY price) AS n FROM bid", "price"),
+    (
+        "SELECT SUM(price) OVER (PARTITION BY auction ORDER BY at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW EXCLUDE "
+        "TIES) AS s FROM bid",
+        "1 PRECEDING AND CURRENT ROW",
+    ),
+    ("SELECT SUM(price) OVER w AS s FROM bid WINDOW w AS (PARTITION BY auction ORDER BY at)", "w"),
+    ("SELECT other.bid.auction FROM bid", "other"),
     ("SELECT auction FROM bid MATCH_RECOGNIZE (PARTITION BY auction ORDER BY at)", "ORDER BY"),
     ("WITH RECURSIVE r AS (SELECT auction FROM bid) SELECT auction FROM r", "r AS (SELECT"),
     ("SELECT /*+ broadcast(bid) */ auction FROM bid", "auction FROM"),

@@ -26,6 +26,7 @@ def windows(table: str, kind: tuple[str, str] = ("TUMBLE", "INTERVAL '10' SECOND
 
 SAME = [
     "SELECT auction, price * 2 + 1 AS p, LOWER(UPPER(channel)) AS c FROM bid WHERE price > 4 AND auction IN (1, 3)",
+    "SELECT auction, channel LIKE 'a%' AS a, channel NOT LIKE '%b' AS b FROM bid WHERE channel NOT LIKE 'c_%'",
     "SELECT auction, CASE WHEN price IS NULL THEN -1 WHEN price >= 8 THEN price ELSE 0 END AS p FROM bid",
     "SELECT b.auction, COALESCE(b.price, 0) - 5 AS p FROM bid AS b WHERE NOT (b.price BETWEEN 3 AND 9)",
     "SELECT auction, COUNT(*) AS n, COUNT(price) AS m, SUM(price) AS s, MIN(price) AS a, MAX(price) AS z FROM bid "

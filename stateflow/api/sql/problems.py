@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -46,12 +47,26 @@ class SqlText:
         parts = (each for each in node.walk(prune=_is_hint) if not _is_hint(each))
         found = [(each.meta["start"], each.meta["end"]) for each in parts if "start" in each.meta]
         if not found:
-            return self.at(0, len(self.text))
+            return self.of(node.parent) if node.parent is not None else self.at(0, len(self.text))
         return self.at(min(start for start, _ in found), max(end for _, end in found) + 1)
 
     def fail(self, node: exp.Expr, message: str, hint: str, **facts: object) -> NoReturn:
         """Raises JobDefinitionError with the position of a construct."""
         raise error_at(self.of(node), message, hint, **facts)
+
+    def check_parts(self, node: exp.Expr, known: Collection[str], ways_out: Mapping[str, str] | None = None) -> None:
+        """Raises JobDefinitionError if a construct has a part that its caller does not read, and so would ignore.
+
+        Args:
+            known: the names of the parts that the caller reads.
+            ways_out: hints for others.
+        """
+        for name, value in node.args.items():
+            if value and name not in known:
+                part = value[0] if isinstance(value, list) else value
+                where = part if isinstance(part, exp.Expr) else node
+                hint = (ways_out or {}).get(name, "leave it out")
+                self.fail(where, "a clause is not supported", hint, clause=name.upper())
 
 
 def _is_hint(node: exp.Expr) -> bool:

@@ -90,6 +90,7 @@ class Analysis:
 
     def of(self, node: exp.Expr) -> Expression:
         """Returns the typed expression. Raises JobDefinitionError with the position of what is not supported."""
+        self._text.check_parts(node, _PARTS.get(type(node), node.args))
         own = self._scope.other(node)
         if own is not None:
             return own
@@ -207,7 +208,8 @@ class Analysis:
         pattern = self.constant(node.expression, STRING, "the pattern of LIKE")
         if "\\" in str(pattern.value):
             self._text.fail(node.expression, "a pattern of LIKE has a backslash", "use REGEXP_EXTRACT … IS NOT NULL")
-        return self._made(node, "LIKE", [self.of(node.this), pattern])
+        found = self._made(node, "LIKE", [self.of(node.this), pattern])
+        return self._made(node, "not", [found]) if node.args.get("negate") else found
 
     def _case(self, node: exp.Case) -> Expression:
         args: list[Expression] = []
@@ -307,3 +309,22 @@ _HANDLERS: dict[type[exp.Expr], Callable[..., Expression]] = {
     exp.Trim: Analysis._trim,
     exp.Anonymous: Analysis._anonymous,
 }
+_OPERANDS = frozenset({"this", "expression"})
+_PARTS: dict[type[exp.Expr], frozenset[str]] = {
+    **dict.fromkeys((*_OPERATORS, *_HANDLERS, exp.Filter), _OPERANDS),
+    exp.DPipe: _OPERANDS | {"safe"},
+    exp.Column: frozenset({"this", "table"}),
+    exp.Literal: frozenset({"this", "is_string"}),
+    exp.Interval: frozenset({"this", "unit"}),
+    exp.In: frozenset({"this", "expressions", "query"}),
+    exp.Between: frozenset({"this", "low", "high"}),
+    exp.Like: _OPERANDS | {"negate"},
+    exp.Case: frozenset({"this", "ifs", "default"}),
+    exp.If: frozenset({"this", "true", "false"}),
+    exp.Cast: frozenset({"this", "to"}),
+    exp.Substring: frozenset({"this", "start", "length"}),
+    exp.Trim: _OPERANDS | {"position"},
+    exp.Anonymous: frozenset({"this", "expressions"}),
+    exp.Window: frozenset({"this", "partition_by", "order", "spec", "over"}),
+}
+"""The parts of a construct that are read: sqlglot may add others, which must not be ignored."""

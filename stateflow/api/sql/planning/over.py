@@ -16,6 +16,7 @@ from stateflow.api.sql.planning.plan import Aggregate, Computed, Over, Plan, Row
 from stateflow.api.sql.problems import SqlText
 
 _KINDS = {"COUNT": "count", "SUM": "sum", "MIN": "min", "MAX": "max", "AVG": "mean"}
+_FRAME = ("kind", "start", "start_side", "end", "end_side")
 Frame = tuple[tuple[str, ...], tuple[tuple[str, bool], ...], Preceding]
 """Keys, order, and the rows before a row."""
 
@@ -98,6 +99,7 @@ class OverScope(RelationScope):
         return keys, order, self._preceding(node)
 
     def _ordered(self, node: exp.Ordered) -> tuple[str, bool]:
+        self._text.check_parts(node, {"this", "desc", "nulls_first"})
         descending = bool(node.args.get("desc"))
         if bool(node.args.get("nulls_first")) == descending:
             self._text.fail(node, "an order of nulls is not supported", "null is the lowest value: leave it out")
@@ -107,6 +109,7 @@ class OverScope(RelationScope):
         spec = node.args.get("spec")
         if spec is None:
             return Unbounded.RANGE
+        self._text.check_parts(spec, _FRAME)
         kind, start = spec.args.get("kind"), spec.args.get("start")
         if spec.args.get("start_side") == "PRECEDING" and spec.args.get("end") == "CURRENT ROW":
             if start == "UNBOUNDED":

@@ -144,13 +144,7 @@ class QueryPlanner:
         return path
 
     def _check_clauses(self, node: exp.Expr, known: set[str]) -> None:
-        for name, value in node.args.items():
-            if value and name not in known:
-                at = value[0] if isinstance(value, list) else value
-                where = at if isinstance(at, exp.Expr) else node
-                self.text.fail(
-                    where, "a clause is not supported", _WAYS_OUT.get(name, "leave it out"), clause=name.upper()
-                )
+        self.text.check_parts(node, known, _WAYS_OUT)
 
     # -- FROM ---------------------------------------------------------------------------------------------------------
 
