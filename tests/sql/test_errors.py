@@ -50,6 +50,11 @@ REFUSED = [
         "SELECT a.id FROM auction AS a LEFT JOIN bid AS b ON a.id = b.auction AND a.seller < b.bidder",
         "a.id = b.auction",
     ),
+    (
+        "SELECT b.at FROM bid AS b LEFT JOIN auction FOR SYSTEM_TIME AS OF b.at AS a "
+        "ON a.id = b.auction AND a.seller < b.bidder",
+        "a.id = b.auction",
+    ),
     (f"SELECT a.id FROM auction AS a JOIN {WINDOW} AS b ON a.id = b.auction", "TABLE"),
     (f"SELECT a.auction FROM {WINDOW} AS a JOIN {WINDOW} AS b ON a.auction = b.auction", "a.auction = b.auction"),
     (f"SELECT a.auction FROM {WINDOW} AS a LEFT JOIN {WINDOW} AS b ON a.auction = b.auction AND {BOUNDS}", "TABLE"),

@@ -17,6 +17,12 @@ from tests.sql.sql_jobs import START, TABLES, Bid, Rows
 
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
 TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
+VERSIONS = "FROM bid AS b JOIN auction FOR SYSTEM_TIME AS OF b.at AS a ON a.id = b.auction"
+VALID = (
+    "FROM bid AS b JOIN auction AS a ON a.id = b.auction "
+    "AND a.at = (SELECT MAX(v.at) FROM auction AS v WHERE v.id = b.auction AND v.at <= b.at)"
+)
+EARLY = "2026-01-01 00:00:20"
 HOP = ("HOP", "INTERVAL '4' SECOND, INTERVAL '8' SECOND")
 
 
@@ -114,6 +120,25 @@ TRANSLATED = [
         "SELECT b.at, a.category FROM bid AS b LEFT JOIN auction FOR SYSTEM_TIME AS OF b.at AS a ON a.id = b.auction",
         "SELECT b.at, (SELECT category FROM auction AS a WHERE a.id = b.auction AND a.at <= b.at ORDER BY a.at DESC "
         "LIMIT 1) FROM bid AS b",
+    ),
+    # Conditions select among the rows with their valid versions, and not among the versions that may be valid.
+    (
+        f"SELECT b.at, b.bidder, a.at AS since {VERSIONS} AND a.seller + 1 > b.bidder WHERE a.at < TIMESTAMP '{EARLY}'",
+        f"SELECT b.at, b.bidder, a.at {VALID} WHERE a.seller + 1 > b.bidder AND a.at < '{EARLY}'",
+    ),
+    (
+        f"SELECT b.at, a.category {VERSIONS} AND a.at < TIMESTAMP '{EARLY}' AND b.bidder > 1",
+        f"SELECT b.at, a.category {VALID} WHERE a.at < '{EARLY}' AND b.bidder > 1",
+    ),
+    (
+        f"SELECT * FROM (SELECT b.at, a.category, a.at AS since {VERSIONS}) WHERE since < TIMESTAMP '{EARLY}'",
+        f"SELECT b.at, a.category, a.at {VALID} WHERE a.at < '{EARLY}'",
+    ),
+    (
+        f"SELECT b.at, b.bidder, a.category, a.seller {VERSIONS.replace('JOIN', 'LEFT JOIN')} "
+        f"AND a.at < TIMESTAMP '{EARLY}' AND a.seller > 0",
+        f"SELECT b.at, b.bidder, a.category, a.seller {VALID.replace('JOIN', 'LEFT JOIN')} "
+        f"AND a.at < '{EARLY}' AND a.seller > 0",
     ),
     (
         "SELECT channel, AVG(price) AS a FROM bid GROUP BY channel",

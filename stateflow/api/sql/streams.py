@@ -13,7 +13,7 @@ from stateflow.api.graph.nodes import WatermarkNode
 from stateflow.api.joins.functions import PairColumns
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
 from stateflow.api.sql.lookups import looked_up
-from stateflow.api.sql.pairs import EmitPair
+from stateflow.api.sql.pairs import EmitPair, PairWithVersion
 from stateflow.api.sql.planning.plan import (
     Computed,
     Filtered,
@@ -192,8 +192,10 @@ class StreamBuilder:
         has_kind = plan.kind == "regular" and is_corrected
         output = _rows("Joined", plan.fields, has_kind=has_kind)
         if plan.kind == "temporal":
-            versions = left.temporal_join(right, how=plan.how)
-            return versions.apply(PairColumns(output, plan.columns), output=output, uid=plan.uid)
+            pair: Callable[[object, object], object] = PairColumns(output, plan.columns)
+            if plan.version is not None:
+                pair = PairWithVersion(pair, plan.version)
+            return left.temporal_join(right, how=plan.how).apply(pair, output=output, uid=plan.uid)
         if plan.kind == "interval":
             within = left.interval_join(right).between(*plan.bounds)
             return within.process(EmitPair(PairColumns(output, plan.columns)), output=output, uid=plan.uid)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from stateflow.api.sql.expressions.analysis import Analysis
-from stateflow.api.sql.expressions.calls import cast, common
+from stateflow.api.sql.expressions.calls import call, cast, common
 from stateflow.api.sql.expressions.sql_types import BOOLEAN, Field
 from stateflow.api.sql.expressions.tree import Call, Expression, Ref, columns_of, conjuncts, not_null, replaced
 from stateflow.api.sql.planning import lookups
@@ -78,13 +78,17 @@ class JoinPlanner:
         made = self._joined(kind, how, keys, before)
         made = replace(made, bounds=bounds) if bounds else made
         made = _with_windows(made, window) if window is not None else made
+        if kind == "temporal" and how == "left":
+            tested = [each for each in rest if self._is_of(each, left=False)]
+            rest = [each for each in rest if each not in tested]
+            made = replace(made, version=call("and", [*map(self._of_right, tested)]) if tested else None)
         return self._filtered(made, how, rest)
 
     def _filtered(self, made: Joined, how: str, conditions: Sequence[Expression]) -> Relation:
         """Returns the joined rows that pass conditions. Raises JobDefinitionError for those of an outer join."""
         on = self.node.args["on"]
         plan: Plan = made
-        if conditions and (how != "inner" or made.kind == "temporal"):
+        if conditions and how != "inner":
             tables = "the stream in an inner query, and the table where it is read"
             hint = f"filter {tables if made.kind == 'lookup' else 'the tables in inner queries'}"
             self.text.fail(on, "this join has other conditions than equalities", hint)
@@ -179,13 +183,15 @@ class JoinPlanner:
         bounds: set[str] = set()
         if isinstance(self.left.plan, WindowTable):
             bounds = {*BOUNDS, *(name for name, each in self._right_names.items() if each.name in BOUNDS)}
+        # A version that does not meet a condition still ends the one before it.
+        has_versions = self.node.this.args.get("version") is not None
         rest = []
         for each in others:
             if not set(columns_of(each)).isdisjoint(bounds):
                 rest.append(each)
             elif self._is_of(each, left=True) and how in ("inner", "right"):
                 before[0].append(each)
-            elif self._is_of(each, left=False) and how in ("inner", "left"):
+            elif self._is_of(each, left=False) and how in ("inner", "left") and not has_versions:
                 before[1].append(self._of_right(each))
             else:
                 rest.append(each)

@@ -263,6 +263,7 @@ class Joined:
         fields: the columns of the result, with their types.
         window: of a window join: the windows of both sides.
         window_bounds: of a window join: column of the result and bound of the window.
+        version: of a temporal left join: condition of the columns of a version; one that does not meet it is none.
     """
 
     left: Plan
@@ -278,6 +279,7 @@ class Joined:
     bounds: tuple[timedelta, timedelta] = (timedelta(), timedelta())
     window: Window | None = None
     window_bounds: tuple[tuple[str, str], ...] = ()
+    version: Expression | None = None
 
 
 Plan = (

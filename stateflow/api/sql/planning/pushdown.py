@@ -27,8 +27,8 @@ def _with_condition(plan: Plan, condition: Expression, at: Filtered) -> Plan:
     if isinstance(plan, Filtered) and isinstance(plan.input, Joined | Filtered):
         return replace(plan, input=_with_condition(plan.input, condition, at))
     if isinstance(plan, Joined) and plan.how == "inner" and names:
-        # The rows of a look-up table are no stream, which could be filtered.
-        for is_left in (True,) if plan.kind == "lookup" else (True, False):
+        # The rows of a look-up table are no stream, which could be filtered; without a version the one before is valid.
+        for is_left in (True,) if plan.kind in ("lookup", "temporal") else (True, False):
             own = {name: of for name, left, of in plan.columns if left == is_left}
             if names <= set(own):
                 kinds = {each.name: each.type for each in (plan.left if is_left else plan.right).fields}
@@ -58,13 +58,14 @@ def pruned(plan: Plan, used: set[str]) -> Plan:
     if not columns and not bounds:
         columns = plan.columns[:1]
     fields = {each.name: each for each in plan.fields}
+    tested = columns_of(plan.version) if plan.version is not None else ()
     return replace(
         plan,
         columns=columns,
         fields=tuple(fields[name] for name in (*(name for name, _, _ in columns), *(name for name, _ in bounds))),
         window_bounds=bounds,
         left=_pruned_side(plan, plan.left, {*plan.left_keys, *(of for _, left, of in columns if left)}),
-        right=_pruned_side(plan, plan.right, {*plan.right_keys, *(of for _, left, of in columns if not left)}),
+        right=_pruned_side(plan, plan.right, {*plan.right_keys, *(of for _, left, of in columns if not left), *tested}),
     )
 
 
