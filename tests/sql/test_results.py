@@ -185,6 +185,28 @@ def test_results_with_times_are_those_of_sqlite(tmp_path: Path, query: str, same
     assert _comparable(found.final, in_seconds=in_seconds) == _comparable(expected(same), in_seconds=in_seconds)
 
 
+TIED = [Bid(1, n // 2 % 2, n, name, START) for n, name in enumerate(["first", "second", "third", "last"])]
+LAST = "(SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at DESC) AS n FROM bid)"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (f"SELECT auction, channel FROM {LAST} WHERE n = 1", (1, "last")),
+        (f"SELECT auction, channel, n FROM {LAST} WHERE n <= 1", (1, "last", 1)),
+        (f"SELECT auction, channel FROM {LAST} WHERE n = 1 AND bidder = 1", (1, "last")),
+        (f"SELECT n + bidder AS m, auction FROM {LAST} WHERE n < 2", (2, 1)),
+        (f"SELECT channel, COUNT(*) AS c FROM {LAST} WHERE n = 1 GROUP BY channel", ("last", 1)),
+        (f"SELECT auction, channel FROM {LAST.replace(' DESC', '')} WHERE n = 1 AND bidder = 0", (1, "first")),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_of_rows_with_equal_times_the_last_one_that_arrives_is_the_last(
+    tmp_path: Path, query: str, expected: tuple[Any, ...], size: int
+) -> None:
+    assert Rows(tmp_path, query, tables={"bid": TIED}, source__max_rows_per_batch=size).final == [expected]
+
+
 bids = st.lists(
     st.builds(
         Bid,

@@ -161,9 +161,17 @@ class StreamBuilder:
         stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
         keyed = stream.key_by(*plan.keys)
         ((column, descending), *others) = plan.order
-        is_time = not others and column == time_of(plan.input)
-        if plan.n == 1 and not plan.rank and not needs.retracts and is_time:
-            return keyed.deduplicate(keep="last" if descending else "first", order_by=column, uid=plan.uid)
+        is_null = {each.name: each.type.nullable for each in plan.input.fields}[column]
+        if plan.n == 1 and not others and column == time_of(plan.input) and not is_null:
+            # Of rows with the same time, the last one is that which arrives last; in a top-n, it is the first one.
+            kinds = _with_columns("Kept", stream, [(ROW_KIND, RowKind)]) if needs.retracts else None
+            return keyed.deduplicate(
+                keep="last" if descending else "first",
+                order_by=column,
+                output=kinds,
+                retract=needs.retracts,
+                uid=plan.uid,
+            )
         has_kind = needs.retracts or (plan.n > 1 and not plan.rank)
         more: list[tuple[str, object]] = [(plan.rank, int)] if plan.rank else []
         more += [(ROW_KIND, RowKind)] if has_kind else []

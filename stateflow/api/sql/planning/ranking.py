@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref, columns_of
+from stateflow.api.sql.expressions.sql_types import BIGINT
+from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref, columns_of, replaced
 from stateflow.api.sql.planning.plan import Computed, Plan, RowNumber, Shared, TopN
 
 
@@ -46,10 +47,19 @@ class Numbered:
         """
         numbered = self.plan.input
         assert isinstance(numbered, RowNumber)
+        if self.n == 1:
+            # As in Flink: then it is a deduplication, whether the number is used or not.
+            one = {numbered.rank: Constant(1, BIGINT)}
+            items = tuple(
+                (name, replaced(each, one)) for name, each in self.plan.items if name != self.name or name in used
+            )
+            return replace(self.plan, input=self._top(numbered, ""), items=items)
         rank = numbered.rank if self.name in used or self._computes_with(numbered.rank) else ""
-        top = TopN(numbered.input, numbered.keys, numbered.order, self.n, rank, numbered.uid, numbered.at)
         items = self.plan.items if rank else tuple(item for item in self.plan.items if item[0] != self.name)
-        return replace(self.plan, input=top, items=items)
+        return replace(self.plan, input=self._top(numbered, rank), items=items)
+
+    def _top(self, numbered: RowNumber, rank: str) -> TopN:
+        return TopN(numbered.input, numbered.keys, numbered.order, self.n, rank, numbered.uid, numbered.at)
 
     def _computes_with(self, rank: str) -> bool:
         return any(rank in columns_of(each) for name, each in self.plan.items if name != self.name)
