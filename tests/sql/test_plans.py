@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -135,20 +136,51 @@ def test_a_join_stores_only_the_columns_that_are_used_of_rows_that_pass_the_cond
     assert "category" in str(plan.right)
 
 
+def interval_join(text: str, catalog: dict[str, Plan]) -> tuple[Joined, int]:
+    """Returns the join of a query, and how many conditions filter its rows."""
+    (node,) = parsed(text)
+    plan, filters = QueryPlanner(SqlText(text), catalog).plan(node, Path("q")), 0
+    while isinstance(plan, Computed | Filtered):
+        filters += isinstance(plan, Filtered)
+        plan = plan.input
+    assert isinstance(plan, Joined) and plan.kind == "interval"
+    return plan, filters
+
+
 @pytest.mark.parametrize(
     ("condition", "bounds"),
     [
         ("b.at BETWEEN a.at - INTERVAL '1' SECOND AND a.at + INTERVAL '2' SECOND", (-1_000, 2_000)),
         ("a.at BETWEEN b.at - INTERVAL '2' SECOND AND b.at + INTERVAL '1' SECOND", (-1_000, 2_000)),
-        ("b.at > a.at AND b.at < a.at + INTERVAL '2' SECOND AND b.at <= a.at + INTERVAL '1' DAY", (1, 1_999)),
+        ("b.at > a.at AND b.at < a.at + INTERVAL '2' SECOND AND b.at <= a.at + INTERVAL '1' DAY", (0, 2_000)),
         ("a.at = b.at", (0, 0)),
+        ("b.at > a.at - INTERVAL '0.0015' SECOND AND b.at < a.at + INTERVAL '0.0015' SECOND", (-2, 2)),
     ],
 )
-def test_bounds_of_both_times_are_an_interval_join(condition: str, bounds: tuple[int, int]) -> None:
-    plan = planned(f"SELECT a.id FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}")
-    assert isinstance(plan, Joined)
-    assert plan.kind == "interval"
-    assert tuple(bound // timedelta(milliseconds=1) for bound in plan.bounds) == bounds
+def test_bounds_of_timestamps_are_an_interval_join_with_the_exact_conditions(
+    condition: str, bounds: tuple[int, int]
+) -> None:
+    text = f"SELECT a.id FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}"
+    join, filters = interval_join(text, {"bid": BID, "auction": AUCTION})
+    assert tuple(bound / timedelta(milliseconds=1) for bound in join.bounds) == bounds
+    assert filters
+
+
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        ("b.at BETWEEN a.at AND a.at", (0, 0)),
+        ("b.at >= a.at AND a.at > b.at AND a.at = b.at", (0, -1)),
+        ("b.at > a.at AND a.at >= b.at", (1, 0)),
+    ],
+)
+def test_bounds_of_milliseconds_are_exact(condition: str, bounds: tuple[int, int]) -> None:
+    catalog: dict[str, Plan] = {
+        each.name: replace(each, fields=(*each.fields[:-1], Field("at", BIGINT))) for each in (BID, AUCTION)
+    }
+    text = f"SELECT a.id FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}"
+    join, filters = interval_join(text, catalog)
+    assert (tuple(bound / timedelta(milliseconds=1) for bound in join.bounds), filters) == (bounds, 0)
 
 
 def test_numbers_of_rows_are_dropped_if_they_are_not_used() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sql.sql_jobs import START, TABLES, Bid, Rows
+from tests.sql.sql_jobs import START, TABLES, Auction, Bid, Rows
 
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
 TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
@@ -205,6 +205,29 @@ def test_of_rows_with_equal_times_the_last_one_that_arrives_is_the_last(
     tmp_path: Path, query: str, expected: tuple[Any, ...], size: int
 ) -> None:
     assert Rows(tmp_path, query, tables={"bid": TIED}, source__max_rows_per_batch=size).final == [expected]
+
+
+@pytest.mark.parametrize(
+    ("micros", "condition", "is_pair"),
+    [
+        ((900, 100), "a.at = b.at", False),
+        ((900, 900), "a.at = b.at", True),
+        ((900, 100), "b.at BETWEEN a.at AND a.at + INTERVAL '1' HOUR", False),
+        ((100, 900), "b.at BETWEEN a.at AND a.at + INTERVAL '1' HOUR", True),
+        ((900, 100), "b.at < a.at AND b.at > a.at - INTERVAL '1' HOUR", True),
+        ((100, 100), "b.at < a.at AND b.at > a.at - INTERVAL '1' HOUR", False),
+        ((100, 2_600), "a.at > b.at - INTERVAL '0.0025' SECOND AND a.at <= b.at", False),
+        ((600, 3_099), "a.at > b.at - INTERVAL '0.0025' SECOND AND a.at <= b.at", True),
+        ((0, 2_500), "b.at - INTERVAL '0.0025' SECOND <= a.at AND a.at < b.at", True),
+    ],
+)
+def test_an_interval_join_compares_microseconds(
+    tmp_path: Path, micros: tuple[int, int], condition: str, is_pair: bool
+) -> None:
+    times = [START + timedelta(microseconds=each) for each in micros]
+    tables: dict[str, list[Any]] = {"auction": [Auction(1, 1, "x", times[0])], "bid": [Bid(1, 1, 1, "a", times[1])]}
+    query = f"SELECT a.id, b.at AS time FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}"
+    assert [row[0] for row in Rows(tmp_path, query, tables=tables).final] == [1] * is_pair
 
 
 bids = st.lists(

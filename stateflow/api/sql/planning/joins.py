@@ -71,7 +71,7 @@ class JoinPlanner:
             return self._filtered(made, how, [each for each in others if each not in own])
         before, rest = self._pushed(how, others)
         bounds = None if version is not None or window is not None else self._times.of_all(rest)
-        if bounds is not None:
+        if bounds is not None and self._times.is_exact:
             rest = [each for each in rest if self._times.of(each) is None]
         kind = "temporal" if version is not None else "interval" if bounds else "window" if window else "regular"
         self._check(kind, how)
@@ -143,7 +143,9 @@ class JoinPlanner:
     def _time_bounds(self) -> TimeBounds:
         left, right = time_of(self.left.plan), time_of(self.right.plan)
         names = [name for name, each in self._right_names.items() if right and each.name == right]
-        return TimeBounds([left] if left else [], names)
+        kinds = {each.name: each.type for each in (*self.left.plan.fields, *self.right.plan.fields)}
+        is_exact = not any(kinds[name].is_time for name in (left, right) if name)
+        return TimeBounds([left] if left else [], names, is_exact)
 
     def _is_of(self, expression: Expression, *, left: bool) -> bool:
         """Returns whether an expression has columns, and only those of one side."""

@@ -18,17 +18,22 @@ class TimeBounds:
 
     Attributes:
         left, right: the names that the joined rows have for the event times of both sides; of one column, or none.
+        is_exact: whether these columns have whole milliseconds, as event times do; else the bounds of event times are
+            the narrowest that no pair exceeds which meets the conditions.
     """
 
     left: Collection[str]
     right: Collection[str]
+    is_exact: bool
 
     def of_all(self, conditions: Sequence[Expression]) -> tuple[timedelta, timedelta] | None:
         """Returns the bounds that conditions set together; None without two bounds."""
         found = [bound for each in conditions if (bound := self.of(each)) is not None]
         lower = [low for low, _ in found if low is not None]
         upper = [high for _, high in found if high is not None]
-        return (max(lower), min(upper)) if lower and upper else None
+        if not lower or not upper:
+            return None
+        return max(lower) // _MILLISECOND * _MILLISECOND, -(-min(upper) // _MILLISECOND) * _MILLISECOND
 
     def of(self, condition: Expression) -> tuple[timedelta | None, timedelta | None] | None:
         """Returns the lower and the upper bound that a condition sets; None if it is no bound of times."""
@@ -40,12 +45,12 @@ class TimeBounds:
         (is_left, first), (_, second) = one, other
         if not is_left:
             function, first, second = _FLIPPED[function], second, first
-        later = first - second
+        later, shortest = first - second, _MILLISECOND if self.is_exact else timedelta()
         return {
             "ge": (None, later),
-            "gt": (None, later - _MILLISECOND),
+            "gt": (None, later - shortest),
             "le": (later, None),
-            "lt": (later + _MILLISECOND, None),
+            "lt": (later + shortest, None),
             "eq": (later, later),
         }[function]
 
