@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateflow.errors import StateflowError
 from tests.sql.sql_jobs import START, TABLES, Auction, Bid, Rows
 
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
@@ -228,6 +229,46 @@ def test_an_interval_join_compares_microseconds(
     tables: dict[str, list[Any]] = {"auction": [Auction(1, 1, "x", times[0])], "bid": [Bid(1, 1, 1, "a", times[1])]}
     query = f"SELECT a.id, b.at AS time FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}"
     assert [row[0] for row in Rows(tmp_path, query, tables=tables).final] == [1] * is_pair
+
+
+VALUES = [
+    ("auction BETWEEN SYMMETRIC 10 AND 5", True),
+    ("auction NOT BETWEEN SYMMETRIC 7 AND 6", False),
+    ("auction BETWEEN SYMMETRIC 8 AND 10", False),
+    ("auction BETWEEN ASYMMETRIC 10 AND 5", False),
+    ("ROUND(price, -2)", 1200),
+    ("ROUND(price + 4, -2)", 1300),
+    ("ROUND(0 - price - 4, -2)", -1300),
+    ("ROUND(price, 2)", 1246),
+    ("ROUND(price, -20)", 0),
+    ("ROUND(CAST(price AS DOUBLE), -2)", 1200.0),
+    ("ROUND(POWER(10, 16) + 60, -2)", 1e16 + 100),
+    ("CAST(channel AS VARCHAR(3))", "abc"),
+    ("CAST(channel AS VARCHAR(9))", "abcdef"),
+    ("CAST(price AS VARCHAR(2))", "12"),
+    ("CAST(channel AS VARCHAR)", "abcdef"),
+    ("CAST(channel AS VARCHAR(2147483647))", "abcdef"),
+    ("CAST(at AS TIMESTAMP(6))", str(START)),
+    ("CAST(auction + 120 AS TINYINT)", 127),
+    ("CAST(auction - 135 AS TINYINT)", -128),
+    ("CAST('-32768' AS SMALLINT)", -32768),
+    ("CAST(POWER(2, 31) - 1 AS INT)", 2**31 - 1),
+]
+
+
+def test_values_are_those_of_flink(tmp_path: Path) -> None:
+    items = ", ".join(f"{text} AS v{n}" for n, (text, _) in enumerate(VALUES))
+    tables = {"bid": [Bid(7, 1, 1246, "abcdef", START)]}
+    (found,) = Rows(tmp_path, f"SELECT {items} FROM bid", tables=tables).final
+    assert list(zip((text for text, _ in VALUES), found, strict=True)) == VALUES
+
+
+@pytest.mark.parametrize("text", ["CAST(auction + 121 AS TINYINT)", "CAST('32768' AS SMALLINT)", "CAST(-3E9 AS INT)"])
+def test_an_integer_that_does_not_fit_is_an_error(tmp_path: Path, text: str) -> None:
+    tables = {"bid": [Bid(7, 1, 1246, "abcdef", START)]}
+    with pytest.raises(StateflowError) as caught:
+        Rows(tmp_path, f"SELECT {text} AS v FROM bid", tables=tables)
+    assert "OverflowError" in str(caught.value)
 
 
 bids = st.lists(

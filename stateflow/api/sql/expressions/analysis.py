@@ -45,8 +45,8 @@ _OPERATORS: dict[type[exp.Expr], str] = {
 _UNITS = {"SECOND": "seconds", "MINUTE": "minutes", "HOUR": "hours", "DAY": "days", "MILLISECOND": "milliseconds"}
 _TYPES: dict[exp.DType, SqlType] = {
     **dict.fromkeys((exp.DType.BIGINT, exp.DType.INT, exp.DType.SMALLINT, exp.DType.TINYINT), BIGINT),
-    **dict.fromkeys((exp.DType.DOUBLE, exp.DType.FLOAT), DOUBLE),
-    **dict.fromkeys((exp.DType.TEXT, exp.DType.VARCHAR, exp.DType.CHAR), STRING),
+    **dict.fromkeys((exp.DType.TEXT, exp.DType.VARCHAR), STRING),
+    exp.DType.DOUBLE: DOUBLE,
     exp.DType.BOOLEAN: BOOLEAN,
     exp.DType.DATE: DATE,
     exp.DType.TIMESTAMP: TIMESTAMP,
@@ -54,6 +54,15 @@ _TYPES: dict[exp.DType, SqlType] = {
     exp.DType.TIMESTAMPLTZ: TIMESTAMP_UTC,
     exp.DType.VARBINARY: BINARY,
 }
+_NARROW = {exp.DType.INT: "int", exp.DType.SMALLINT: "smallint", exp.DType.TINYINT: "tinyint"}
+"""The function that checks the range of integers of a type."""
+_LONGEST = 2**31 - 1
+_SIZES = {
+    exp.DType.VARCHAR: range(1, _LONGEST + 1),
+    # Timestamps have microseconds.
+    **dict.fromkeys((exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ, exp.DType.TIMESTAMPLTZ), range(6, 10)),
+}
+"""The lengths and precisions that a type may have."""
 _WAY_OUT = "compute it with transform or map of the stream, and register the result"
 
 
@@ -199,10 +208,15 @@ class Analysis:
         return self._made(node, "in", args)
 
     def _between(self, node: exp.Between) -> Expression:
-        value = self.of(node.this)
-        low = self._made(node, "ge", [value, self.of(node.args["low"])])
-        high = self._made(node, "le", [value, self.of(node.args["high"])])
-        return self._made(node, "and", [low, high])
+        value, low, high = self.of(node.this), self.of(node.args["low"]), self.of(node.args["high"])
+        within = self._within(node, value, low, high)
+        if not node.args.get("symmetric"):
+            return within
+        return self._made(node, "or", [within, self._within(node, value, high, low)])
+
+    def _within(self, node: exp.Expr, value: Expression, low: Expression, high: Expression) -> Expression:
+        is_above, is_below = self._made(node, "ge", [value, low]), self._made(node, "le", [value, high])
+        return self._made(node, "and", [is_above, is_below])
 
     def _like(self, node: exp.Like) -> Expression:
         pattern = self.constant(node.expression, STRING, "the pattern of LIKE")
@@ -226,7 +240,7 @@ class Analysis:
         return self._made(node, "case", [*args, self.of(other) if other else Constant(None, NULL)])
 
     def _cast(self, node: exp.Cast) -> Expression:
-        found, target = self.of(node.this), self._type(node.to)
+        found, target = self.of(node.this), self._type(node, node.to)
         if isinstance(found, Constant) and isinstance(found.value, str) and target.name in ("date", "timestamp_ntz"):
             return self._time_literal(node, found.value, target)
         if not is_castable(found.type, target):
@@ -237,7 +251,13 @@ class Analysis:
                 given=found.type.spark,
                 wanted=target.spark,
             )
-        return cast(found, target)
+        made, of = cast(found, target), node.to.this
+        if of in _NARROW:
+            return self._made(node, _NARROW[of], [made])
+        length = int(node.to.expressions[0].name) if of is exp.DType.VARCHAR and node.to.expressions else _LONGEST
+        if length == _LONGEST:
+            return made
+        return self._made(node, "SUBSTRING", [made, Constant(1, BIGINT), Constant(length, BIGINT)])
 
     def _time_literal(self, node: exp.Expr, text: str, target: SqlType) -> Expression:
         try:
@@ -246,18 +266,19 @@ class Analysis:
             self._text.fail(node, "a literal is no time", "write TIMESTAMP '2026-01-31 12:00:00'", given=text[:100])
         return Constant(value, target)
 
-    def _type(self, node: exp.DataType) -> SqlType:
-        if node.this is exp.DType.DECIMAL:
-            digits = [int(str(each.this.this)) for each in node.expressions] or [10, 0]
-            made = decimal(digits[0], digits[1] if len(digits) > 1 else 0)
-        else:
-            made = _TYPES.get(node.this)
+    def _type(self, node: exp.Cast, to: exp.DataType) -> SqlType:
+        made, kind = None, to.this
+        digits = [int(each.name) if each.name.isdigit() else -1 for each in to.expressions]
+        if kind is exp.DType.DECIMAL:
+            made = decimal(*([*digits, 0, 0] if digits else [10, 0])[:2])
+        elif not digits or digits[0] in _SIZES.get(kind, ()):
+            made = _TYPES.get(kind)
         if made is None:
             self._text.fail(
                 node,
                 "a type is not supported",
-                "use BIGINT, DOUBLE, DECIMAL(p, s), STRING, BOOLEAN, DATE, TIMESTAMP or TIMESTAMP_LTZ",
-                type=node.sql()[:100],
+                "use BIGINT, DOUBLE, DECIMAL(p, s), STRING, VARCHAR(n), BOOLEAN, DATE, TIMESTAMP or TIMESTAMP_LTZ",
+                type=to.sql()[:100],
             )
         return made
 
@@ -317,7 +338,7 @@ _PARTS: dict[type[exp.Expr], frozenset[str]] = {
     exp.Literal: frozenset({"this", "is_string"}),
     exp.Interval: frozenset({"this", "unit"}),
     exp.In: frozenset({"this", "expressions", "query"}),
-    exp.Between: frozenset({"this", "low", "high"}),
+    exp.Between: frozenset({"this", "low", "high", "symmetric"}),
     exp.Like: _OPERANDS | {"negate"},
     exp.Case: frozenset({"this", "ifs", "default"}),
     exp.If: frozenset({"this", "true", "false"}),

@@ -97,13 +97,9 @@ def named_call(name: str, args: Sequence[Expression]) -> Expression | str:
         pattern = args[1]
         if not isinstance(pattern, Constant) or FORMATS.unknown(str(pattern.value)):
             return f"a format of a time is not a literal of {', '.join(FORMATS.letters)}"
-    if name == "ROUND":
-        args = args if len(args) > 1 else [*args, Constant(0, BIGINT)]
-        if not isinstance(args[1], Constant):
-            return "the number of digits of ROUND is not a literal"
-    if name in ("FLOOR", "CEIL", "ROUND") and args and args[0].type.name == "bigint":
+    if name in ("FLOOR", "CEIL") and args and args[0].type.name == "bigint":
         return args[0]
-    if name in ("FLOOR", "CEIL", "ROUND", "SQRT", "POWER"):
+    if name in ("FLOOR", "CEIL", "SQRT", "POWER"):
         args = [cast(args[0], DOUBLE) if args[0].type.is_numeric else args[0], *args[1:]] if args else args
         args = [cast(arg, DOUBLE) for arg in args] if name == "POWER" else args
     if name == "SUBSTRING" and len(args) == 2:
@@ -205,6 +201,17 @@ def _regexp_extract(args: Sequence[Expression]) -> Expression | None:
     return Call("REGEXP_EXTRACT", tuple(args), STRING.with_null(True)) if 0 <= group.value <= groups else None
 
 
+def _round(args: Sequence[Expression]) -> Expression | str | None:
+    if len(args) not in (1, 2):
+        return None
+    value, digits = [*args, Constant(0, BIGINT)][:2]
+    if not isinstance(digits, Constant) or not isinstance(digits.value, int):
+        return "the number of digits of ROUND is not a literal"
+    if value.type.name == "bigint" and digits.value >= 0:
+        return value
+    return _strict("ROUND", [cast(value, DOUBLE) if value.type.is_decimal else value, digits])
+
+
 def _nullif(args: Sequence[Expression]) -> Expression | None:
     if len(args) != 2:
         return None
@@ -226,11 +233,12 @@ def _concat(args: Sequence[Expression]) -> Expression | None:
     return made
 
 
-_SPECIAL: dict[str, Callable[[Sequence[Expression]], Expression | None]] = {
+_SPECIAL: dict[str, Callable[[Sequence[Expression]], Expression | str | None]] = {
     "COALESCE": lambda args: _of_common_type("coalesce", args) if args else None,
     "IFNULL": lambda args: _of_common_type("coalesce", args) if len(args) == 2 else None,
     "NULLIF": _nullif,
     "IF": _if,
     "CONCAT": _concat,
     "REGEXP_EXTRACT": _regexp_extract,
+    "ROUND": _round,
 }

@@ -22,6 +22,8 @@ Types = Sequence[SqlType]
 Binary = Callable[[Value, Value], Value]
 EXACT = Context(prec=100)
 """Computes with all digits that the largest decimals can have, also of a product."""
+_ALL_DIGITS = Context(prec=400)
+"""Those of the greatest DOUBLE."""
 Result = Callable[[Types], SqlType | None]
 """The type of a result, without null; None if there is no such function of these types."""
 
@@ -58,6 +60,11 @@ def _number(types: Types) -> SqlType | None:
 def _bigint_or_double(types: Types) -> SqlType | None:
     found = _number(types)
     return None if found is None or found.is_decimal else found
+
+
+def _rounded_type(types: Types) -> SqlType | None:
+    value, digits = types
+    return value if value.name in ("bigint", "double") and digits.name == "bigint" else None
 
 
 def _comparable(types: Types) -> SqlType | None:
@@ -109,12 +116,22 @@ def _remainder(left: int | float, right: int | float) -> int | float:
 
 
 def _rounded(value: float | int, digits: int) -> float | int:
-    if isinstance(value, int):
+    if not math.isfinite(value) or (digits >= 0 and abs(value) >= _WHOLE):
         return value
-    if not abs(value) < _WHOLE:
-        return value
+    rounded = Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _ALL_DIGITS)
     # Not -0.0, which Spark does not return.
-    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, EXACT)) + 0.0
+    return int(rounded) if isinstance(value, int) else float(rounded) + 0.0
+
+
+def _within(bits: int) -> Callable[[int], int]:
+    """Returns a function that returns an integer. It raises OverflowError for one of more bits."""
+
+    def checked(value: int) -> int:
+        if not -(1 << bits - 1) <= value < 1 << bits - 1:
+            raise OverflowError(f"{value} has more than {bits} bits")
+        return value
+
+    return checked
 
 
 def _whole(function: Callable[[float], int]) -> Callable[[float], float]:
@@ -172,7 +189,10 @@ _MATH: dict[str, Function] = {
     "ABS": Function(_number, "abs({0})", abs),
     "FLOOR": Function(takes(DOUBLE, DOUBLE), _whole_sql("floor"), _whole(math.floor)),
     "CEIL": Function(takes(DOUBLE, DOUBLE), _whole_sql("ceil"), _whole(math.ceil)),
-    "ROUND": Function(takes(DOUBLE, DOUBLE, BIGINT), "round({0}, CAST({1} AS INT))", _rounded),
+    "ROUND": Function(_rounded_type, "round({0}, CAST({1} AS INT))", _rounded),
+    "int": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS INT) AS BIGINT)", _within(32)),
+    "smallint": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS SMALLINT) AS BIGINT)", _within(16)),
+    "tinyint": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS TINYINT) AS BIGINT)", _within(8)),
     "SQRT": Function(takes(DOUBLE, DOUBLE), "sqrt({0})", lambda x: math.sqrt(x) if x >= 0 else math.nan),
     "POWER": Function(takes(DOUBLE, DOUBLE, DOUBLE), "power({0}, {1})", math.pow),
 }

@@ -156,11 +156,13 @@ class QueryPlanner:
             more: further clauses that the table may have.
         """
         if isinstance(node, exp.Subquery):
+            self._check_clauses(node, {"this", "alias", "with_", *more})
             if node.args.get("alias") and node.args["alias"].args.get("columns"):
                 self.text.fail(node, "an inner query has a list of columns", "name the columns in its SELECT")
             return Relation.of(self.plan(node.this, path.child(node.alias or default)), node.alias)
         call = window_call(node)
         if call is not None:
+            self._check_clauses(node, {"this", "alias"})
             named = call.expressions[0]
             return Relation.of(window_table(self.text, call, self._named(named)), node.alias or named.name)
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
