@@ -104,6 +104,13 @@ REFUSED = [
     ),
     ("SELECT auction FROM (SELECT auction FROM bid) TABLESAMPLE (10 PERCENT)", "10"),
     (f"SELECT 1 AS n FROM {WINDOW} TABLESAMPLE (10 PERCENT) GROUP BY window_start, window_end", "10"),
+    (
+        f"SELECT COUNT(*) AS n FROM {WINDOW} WHERE at > window_start + INTERVAL '0.5' SECOND "
+        "GROUP BY window_start, window_end",
+        "at > window_start",
+    ),
+    (f"SELECT MAX(window_end) AS n FROM {WINDOW} GROUP BY window_start, window_end, auction", "MAX(window_end"),
+    (f"SELECT COUNT(*) AS n FROM {WINDOW} GROUP BY HOUR(window_end), window_start, window_end", "COUNT("),
     ("SELECT other.bid.auction FROM bid", "other"),
     ("SELECT auction FROM bid MATCH_RECOGNIZE (PARTITION BY auction ORDER BY at)", "ORDER BY"),
     ("WITH RECURSIVE r AS (SELECT auction FROM bid) SELECT auction FROM r", "r AS (SELECT"),

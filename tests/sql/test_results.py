@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateflow import StreamExecutionEnvironment
 from stateflow.errors import StateflowError
-from tests.sql.sql_jobs import START, TABLES, Auction, Bid, Rows
+from tests.sql.sql_jobs import BIDS, START, TABLES, WATERMARKS, Auction, Bid, Rows
+from tests.support.local_jobs import LocalJobs
 
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
 TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
@@ -82,6 +84,12 @@ TRANSLATED = [
         f"SELECT window_end AS w, SUM(bidder) + 1 AS s FROM {TUMBLE} WHERE auction < 3 "
         "GROUP BY window_start, window_end",
         f"SELECT ({SECONDS}) / 10 * 10 + 10 AS w, SUM(bidder) + 1 FROM bid WHERE auction < 3 GROUP BY 1",
+    ),
+    (
+        f"SELECT COUNT(*) AS n FROM {TUMBLE} WHERE auction < 3 AND window_start > TIMESTAMP '2026-01-01 00:00:10' "
+        "AND window_end <> TIMESTAMP '2026-01-01 00:00:40' GROUP BY window_start, window_end HAVING COUNT(*) > 1",
+        f"SELECT COUNT(*) FROM bid WHERE auction < 3 AND ({SECONDS}) / 10 IN (2, 4, 5) GROUP BY ({SECONDS}) / 10 "
+        "HAVING COUNT(*) > 1",
     ),
     (
         "SELECT channel, window_end AS w FROM TABLE(HOP(TABLE bid, DESCRIPTOR(at), INTERVAL '5' SECOND, INTERVAL '10' "
@@ -229,6 +237,23 @@ def test_an_interval_join_compares_microseconds(
     tables: dict[str, list[Any]] = {"auction": [Auction(1, 1, "x", times[0])], "bid": [Bid(1, 1, 1, "a", times[1])]}
     query = f"SELECT a.id, b.at AS time FROM auction AS a JOIN bid AS b ON a.id = b.auction AND {condition}"
     assert [row[0] for row in Rows(tmp_path, query, tables=tables).final] == [1] * is_pair
+
+
+@pytest.mark.parametrize(("columns", "names"), [("auction", ["auction"]), ("at, auction", ["at", "auction"])])
+def test_distinct_rows_have_the_columns_of_the_query(tmp_path: Path, columns: str, names: list[str]) -> None:
+    """Over a stream with a function in Python, which passes the event time on."""
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        stream = env.from_collection(BIDS, Bid, uid="bids").assign_timestamps_and_watermarks(WATERMARKS)
+        env.register_table("bid", stream.filter(lambda bid: bid.bidder > 0))
+        env.sql_query(f"SELECT DISTINCT {columns} FROM bid", uid="query").sink_to(jobs.sink("out"), uid="out")
+
+    jobs.run(build)
+    rows = jobs.sink("out").rows()
+    assert [[*row] for row in rows] == [names] * len(rows)
+    same = expected(f"SELECT DISTINCT {columns} FROM bid WHERE bidder > 0")
+    assert sorted(tuple(row.values()) for row in rows) == sorted(same)
 
 
 VALUES = [

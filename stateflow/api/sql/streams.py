@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stateflow.api.graph.nodes import WatermarkNode
 from stateflow.api.joins.functions import PairColumns
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
+from stateflow.api.sql.expressions.tree import Ref
 from stateflow.api.sql.lookups import looked_up
 from stateflow.api.sql.pairs import EmitPair, PairWithVersion
 from stateflow.api.sql.planning.plan import (
@@ -140,7 +141,11 @@ class StreamBuilder:
         stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
         keyed = stream.key_by(*plan.keys)
         if not plan.aggregates and stream._changelog is None:
-            return keyed.deduplicate(keep="first", uid=plan.uid)
+            distinct = keyed.deduplicate(keep="first", uid=plan.uid)
+            # The rows of a source may have had the column with their event time as well.
+            return computed(
+                distinct, tuple((each.name, Ref(each.name, each.type)) for each in plan.fields), is_keyed=True
+            )
         aggregates = {each.name: each.declared for each in plan.aggregates}
         if not aggregates:
             raise error_at(plan.at, "DISTINCT needs rows that are not corrected", "count the rows: add COUNT(*)")

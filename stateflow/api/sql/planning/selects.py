@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, TIMESTAMP, Field
-from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, conjuncts, not_null
+from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, conjuncts, not_null, replaced
 from stateflow.api.sql.planning.aggregates import Groups, has_aggregate, is_aggregate
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.over import OverScope
@@ -49,17 +49,36 @@ class SelectPlanner:
 
     def _filtered(self, node: exp.Select, plan: Plan, scope: RelationScope) -> Plan:
         """Returns the rows that pass WHERE."""
-        where = node.args.get("where")
-        if where is None:
+        conditions, _ = self._conditions(node, plan, scope)
+        if not conditions:
             return plan
-        conditions = conjuncts(Analysis(self.text, scope).condition(where.this))
-        at = self.text.of(where)
+        at = self.text.of(node.args["where"])
         numbered = Numbered.of(plan, conditions)
         if numbered is not None:
             conditions = list(numbered.rest)
             used = {column for condition in conditions for column in columns_of(condition)}
             plan = numbered.top(used | ({numbered.name} if _uses(node, numbered.name) else set()))
         return filtered(plan, conditions, Filtered(plan, Constant(True, BOOLEAN), at))
+
+    def _conditions(
+        self, node: exp.Select, plan: Plan, scope: RelationScope
+    ) -> tuple[list[Expression], list[Expression]]:
+        """Returns the conditions of WHERE over the rows, and those over the windows of the rows.
+
+        Raises:
+            JobDefinitionError: a condition is over both.
+        """
+        where = node.args.get("where")
+        if where is None:
+            return [], []
+        own, of_rows, of_windows = {each.name for each in plan.fields}, list[Expression](), list[Expression]()
+        for each in conjuncts(Analysis(self.text, scope).condition(where.this)):
+            names = set(columns_of(each))
+            if not names <= own and names & own:
+                hint = "compare the bounds of a window with literals: a condition is over a row, or over its windows"
+                self.text.fail(where, "a row is compared with its windows", hint)
+            (of_rows if names <= own else of_windows).append(each)
+        return of_rows, of_windows
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -136,11 +155,16 @@ class SelectPlanner:
             groups.wanted = name if is_aggregate(each.unalias()) else ""
             items.append((name, analysis.of(each.unalias())))
         having = node.args.get("having")
-        condition = analysis.condition(having.this) if having else None
+        conditions = [analysis.condition(having.this)] if having else []
+        if window is not None:
+            # A window passes WHERE with all of its rows, or with none.
+            bounds = {bound: Ref(name, TIMESTAMP) for bound, name in fixed.items()}
+            _, of_windows = self._conditions(node, window.input, scope)
+            conditions += [replaced(each, bounds) for each in of_windows]
         self._check_items(node, items, plan)
-        made = self._operator(node, plan, window, _Selected(groups, items, condition))
-        if having is not None and condition is not None:
-            made = Filtered(made, condition, self.text.of(having))
+        made = self._operator(node, plan, window, _Selected(groups, items, conditions))
+        for each in conditions:
+            made = Filtered(made, each, self.text.of(having or node.args["where"]))
         return self._distinct(node, columns(made, items, self.text.of(node)))
 
     def _bounds(self, node: exp.Select, scope: RelationScope, window: WindowTable | None) -> dict[str, str]:
@@ -211,6 +235,10 @@ class SelectPlanner:
     def _before(self, node: exp.Select, plan: Plan, groups: Groups, time: str) -> Plan:
         """Returns what is computed of each row before the aggregation."""
         items = dict(groups.before)
+        own = {each.name for each in plan.fields}
+        if any(not set(columns_of(each)) <= own for each in items.values()):
+            hint = "use them in SELECT, HAVING or WHERE by themselves, or aggregate the windows in an outer query"
+            self.text.fail(node, "bounds of windows are part of a key or of an aggregate", hint)
         if time:
             ref = next(Ref(time, each.type) for each in plan.fields if each.name == time)
             if items.setdefault(time, ref) != ref:
@@ -224,17 +252,17 @@ class _Selected:
 
     Attributes:
         items: name and expression of each selected column.
-        condition: that of HAVING; None without.
+        conditions: of HAVING, and those of WHERE over windows.
     """
 
     groups: Groups
     items: list[tuple[str, Expression]]
-    condition: Expression | None
+    conditions: list[Expression]
 
     @property
     def columns(self) -> set[str]:
         """The columns of the aggregation that are used."""
-        every = [*(expression for _, expression in self.items), *([self.condition] if self.condition else [])]
+        every = [*(expression for _, expression in self.items), *self.conditions]
         return {column for expression in every for column in columns_of(expression)}
 
     @property
