@@ -272,6 +272,8 @@ VALUES = [
     ("CAST(channel AS VARCHAR(9))", "abcdef"),
     ("CAST(price AS VARCHAR(2))", "12"),
     ("CAST(channel AS VARCHAR)", "abcdef"),
+    ("CAST(auction > 6 AS STRING)", "TRUE"),
+    ("CAST(auction > 7 AS VARCHAR(9))", "FALSE"),
     ("CAST(channel AS VARCHAR(2147483647))", "abcdef"),
     ("CAST(at AS TIMESTAMP(6))", str(START)),
     ("CAST(auction + 120 AS TINYINT)", 127),

@@ -223,7 +223,7 @@ def _cast(call: Call, args: Sequence[Evaluate]) -> Evaluate:
 
 
 def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).upper() if isinstance(value, bool) else str(value)
 
 
 def _date(value: date) -> date:

@@ -41,9 +41,14 @@ def _special(call: Call, args: list[str]) -> str:
         "is null": "({0} IS NULL)",
         "coalesce": f"coalesce({', '.join(args)})",
         "cast": f"CAST({{0}} AS {call.type.spark})",
+        "text of boolean": "upper(CAST({0} AS STRING))",
         "LIKE": "({0} LIKE {1})",
-    }[call.function]
+    }["text of boolean" if _is_text_of_boolean(call) else call.function]
     return made.format(*args)
+
+
+def _is_text_of_boolean(call: Call) -> bool:
+    return call.function == "cast" and call.type.name == "string" and call.args[0].type.name == "boolean"
 
 
 def _constant(constant: Constant) -> str:
