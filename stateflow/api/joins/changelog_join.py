@@ -6,9 +6,9 @@ or the row of its upsert key, and takes back the results of that row.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import msgspec
@@ -19,6 +19,7 @@ from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.conditions import EveryPair, Matching
 from stateflow.api.joins.functions import Untyped
 from stateflow.api.joins.outer_join import JoinKind
+from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.types.columns.row_kind import RowKind
@@ -27,12 +28,10 @@ from stateflow.types.ttl_config import StateTtlConfig
 
 LEFT_COUNTED, RIGHT_COUNTED = "left-counted", "right-counted"
 """Names of the states with the rows of each side; part of the stored format."""
-_DIGEST_BYTES = 20
 _Partner = tuple[bytes, "CountedRow"]
 """The identity of a row and the row."""
 _Pair = Callable[[Untyped, Untyped], object]
 """Takes a row and its partner, or None in place of either; returns the row to emit."""
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class CountedRow:
@@ -72,11 +71,16 @@ class ChangelogInput:
     schema: RowSchema
     changelog: Changelog = field(default_factory=Changelog)
 
-    def identity(self, row: object) -> bytes:
-        """Returns what a row and the row that it takes back or replaces have in common."""
+    @cached_property
+    def identity(self) -> RowIdentity:
+        """What a row and the row that it takes back or replaces have in common."""
         names = self.changelog.keys or [name for name in self.schema.names if name != self.changelog.row_kind]
-        values = [getattr(row, name) for name in names]
-        return hashlib.blake2b(_ENCODER.encode(values), digest_size=_DIGEST_BYTES).digest()
+        return RowIdentity.of(map(self.schema.column, names))
+
+    @property
+    def arguments(self) -> str:
+        """What the digests in the state depend on."""
+        return f"{'upsert key' if self.changelog.keys else 'content'}: {self.identity.text}"
 
     def kind(self, row: object) -> RowKind:
         """Returns the kind of a row."""
@@ -194,12 +198,12 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.
         made = counted_class(given.schema.row_class)
-        rows = ctx.get_map_state(MapStateDescriptor(name, bytes, made, ttl=self._ttl))
+        rows = ctx.get_map_state(MapStateDescriptor(name, bytes, made, ttl=self._ttl, arguments=given.arguments))
         return _Side(given, is_outer, made, rows)
 
     def _arrive(self, row: object, at: _Arrival) -> Iterator[object]:
         given = at.own.given
-        kind, identity = given.kind(row), given.identity(row)
+        kind, identity = given.kind(row), given.identity.digest(row)
         kept = at.own.rows.get(identity)
         if kind.is_retraction:
             # A row that is not kept has expired, or was never added: there is no result to take back.
