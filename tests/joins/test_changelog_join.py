@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections import Counter
@@ -180,6 +181,63 @@ def test_a_row_that_has_expired_is_not_taken_back() -> None:
         assert h.push_both([Change(D, "k", 1)], []) == []
         # Its partner has expired as well, so the next row has none.
         assert _found(h.push_both([Change(ADD, "k", 2)], [])) == [("+I", "2:0", None)]
+
+
+LOST = "1:2"
+"""A row of an outer side whose partner has expired."""
+
+
+def _lost(form: str, how: str, where: Any) -> Any:
+    """Returns a function that pushes rows of the outer side and of the other side, after such a row was joined."""
+    is_left = how == "left"
+    forms = (form, "changes") if is_left else ("changes", form)
+    # A condition that is always true, so that both kinds of joins have the same results.
+    h = _harness(forms, how, StateTtlConfig.new_builder(ms(100)).build(), where)
+
+    def push(outer: list[Any], other: list[Any]) -> list[Result]:
+        found = _found(h.push_both(*((outer, other) if is_left else (other, outer))))
+        return [(kind, *((left, right) if is_left else (right, left))) for kind, left, right in found]
+
+    push([], [Change(ADD, "k", 7)])
+    h.advance_processing_time(90)
+    assert push([_outer(form, 2)], []) == [("+I", LOST, "7:0")]
+    h.advance_processing_time(120)
+    return push
+
+
+def _outer(form: str, value: int, kind: RowKind = ADD) -> Any:
+    return Change(kind, "k", 1, value) if form == "changes" else Upsert("k", 1, value)
+
+
+lost_cases = pytest.mark.parametrize(
+    ("how", "where"), [("left", None), ("right", None), ("left", lambda left, right: True)]
+)
+
+
+@lost_cases
+@pytest.mark.parametrize("value", [2, 3])
+def test_a_row_that_replaces_one_whose_partners_have_expired_is_alone(how: str, where: Any, value: int) -> None:
+    push = _lost("upserts", how, where)
+    assert push([_outer("upserts", value)], []) == [("+I", f"1:{value}", None)]
+    assert push([], [Change(ADD, "k", 8)]) == [("-D", f"1:{value}", None), ("+I", f"1:{value}", "8:0")]
+
+
+@lost_cases
+def test_rows_equal_to_one_whose_partners_have_expired_are_alone(how: str, where: Any) -> None:
+    push = _lost("changes", how, where)
+    row = _outer("changes", 2)
+    assert push([row, row], []) == [("+I", LOST, None)] * 2
+    assert push([], [Change(ADD, "k", 8)]) == [("-D", LOST, None)] * 2 + [("+I", LOST, "8:0")] * 3
+    assert push([], [Change(D, "k", 8)]) == [("-D", LOST, "8:0")] * 3 + [("+I", LOST, None)] * 3
+
+
+@lost_cases
+def test_as_many_rows_without_a_partner_are_taken_back_as_were_emitted(how: str, where: Any) -> None:
+    push = _lost("changes", how, where)
+    assert push([_outer("changes", 2)], []) == [("+I", LOST, None)]
+    back = _outer("changes", 2, D)
+    # The result of the older row was with a partner that has expired.
+    assert push([back, back], []) == [("-D", LOST, None)]
 
 
 def test_a_row_whose_partners_do_not_satisfy_the_condition_is_alone() -> None:
@@ -417,6 +475,19 @@ def test_the_changes_add_up_to_the_join_of_both_tables(history: _History) -> Non
 @given(histories)
 def test_the_changes_are_the_same_in_rocksdb(history: _History) -> None:
     _check(history, RocksDBStateBackend())
+
+
+@given(histories, st.lists(st.integers(0, 12), min_size=6, max_size=6))
+def test_no_result_is_taken_back_more_often_than_emitted_if_rows_expire(history: _History, waits: list[int]) -> None:
+    left, right = (_Side(form) for form in history.forms)
+    table: Counter[tuple[Any, Any]] = Counter()
+    ttl = StateTtlConfig.new_builder(ms(10)).build()
+    with _harness(history.forms, history.how, ttl, _not_above if history.has_condition else None) as h:
+        for (first, second, _), end in zip(history.batches, itertools.accumulate(waits), strict=False):
+            for row in h.push_both(left.changes(first), right.changes(second)):
+                table[row.left, row.right] += -1 if row.kind.is_retraction else 1
+                assert table[row.left, row.right] >= 0
+            h.advance_processing_time(end)
 
 
 def test_results_of_joins_of_changelogs_are_joined_again() -> None:

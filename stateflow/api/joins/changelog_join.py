@@ -40,22 +40,22 @@ class CountedRow:
     Attributes:
         row: the row, of kind `INSERT`.
         count: how many rows of equal content there are.
-        is_alone: whether the row was emitted without a partner.
+        alone: how many of them were emitted without a partner, and not taken back; 0 if they have a partner.
     """
 
     row: Untyped
     count: int
-    is_alone: bool
+    alone: int
 
-    def __init__(self, row: object, count: int, is_alone: bool) -> None:
+    def __init__(self, row: object, count: int, alone: int) -> None:
         self.row = row
         self.count = count
-        self.is_alone = is_alone
+        self.alone = alone
 
 
 def counted_class(row_class: type[object]) -> type[CountedRow]:
     """Returns the class of the kept rows of a side, which is part of the stored format."""
-    fields = [("row", row_class), ("count", int), ("is_alone", bool)]
+    fields = [("row", row_class), ("count", int), ("alone", int)]
     return cast("type[CountedRow]", msgspec.defstruct("CountedRow", fields, frozen=True))
 
 
@@ -107,9 +107,13 @@ class _Side:
     made: type[CountedRow]
     rows: MapState[bytes, CountedRow]
 
-    def mark(self, identity: bytes, kept: CountedRow, is_alone: bool) -> None:
-        """Stores whether a row was emitted without a partner."""
-        self.rows.put(identity, self.made(kept.row, kept.count, is_alone))
+    def put_alone(self, identity: bytes, kept: CountedRow, alone: int) -> None:
+        """Stores how many of equal rows were emitted without a partner."""
+        self.rows.put(identity, self.made(kept.row, kept.count, alone))
+
+    def alone(self, partners: list[_Partner]) -> int:
+        """Returns how many of a new row are emitted without a partner: one or none."""
+        return int(self.is_outer and not partners)
 
 
 @dataclass(frozen=True)
@@ -212,11 +216,12 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
             return
         added = given.inserted(row)
         if kept is None:
-            yield from self._add(identity, at.own.made(added, 1, False), kind, at)
+            yield from self._add(identity, at.own.made(added, 1, 0), kind, at)
         elif not given.changelog.keys:
-            more = at.own.made(kept.row, kept.count + 1, kept.is_alone)
+            partners = at.partners(kept.row)
+            more = at.own.made(kept.row, kept.count + 1, kept.alone + at.own.alone(partners))
             at.own.rows.put(identity, more)
-            yield from self._results(more, at.partners(more.row), kind, at)
+            yield from self._results(more, partners, kind, at)
         else:
             yield from self._replace(identity, kept, added, at)
 
@@ -224,13 +229,12 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         """Adds a row that has no equal; it may be the first partner of rows of the other side."""
         own, other = at.own, at.other
         partners = at.partners(kept.row)
-        if own.is_outer and not partners:
-            kept = own.made(kept.row, kept.count, True)
+        kept = own.made(kept.row, kept.count, own.alone(partners))
         own.rows.put(identity, kept)
         for of, partner in partners:
-            if partner.is_alone:
-                other.mark(of, partner, False)
-                yield from self._emit(at.pair(None, partner.row), RowKind.DELETE, partner.count)
+            if partner.alone:
+                other.put_alone(of, partner, 0)
+                yield from self._emit(at.pair(None, partner.row), RowKind.DELETE, partner.alone)
         yield from self._results(kept, partners, kind, at)
 
     def _remove(self, identity: bytes, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
@@ -239,20 +243,21 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         partners = at.partners(kept.row)
         yield from self._results(kept, partners, kind, at)
         if kept.count > 1:
-            own.rows.put(identity, own.made(kept.row, kept.count - 1, kept.is_alone))
+            own.rows.put(identity, own.made(kept.row, kept.count - 1, max(kept.alone - 1, 0)))
             return
         own.rows.remove(identity)
         if other.is_outer:
             for of, partner in at.left_alone(partners):
-                other.mark(of, partner, True)
+                other.put_alone(of, partner, partner.count)
                 yield from self._emit(at.pair(None, partner.row), RowKind.INSERT, partner.count)
 
     def _replace(self, identity: bytes, kept: CountedRow, row: object, at: _Arrival) -> Iterator[object]:
         """Replaces the row of an upsert key."""
-        replaced = at.own.made(row, 1, kept.is_alone)
-        if kept.row == row:
+        replaced = at.own.made(row, 1, kept.alone)
+        is_joined_anew = self._lost_partners(kept, at)
+        if kept.row == row and not is_joined_anew:
             at.own.rows.put(identity, replaced)
-        elif isinstance(at.matching, EveryPair):
+        elif isinstance(at.matching, EveryPair) and not is_joined_anew:
             # The row has the same partners as before.
             at.own.rows.put(identity, replaced)
             partners = at.partners(row)
@@ -260,14 +265,19 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
             yield from self._results(replaced, partners, RowKind.UPDATE_AFTER, at)
         else:
             yield from self._remove(identity, kept, RowKind.UPDATE_BEFORE, at)
-            yield from self._add(identity, at.own.made(row, 1, False), RowKind.UPDATE_AFTER, at)
+            yield from self._add(identity, at.own.made(row, 1, 0), RowKind.UPDATE_AFTER, at)
+
+    def _lost_partners(self, kept: CountedRow, at: _Arrival) -> bool:
+        """Returns whether all partners of a row of an outer side have expired: its result cannot be taken back."""
+        is_possible = self._ttl is not None and at.own.is_outer and not kept.alone
+        return is_possible and not at.partners(kept.row)
 
     def _results(self, kept: CountedRow, partners: list[_Partner], kind: RowKind, at: _Arrival) -> Iterator[object]:
         """Emits or takes back the results of a row: with each partner, or without one."""
         if self._kind.left or self._kind.right:
             # As in Flink: a result may appear without another one that it replaces.
             kind = RowKind.DELETE if kind.is_retraction else RowKind.INSERT
-        if kept.is_alone:
+        if kept.alone:
             yield from self._emit(at.pair(kept.row, None), kind, 1)
             return
         for _, partner in partners:
