@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +16,7 @@ from stateflow import RowKind, StateTtlConfig
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
+from tests.joins.joined_rows import unkeyed
 
 ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
 
@@ -49,6 +52,34 @@ def test_the_row_before_the_newest_one_returns_when_that_is_taken_back() -> None
             assert restored.push(Seat(UB, 1, 9)) == []
             assert restored.push(Seat(UB, 1, 7)) == [Seat(D, 1, 7)]
             assert restored.state_entries() == []
+
+
+class Noted(msgspec.Struct, frozen=True):
+    kind: RowKind
+    seat: int
+    notes: dict[int, float]
+
+
+class Reordered(msgspec.Struct, frozen=True):
+    seat: int
+    notes: dict[int, float]
+    kind: RowKind
+
+
+def _reordered(seats: Any) -> DataStream:
+    rows = unkeyed(seats).as_changelog(retracts=True)
+    mapped = rows.map(lambda row: Reordered(row.seat, row.notes, row.kind), output=Reordered)
+    return _materialized(mapped.key_by("seat"))
+
+
+@pytest.mark.parametrize("declare", [None, _reordered], ids=["same", "reordered"])
+def test_an_equal_row_is_taken_back_whatever_the_order_of_dicts_and_fields_and_the_bits_of_nan(declare: Any) -> None:
+    (negative_nan,) = struct.unpack("<d", (0xFFF8 << 48).to_bytes(8, "little"))
+    with KeyedHarness(_materialized, KeyedInput(Noted, "seat")) as h:
+        h.push(Noted(ADD, 1, {1: 0.5, 2: math.nan}))
+        snapshot = h.snapshot()
+    with KeyedHarness.restore(snapshot, declare) as h:
+        assert [row.kind for row in h.push(Noted(D, 1, {2: negative_nan, 1: 0.5}))] == [D]
 
 
 def test_an_older_row_that_is_taken_back_changes_nothing() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from stateflow.api.changelog import with_kind
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.api.row_identity import RowIdentity
+from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.list_state import ListState
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.descriptors import ListStateDescriptor
@@ -21,7 +21,7 @@ class Materialize(KeyedProcessFunction[object, object]):
     """Keeps the rows of a key that are not taken back.
 
     Args:
-        row_class: the class of the rows.
+        schema: the columns of the rows.
         row_kind: their field of type `RowKind`.
         ttl: for how long a row is kept, from its arrival, and again from when another row of its key was taken back,
             because the list is then written again; None for ever.
@@ -29,8 +29,9 @@ class Materialize(KeyedProcessFunction[object, object]):
 
     _rows: ListState[object]
 
-    def __init__(self, row_class: type[object], row_kind: str, ttl: StateTtlConfig | None) -> None:
-        self._row_class = row_class
+    def __init__(self, schema: RowSchema, row_kind: str, ttl: StateTtlConfig | None) -> None:
+        self._row_class = schema.row_class
+        self._identity = RowIdentity.of(column for column in schema.columns if column.name != row_kind)
         self._row_kind = row_kind
         self._ttl = ttl
 
@@ -47,8 +48,8 @@ class Materialize(KeyedProcessFunction[object, object]):
         yield kept if is_first else with_kind(row, self._row_kind, RowKind.UPDATE_AFTER)
 
     def _take_back(self, row: object) -> Iterator[object]:
-        rows, wanted = list(self._rows.get()), _content(row)
-        found = next((at for at, each in enumerate(rows) if _content(each) == wanted), None)
+        rows, wanted = list(self._rows.get()), self._identity.content(row)
+        found = next((at for at, each in enumerate(rows) if self._identity.content(each) == wanted), None)
         if found is None:
             return  # it has expired, or was never added
         is_newest = found == len(rows) - 1
@@ -60,8 +61,3 @@ class Materialize(KeyedProcessFunction[object, object]):
         self._rows.update(rows)
         if is_newest:
             yield with_kind(rows[-1], self._row_kind, RowKind.UPDATE_AFTER)
-
-
-def _content(row: object) -> bytes:
-    """Returns what equal rows have in common; NaN equals NaN."""
-    return msgspec.msgpack.encode(row)

@@ -135,7 +135,7 @@ class KeyedRanking(KeyedInput[Stream]):
         assert self._changelog is not None
         schema, kind = self._node.schema, self._changelog.row_kind
         upserts = Changelog(self._keying.columns, kind)
-        function = Materialize(schema.row_class, kind, ttl)
+        function = Materialize(schema, kind, ttl)
         return self._add_operator(ProcessNode(uid, (self._edge,), function, schema, "materialize", changelog=upserts))
 
     def _stored_row(
