@@ -47,3 +47,11 @@ def test_a_part_has_no_more_rows_and_bytes_than_its_limits_or_one_batch(
 
 def test_empty_batches_are_no_part() -> None:
     assert [*COUNTS.apply(batches(3, 0, ""))] == []
+
+
+@pytest.mark.parametrize(("key", "is_split"), [("key", True), ("value__count", False), ("Value__Count", False)])
+def test_rows_are_not_aggregated_if_names_differ_in_case_at_most(key: str, is_split: bool) -> None:
+    # Spark ignores the case of names.
+    partials = {"n": (Partial("value__count", "value", "count", shape_of(int)),)}
+    made = PartialAggregation.of([replace(SCHEMA.column("key"), name=key)], partials)
+    assert (made is not None) == is_split

@@ -136,7 +136,7 @@ class PartialAggregation:
         slices: TimeSlices | None = None,
         distinct: Sequence[DistinctPartial] = (),
     ) -> PartialAggregation | None:
-        """Returns the aggregation; None if a result would depend on partitioning, or a column's name is not unique.
+        """Returns the aggregation; None if a result would depend on partitioning, or names differ in case at most.
 
         Args:
             partials: partial results by output column; empty for an aggregate that depends on partitioning.
@@ -147,7 +147,7 @@ class PartialAggregation:
         names = [*(key.name for key in keys), *(column.name for column in made)]
         # A float key has several binary forms (NaN, -0.0), which Spark's shuffle and Arrow may group differently.
         is_split = all(partials.values()) and not any(key.spark_type == "double" for key in keys)
-        is_unique = len({*names}) == len(names)
+        is_unique = len({name.lower() for name in names}) == len(names)
         return cls(tuple(keys), every, slices, tuple(distinct)) if is_split and is_unique else None
 
     @cached_property
