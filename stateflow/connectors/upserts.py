@@ -7,8 +7,10 @@ row of the table only if that is equal, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -210,7 +212,8 @@ def _value_numbers(column: pa.ChunkedArray) -> Numbers:
     values = column.combine_chunks()
     kind = values.type
     if pa.types.is_nested(kind):
-        encoded = [None if value is None else msgspec.msgpack.encode(value) for value in values.to_pylist()]
+        plain = [_plain(kind, value) for value in values.to_pylist()]
+        encoded = [None if value is None else msgspec.msgpack.encode(value) for value in plain]
         values = pa.array(encoded, pa.binary())
     elif pa.types.is_floating(kind):
         # One binary form for both zeros, and one for each NaN.
@@ -222,6 +225,25 @@ def _value_numbers(column: pa.ChunkedArray) -> Numbers:
     encoded_values = values.dictionary_encode()
     found: Numbers = encoded_values.indices.fill_null(len(encoded_values.dictionary)).to_numpy().astype(np.int64)
     return found
+
+
+def _plain(kind: pa.DataType, value: object) -> object:
+    """Returns a value whose msgpack depends neither on the order of a map nor on the bits of zero and NaN."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        entries = cast("list[tuple[object, object]]", value)
+        plain = ((_plain(kind.key_type, key), _plain(kind.item_type, each)) for key, each in entries)
+        # No two keys have the same bytes, so that values are not compared.
+        return sorted((msgspec.msgpack.encode(key), each) for key, each in plain)
+    if pa.types.is_struct(kind):
+        fields = cast("dict[str, object]", value)
+        return [_plain(field.type, fields[field.name]) for field in kind]
+    if pa.types.is_nested(kind):
+        return [_plain(kind.value_type, item) for item in cast("list[object]", value)]
+    if isinstance(value, float):
+        return value + 0.0 if value == value else math.nan
+    return value
 
 
 def numbered(rows: pa.Table) -> pa.Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,20 @@ def test_a_null_of_a_row_that_is_older_than_the_column_is_any_value() -> None:
     found = deleted_by_content(stored, taken, UpsertSettings(("seat",)), schema)
     # The note of the second row may be null in rows, and the user of the third one differs.
     assert np.array_equal(found, [True, False, False])
+
+
+def test_a_row_is_deleted_whatever_the_order_of_its_dicts_and_the_bits_of_nan() -> None:
+    class Noted(msgspec.Struct):
+        seat: int
+        notes: dict[int, list[float]]
+
+    schema = RowSchema.of(Noted)
+    (negative_nan,) = struct.unpack("<d", (0xFFF8 << 48).to_bytes(8, "little"))
+    notes = [[(1, [0.0]), (2, [math.nan])], [(1, [0.5])]]
+    others = [[(2, [negative_nan]), (1, [-0.0])], []]
+    stored, taken = (pa.table({"seat": [1, 2], "notes": each}, schema.arrow) for each in (notes, others))
+    found = deleted_by_content(stored, taken, UpsertSettings(("seat",)), schema)
+    assert np.array_equal(found, [True, False])
 
 
 def test_a_changelog_in_kafka_has_no_record_of_a_row_that_was_taken_back() -> None:
