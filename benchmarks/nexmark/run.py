@@ -41,8 +41,6 @@ from benchmarks.results import merge_result, stamp
 EVENTS = 10_000_000
 CHECKED_EVENTS = 1_000_000
 SYSTEMS = ("ours", "flink", "spark")
-QUIET_LOAD = 1.0
-"""Load of the machine before a measurement, above which figures are marked."""
 
 _DEFAULT = tuple(query for query in OURS if query not in PATTERNS)
 

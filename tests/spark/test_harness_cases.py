@@ -16,13 +16,17 @@ from hypothesis import is_hypothesis_test
 from stateflow import Context, KeyedProcessFunction
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs import test_flink_cases as changelogs
+from tests.joins import test_changelog_join as changelog_joins
 from tests.joins import test_interval_join_flink_cases as interval_joins
 from tests.joins import test_outer_join as outer_joins
+from tests.joins import test_regular_join as regular_joins
+from tests.joins import test_temporal_join as temporal_joins
 from tests.joins import test_window_join_flink_cases as window_joins
 from tests.patterns import test_flink_cases as patterns
 from tests.windows import test_flink_cases as windows
 from tests.windows import test_triggers as triggers
 from tests.windows import test_window_all as window_all
+from tests.windows import test_window_functions as window_functions
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("harnesses_on_spark")]
 
@@ -39,9 +43,13 @@ def _tests_of(module: ModuleType) -> type:
 TestWindows = _tests_of(windows)
 TestTriggers = _tests_of(triggers)
 TestWindowAll = _tests_of(window_all)
+TestWindowFunctions = _tests_of(window_functions)
 TestWindowJoins = _tests_of(window_joins)
 TestIntervalJoins = _tests_of(interval_joins)
 TestOuterJoins = _tests_of(outer_joins)
+TestRegularJoins = _tests_of(regular_joins)
+TestChangelogJoins = _tests_of(changelog_joins)
+TestTemporalJoins = _tests_of(temporal_joins)
 TestChangelogs = _tests_of(changelogs)
 TestPatterns = _tests_of(patterns)
 

@@ -98,9 +98,13 @@ TRANSLATED = [
         f"({SECONDS}) / 5 * 5 + 10 FROM bid) GROUP BY 1, 2 HAVING COUNT(*) > 3",
     ),
     (
-        "SELECT auction, window_start AS w, COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, "
-        "DESCRIPTOR(at), INTERVAL '5' SECOND)) GROUP BY auction, window_start, window_end",
-        f"SELECT auction, {SECONDS} AS w, 1 FROM bid",
+        "WITH dear AS (SELECT auction, at FROM bid WHERE price > 9) SELECT auction, window_start AS w, COUNT(*) AS n "
+        "FROM TABLE(SESSION(TABLE dear PARTITION BY auction, DESCRIPTOR(at), INTERVAL '6' SECOND)) "
+        "GROUP BY auction, window_start, window_end",
+        f"WITH dear AS (SELECT auction, {SECONDS} AS s FROM bid WHERE price > 9), begun AS (SELECT *, "
+        "s - LAG(s, 1, -9) OVER (PARTITION BY auction ORDER BY s) >= 6 AS is_first FROM dear), "
+        "numbered AS (SELECT *, SUM(is_first) OVER (PARTITION BY auction ORDER BY s) AS number FROM begun) "
+        "SELECT auction, MIN(s) AS w, COUNT(*) AS n FROM numbered GROUP BY auction, number",
     ),
     (
         "SELECT a.id, b.bidder, b.price FROM auction AS a JOIN bid AS b ON a.id = b.auction AND b.at BETWEEN a.at - "

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from benchmarks.nexmark.tables import WATERMARKS, Tables
 from stateflow import Context, DataStream, KeyedProcessFunction, OnTimerContext, RuntimeContext, ValueStateDescriptor
-from stateflow.api.schema import RowSchema
 
 _SIZE_MS = 10_000
 
@@ -67,23 +66,23 @@ class HighestBids(KeyedProcessFunction[BidOfWindow, Bid]):
         self.highest.clear()
 
 
-def candidates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields for each window the bids of an Arrow batch that may be highest: no other bid of the batch is higher.
+def candidates(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns for each window the bids of an Arrow batch that may be highest: no other bid of the batch is higher.
 
     A bid at the end of a window belongs to that window as well, but does not count for its highest price.
     """
-    for batch in batches:
-        times = np.asarray(batch.column("dateTime").cast(pa.timestamp("ms")).cast(pa.int64()))
-        prices = np.asarray(batch.column("price"))
-        ends, window = np.unique(times // _SIZE_MS * _SIZE_MS + _SIZE_MS, return_inverse=True)
-        highest = np.zeros(len(ends), np.int64)
-        np.maximum.at(highest, window, prices)
-        yield _with_windows(batch, np.flatnonzero(prices == highest[window]), ends[window], counts=True)
-        yield _with_windows(batch, np.flatnonzero(times % _SIZE_MS == 0), times, counts=False)
+    times = np.asarray(bids.column("dateTime").cast(pa.timestamp("ms")).cast(pa.int64()))
+    prices = np.asarray(bids.column("price"))
+    ends, window = np.unique(times // _SIZE_MS * _SIZE_MS + _SIZE_MS, return_inverse=True)
+    highest = np.zeros(len(ends), np.int64)
+    np.maximum.at(highest, window, prices)
+    inside = _with_windows(bids, np.flatnonzero(prices == highest[window]), ends[window], counts=True)
+    at_end = _with_windows(bids, np.flatnonzero(times % _SIZE_MS == 0), times, counts=False)
+    return pa.concat_batches([inside, at_end])
 
 
-def _with_windows(batch: pa.RecordBatch, rows: np.ndarray, ends: np.ndarray, counts: bool) -> pa.RecordBatch:
-    some = batch.take(pa.array(rows))
+def _with_windows(bids: pa.RecordBatch, rows: np.ndarray, ends: np.ndarray, counts: bool) -> pa.RecordBatch:
+    some = bids.take(pa.array(rows))
     return some.append_column("end", pa.array(ends[rows])).append_column(
         "counts", pa.array([counts] * len(rows), pa.bool_())
     )
@@ -91,7 +90,6 @@ def _with_windows(batch: pa.RecordBatch, rows: np.ndarray, ends: np.ndarray, cou
 
 def query(tables: Tables) -> DataStream:
     """Returns the result."""
-    columns = RowSchema.of(BidOfWindow).ddl
-    highest = tables.bids(Bid).transform(lambda bids: bids.mapInArrow(candidates, columns), output=BidOfWindow)
+    highest = tables.bids(Bid).transform_columns(candidates, output=BidOfWindow)
     windows = highest.assign_timestamps_and_watermarks(WATERMARKS).key_by("end")
     return windows.process(HighestBids(), output=Bid, uid="highest-bids")
