@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import stateflow
+from stateflow import TimeWindow
 from tests.joins.joins_job import JoinsJob
 
 
@@ -34,6 +35,10 @@ def test_waiting_rows_are_visible_with_their_columns(joins_job: JoinsJob) -> Non
     for side, columns in (("left", ("customer", "at", "number")), ("right", ("payer", "at", "amount"))):
         rows = [row["value"][side] for row in contents if row["value"][side] is not None]
         assert rows and {tuple(row[name] for name in columns) for row in rows} <= set(sides[side])
+    for row in contents:
+        window = TimeWindow.parse(row["namespace"]["value"])
+        (at,) = (each["at"] for each in row["value"].values() if each is not None)
+        assert row["namespace"]["type"] == "window" and window.start <= at < window.end
 
 
 @pytest.mark.slow

@@ -174,6 +174,19 @@ def test_processing_time_sessions(make: Make) -> None:
         assert h.advance_processing_time(20_000) == [Total("a", 4, 3999, 6999)]
 
 
+@both
+def test_sessions_of_processing_time_with_a_gap_of_each_row(make: Make) -> None:
+    assigner: Assigner = ProcessingTimeSessionWindows.with_dynamic_gap(lambda row: ms(5000 if row.value == 2 else 1000))
+    with make(assigner, lambda w: w) as h:
+        h.advance_processing_time(3)
+        h.push(Timed("a", 1))
+        h.advance_processing_time(900)
+        h.push(Timed("a", 2))
+        assert h.advance_processing_time(5800) == []
+        h.push(Timed("a", 4))
+        assert h.advance_processing_time(20_000) == [Total("a", 7, 3, 6800)]
+
+
 def test_late_rows_fire_a_window_again_until_its_removal() -> None:
     def purging(windows: Windowed) -> Windowed:
         trigger = PurgingTrigger.of(EventTimeTrigger.create())
