@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
+from stateflow.api.aggregates.partial.key_numbers import are_grouped_alike
 from stateflow.api.changelog import Changelog, check_appends, check_taken_back
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.graph.event_time import event_time_of
@@ -161,14 +162,14 @@ class KeyedRanking(KeyedInput[Stream]):
     def _partially_ranked(self, selection: Selection) -> Self:
         """Returns the input without rows that cannot be kept, if that needs no pass over the rows of its own.
 
-        With event time, all rows have to reach the tasks, which compute watermarks from them. A float key has several
-        binary forms (NaN, -0.0), and an order of the rows of a key is one of all its rows.
+        With event time, all rows have to reach the tasks, which compute watermarks from them. An order that `key_by`
+        declares is one of all rows of a key.
         """
         keys = [self._node.schema.column(key) for key in self._keying.columns]
         is_passed = isinstance(self._node, ColumnsNode | RowsNode) and level_of(self._node) == 0
-        if event_time_of(self._node) or self._keying.order_by or any(key.spark_type == "double" for key in keys):
+        if not is_passed or event_time_of(self._node) or self._keying.order_by or not are_grouped_alike(keys):
             return self
-        return self._reduced(PartialRanking(self._keying.columns, selection, self._node.schema)) if is_passed else self
+        return self._reduced(PartialRanking(self._keying.columns, selection, self._node.schema))
 
     def _output(self, output: type[object] | None, rank: str, retract: bool) -> TopNOutput:
         given = self._node.schema

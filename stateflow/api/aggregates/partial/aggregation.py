@@ -25,7 +25,13 @@ from stateflow.api.aggregates.partial.distinct_values import (
     with_distinct_values,
 )
 from stateflow.api.aggregates.partial.filters import is_true, masked
-from stateflow.api.aggregates.partial.key_numbers import BYTES_AT_ONCE, ROWS_AT_ONCE, held_together, key_numbers
+from stateflow.api.aggregates.partial.key_numbers import (
+    BYTES_AT_ONCE,
+    ROWS_AT_ONCE,
+    are_grouped_alike,
+    held_together,
+    key_numbers,
+)
 from stateflow.api.schema import Column, RowSchema
 from stateflow.types.columns.shapes import Shape, shape_of
 
@@ -145,8 +151,7 @@ class PartialAggregation:
         every = (*(slices.partials if slices else ()), *(p for own in partials.values() for p in own))
         made = (*(p.column for p in every), *(column for each in distinct for column in each.columns))
         names = [*(key.name for key in keys), *(column.name for column in made)]
-        # A float key has several binary forms (NaN, -0.0), which Spark's shuffle and Arrow may group differently.
-        is_split = all(partials.values()) and not any(key.spark_type == "double" for key in keys)
+        is_split = all(partials.values()) and are_grouped_alike(keys)
         is_unique = len({name.lower() for name in names}) == len(names)
         return cls(tuple(keys), every, slices, tuple(distinct)) if is_split and is_unique else None
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.functions.vectorized import Array
+from stateflow.api.schema import Column
 
 ROWS_AT_ONCE = 1 << 19
 BYTES_AT_ONCE = 64 << 20
@@ -28,6 +29,14 @@ def held_together(
             rows, size = rows + len(batch), size + batch.nbytes
     if held:
         yield held
+
+
+def are_grouped_alike(keys: Iterable[Column]) -> bool:
+    """Returns whether Arrow and Spark's shuffle agree on which rows have equal keys.
+
+    A float has several binary forms (NaN, -0.0), which they may group differently.
+    """
+    return not any(key.spark_type == "double" for key in keys)
 
 
 def key_numbers(rows: pa.Table, keys: Sequence[str]) -> Array:
