@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from stateflow import StreamExecutionEnvironment, precision
 from stateflow.api.schema import RowSchema
@@ -28,6 +24,9 @@ from stateflow.api.sql.expressions.tree import Expression
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import RelationScope, Source
 from stateflow.api.sql.problems import SqlText
+from tests.sql import event_time_job
+from tests.sql.delta_job import DeltaJob
+from tests.sql.event_time_job import EventTimeJob
 from tests.support.stateless_rows import stateless_rows
 
 if TYPE_CHECKING:
@@ -281,41 +280,11 @@ def build(env):
 BIDS = [(n % 5, Decimal(n) / 4) for n in range(40)]
 
 
-class SqlJob:
-    """The job, its input files and its tables."""
+class SqlJob(DeltaJob):
+    """The job, whose batches have all bids that were delivered."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "bids").mkdir()
-        (folder / "job.py").write_text(JOB, encoding="utf-8")
-
-    def deliver(self, bids: Sequence[tuple[int, Decimal]], name: str) -> None:
-        """Adds a file of bids."""
-        schema = pa.schema([("auction", pa.int64()), ("amount", pa.decimal128(9, 2))])
-        rows = [dict(zip(schema.names, bid, strict=True)) for bid in bids]
-        parquet.write_table(pa.Table.from_pylist(rows, schema), self.folder / "bids" / f"{name}.parquet")
-
-    def run(self) -> dict[str, Any]:
-        """Runs the job until it has read all files; returns the result of the run."""
-        folder = self.folder
-        settings = {
-            "job.tables": folder / "tables",
-            "job.bids": folder / "bids",
-            "spark.master": "local[2,4]",
-            # Its start takes longer than its few rows.
-            "spark.conf.spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        }
-        command = [sys.executable, "-m", "stateflow", "run", str(folder / "job.py"), "--job-root", str(folder / "root")]
-        command += ["--result-file", str(folder / "result.json")]
-        command += [each for name, value in settings.items() for each in ("--set", f"{name}={value}")]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert run.returncode == 0, run.stderr[-3_000:]
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        return result
-
-    def rows(self, name: str) -> Counter[tuple[Any, ...]]:
-        found = pa.table(deltalake.DeltaTable(str(self.folder / "tables" / name)).to_pyarrow_table())
-        return Counter(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        super().__init__(folder, JOB, {"bids": pa.schema([("auction", pa.int64()), ("amount", pa.decimal128(9, 2))])})
 
     def check(self, bids: Sequence[tuple[int, Decimal]]) -> None:
         """Compares the tables with the results of all bids so far in plain Python."""
@@ -335,10 +304,30 @@ class SqlJob:
 @pytest.mark.slow
 def test_statements_on_spark_continue_from_a_checkpoint_with_more_rows(tmp_path: Path) -> None:
     job = SqlJob(tmp_path)
-    job.deliver(BIDS[:24], "first")
+    job.deliver("bids", BIDS[:24])
     first = job.run()
     job.check(BIDS[:24])
-    job.deliver(BIDS[24:], "second")
+    job.deliver("bids", BIDS[24:])
     second = job.run()
     assert (second["started_from"], second["rows_in"]) == (first["checkpoint_id"], len(BIDS) - 24)
     job.check(BIDS)
+
+
+@pytest.mark.slow
+def test_windows_and_joins_of_event_time_on_spark_are_those_of_plain_python(tmp_path: Path) -> None:
+    job = EventTimeJob(tmp_path)
+    bids, rates = event_time_job.inputs(files=4)
+    wanted = event_time_job.expected([*chain(*bids)], [*chain(*rates)])
+
+    def run(first: int, **settings: object) -> dict[str, Any]:
+        for number in range(first, first + 2):
+            job.deliver("bid", bids[number])
+            job.deliver("rate", rates[number])
+        return job.run(source__max_files_per_batch=1, **settings)
+
+    before = run(0, parallelism=2)
+    assert all(emitted and emitted < wanted[name] for name, emitted in job.tables().items())
+    after = run(2, parallelism=3, run__drain="yes")
+    assert job.tables() == wanted
+    assert (after["started_from"], after["stopped_because"]) == (before["checkpoint_id"], "drained")
+    assert all(each["batches"] >= 2 and each["late_rows_dropped"] == 0 for each in (before, after))
