@@ -1,4 +1,9 @@
-"""Cases of Flink's tests of its window operator, with the same rows, watermarks and results."""
+"""Cases of Flink's tests of its window operator, with the same rows, watermarks and results.
+
+`test_late_rows_flink_cases.py` has those of late rows and of the removal of windows. Rows of one batch are added by
+event time, so rows that come in another order are in batches of their own where the order counts. Flink's case of
+`GlobalWindows.createWithEndOfStreamTrigger` is a global window with an event-time trigger here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from stateflow.api.windows.assigners import (
     TumblingProcessingTimeWindows,
 )
 from stateflow.api.windows.evictors import CountEvictor
-from stateflow.api.windows.triggers import CountTrigger, EventTimeTrigger, PurgingTrigger
+from stateflow.api.windows.triggers import ContinuousEventTimeTrigger, CountTrigger, EventTimeTrigger, PurgingTrigger
 from stateflow.testing import KeyedHarness
 from stateflow.types.time_window import TimeWindow
 from tests.windows.timed_rows import LATE, Assigner, Declare, Timed, Total, Windowed, ms, processing, reducing
@@ -106,6 +111,73 @@ def test_sessions_with_a_gap_of_each_row(make: Make) -> None:
     with make(assigner, lambda w: w) as h:
         h.push(Timed("a", 1, 0), Timed("a", 2, 900), Timed("a", 4, 5800), Timed("a", 8, 9000))
         assert h.drain() == [Total("a", 7, 0, 6800), Total("a", 8, 9000, 10000)]
+
+
+class PointSessions(EventTimeSessionWindows[Timed]):
+    """Sessions in which rows with the value 33 have no gap."""
+
+    def assign_windows(self, row: Timed, timestamp: int) -> list[TimeWindow]:
+        return [TimeWindow(timestamp, timestamp)] if row.value == 33 else super().assign_windows(row, timestamp)
+
+
+@both
+def test_rows_without_a_gap_are_part_of_the_session_that_they_are_in(make: Make) -> None:
+    with make(PointSessions.with_gap(ms(3000)), lambda w: w) as h:
+        h.push(Timed("key2", 1, 0), Timed("key2", 33, 1000))
+        with KeyedHarness.restore(h.snapshot()) as restored:
+            restored.push(
+                Timed("key2", 33, 2500), Timed("key1", 1, 10), Timed("key1", 2, 1000), Timed("key1", 33, 2500)
+            )
+            fired = [Total("key1", 36, 10, 4000), Total("key2", 67, 0, 3000)]
+            assert sorted(restored.advance_watermark(12_000)) == fired
+            assert restored.state_entries() == [] and restored.timers() == []
+
+
+@both
+def test_a_purging_count_trigger_counts_the_rows_of_merged_sessions(make: Make) -> None:
+    trigger = PurgingTrigger.of(CountTrigger.of(4))
+    with make(EventTimeSessionWindows.with_gap(ms(3000)), lambda w: w.trigger(trigger)) as h:
+        rows = [Timed("key2", value, at) for value, at in ((1, 0), (2, 1000), (3, 2500), (4, 3500))]
+        assert h.push(*rows, Timed("key1", 1, 10), Timed("key1", 2, 1000)) == [Total("key2", 10, 0, 6500)]
+        with KeyedHarness.restore(h.snapshot()) as restored:
+            rows = [Timed("key1", value, at) for value, at in ((3, 2500), (1, 6000), (2, 6500), (3, 7000))]
+            assert restored.push(*rows) == []
+            # Two sessions of three rows become one.
+            assert restored.push(Timed("key1", 10, 4500)) == [Total("key1", 22, 10, 10_000)]
+
+
+@both
+def test_a_continuous_trigger_continues_with_the_rows_of_extended_sessions(make: Make) -> None:
+    trigger = ContinuousEventTimeTrigger.of(ms(2000))
+    with make(EventTimeSessionWindows.with_gap(ms(3000)), lambda w: w.trigger(trigger)) as h:
+        h.push(Timed("key1", 1, 1500), Timed("key2", 1, 0), Timed("key2", 3, 2500), Timed("key2", 2, 1000))
+        assert sorted(h.advance_watermark(2500)) == [Total("key1", 1, 1500, 4500), Total("key2", 6, 0, 5500)]
+        h.push(Timed("key2", 5, 4000))
+        assert h.advance_watermark(3000) == []
+        with KeyedHarness.restore(h.snapshot()) as restored:
+            restored.push(Timed("key1", 2, 4000), Timed("key2", 4, 3500))
+            fired = [Total("key1", 3, 1500, 7000), Total("key2", 15, 0, 7000)]
+            assert sorted(restored.advance_watermark(4000)) == fired
+
+
+@both
+def test_a_continuous_trigger_of_a_global_window_begins_with_its_first_row(make: Make) -> None:
+    with make(GlobalWindows.create(), lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(3000)))) as h:
+        h.push(Timed("key1", 1, 0), Timed("key2", 1, 3000))
+        h.push(*(Timed("key2", 1, at) for at in (3999, 1998, 1999, 1000)), Timed("key1", 1, 20), Timed("key1", 1, 999))
+        assert h.advance_watermark(1000) == h.advance_watermark(2000) == []
+        assert h.advance_watermark(3000) == [Total("key1", 3)]
+        assert h.advance_watermark(4000) == h.advance_watermark(5000) == []
+        assert sorted(h.advance_watermark(6000)) == [Total("key1", 3), Total("key2", 5)]
+        assert h.advance_watermark(7000) == h.advance_watermark(8000) == []
+
+
+@both
+def test_an_event_time_trigger_of_a_global_window_fires_at_the_end_of_the_input(make: Make) -> None:
+    with make(GlobalWindows.create(), lambda w: w.trigger(EventTimeTrigger.create())) as h:
+        h.push(*OUT_OF_ORDER)
+        assert h.advance_watermark(1_000_000) == []
+        assert sorted(h.drain()) == [Total("key1", 3), Total("key2", 5)]
 
 
 @both
