@@ -21,22 +21,12 @@ from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind, StateTtl
 from stateflow.api.joins.pairs import Columns
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.errors import IncompatibleState, JobDefinitionError
+from stateflow.errors import JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
+from tests.joins.changelog_rows import ADD, UA, UB, Change, D, Joined, joined
 from tests.joins.joined_rows import Keyed, ms, unkeyed
-from tests.support.errors import raises
 
-ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
 Result = tuple[str, Any, Any]
-
-
-class Change(msgspec.Struct, frozen=True):
-    """A row of a changelog."""
-
-    kind: RowKind
-    key: str
-    id: int
-    value: int = 0
 
 
 class Upsert(msgspec.Struct, frozen=True):
@@ -45,18 +35,6 @@ class Upsert(msgspec.Struct, frozen=True):
     key: str
     id: int
     value: int = 0
-
-
-class Joined(msgspec.Struct, frozen=True):
-    """A result: ids and values of both rows."""
-
-    left: str | None
-    right: str | None
-    kind: RowKind = RowKind.INSERT
-
-
-def _joined(left: Any, right: Any) -> Joined:
-    return Joined(_text(left), _text(right))
 
 
 class Selected(msgspec.Struct, frozen=True):
@@ -75,10 +53,6 @@ class Selected(msgspec.Struct, frozen=True):
 
 
 SELECTED = {f"{side}_{name}": f"{side}.{name}" for side in ("left", "right") for name in ("id", "value")}
-
-
-def _text(row: Any) -> str | None:
-    return f"{row.id}:{row.value}" if row else None
 
 
 FORMS = {"appends": Upsert, "upserts": Upsert, "changes": Change, "changes-by-key": Change}
@@ -112,7 +86,7 @@ def _harness(
 ) -> KeyedHarness:
     def declare(left: Keyed, right: Keyed) -> DataStream:
         join = _keyed(left, forms[0]).regular_join(_keyed(right, forms[1]), how=how, ttl=ttl)
-        return join.apply(_joined, output=Joined, where=where, uid="join")
+        return join.apply(joined, output=Joined, where=where, uid="join")
 
     return KeyedHarness(declare, *(KeyedInput(FORMS[form], "key") for form in forms), **settings)
 
@@ -274,91 +248,12 @@ class Nested(msgspec.Struct, frozen=True):
 
 def test_a_retraction_finds_an_equal_row_whatever_the_order_of_dicts_and_the_bits_of_nan() -> None:
     def declare(left: Keyed, right: Keyed) -> DataStream:
-        return left.regular_join(right).apply(_joined, output=Joined, uid="join")
+        return left.regular_join(right).apply(joined, output=Joined, uid="join")
 
     (negative_nan,) = struct.unpack("<d", (0xFFF8 << 48).to_bytes(8, "little"))
     with KeyedHarness(declare, KeyedInput(Nested, "key"), KeyedInput(Change, "key")) as h:
         h.push_both([Nested(ADD, "k", 1, {1: math.nan, 2: 0.5})], [Change(ADD, "k", 7)])
         assert [row.kind for row in h.push_both([Nested(D, "k", 1, {2: 0.5, 1: negative_nan})], [])] == [D]
-
-
-# -- restores with other fields ---------------------------------------------------------------------------------------
-
-
-class Part(msgspec.Struct, frozen=True):
-    """A nested row, with equal content as `ReorderedPart`."""
-
-    size: int
-    name: str
-
-
-class ReorderedPart(msgspec.Struct, frozen=True):
-    name: str
-    size: int
-
-
-Fields = dict[str, Any]
-FIELDS: Fields = {"kind": RowKind, "key": str, "id": int, "value": int, "part": Part}
-"""The fields of the rows of the left side, by name."""
-
-
-def _with_fields(fields: Fields, upsert_key: Sequence[str] = ()) -> Any:
-    """Returns the declaration of a join whose left rows have these fields, in this order."""
-    typed = [(name, fields[name]) for name in fields if name != "more"]
-    made = msgspec.defstruct("Made", [*typed, *(("more", int, 0) for name in fields if name == "more")], frozen=True)
-
-    def convert(row: Change) -> Any:
-        found = msgspec.structs.asdict(row) | {"part": fields["part"](name="p", size=row.value), "more": 3}
-        return made(**{name: found[name] for name in fields})
-
-    def declare(left: Keyed, right: Keyed) -> DataStream:
-        rows = unkeyed(left).map(convert, output=made).as_changelog(*upsert_key, retracts=not upsert_key)
-        join = rows.key_by("key").regular_join(right)
-        return join.apply(_joined, output=Joined, uid="join")
-
-    return declare
-
-
-REVERSED = dict(reversed(FIELDS.items()))
-ALL = "content: id bigint, key string, part struct<name:string,size:bigint>, value bigint"
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (_with_fields(FIELDS), _with_fields(REVERSED)),
-        (_with_fields(FIELDS), _with_fields(FIELDS | {"part": ReorderedPart})),
-        (_with_fields(FIELDS), _with_fields(FIELDS | {"value": int | None, "id": int | None})),
-        (_with_fields(FIELDS, ("key", "id")), _with_fields(REVERSED, ("id", "key"))),
-        (_with_fields(FIELDS, ("key", "id")), _with_fields(FIELDS | {"value": float, "more": int}, ("key", "id"))),
-    ],
-    ids=["reversed", "reversed-within", "nullable", "key", "fields-outside-of-key"],
-)
-def test_a_row_that_was_stored_with_other_fields_is_taken_back(before: Any, after: Any) -> None:
-    with KeyedHarness(before, KeyedInput(Change, "key"), KeyedInput(Change, "key")) as h:
-        h.push_both([Change(ADD, "k", 1, 5)], [Change(ADD, "k", 7)])
-        snapshot = h.snapshot()
-    with KeyedHarness.restore(snapshot, after) as h:
-        assert [row.kind for row in h.push_both([Change(D, "k", 1, 5)], [])] == [D]
-        assert [entry.state for entry in h.state_entries()] == ["right-counted"]
-
-
-@pytest.mark.parametrize(
-    ("after", "declared"),
-    [
-        (_with_fields({name: FIELDS[name] for name in FIELDS if name != "value"}), ALL.removesuffix(", value bigint")),
-        (_with_fields(FIELDS | {"more": int}), ALL.replace("part ", "more bigint, part ")),
-        (_with_fields(FIELDS | {"value": float}), ALL.replace("value bigint", "value double")),
-        (_with_fields(FIELDS, ("key", "id")), "upsert key: id bigint, key string"),
-    ],
-    ids=["removed", "added", "widened", "key"],
-)
-def test_a_restore_whose_rows_would_not_be_found_is_refused(after: Any, declared: str) -> None:
-    with KeyedHarness(_with_fields(FIELDS), KeyedInput(Change, "key"), KeyedInput(Change, "key")) as h:
-        h.push_both([Change(ADD, "k", 1, 5)], [])
-        snapshot = h.snapshot()
-    with raises(IncompatibleState, name="left-counted", stored=ALL, declared=declared):
-        KeyedHarness.restore(snapshot, after)
 
 
 # -- random histories -------------------------------------------------------------------------------------------------
@@ -444,7 +339,7 @@ def _tables(left: list[Any], right: list[Any], how: str, where: Any) -> Counter[
         pairs += [(x, None) for x in left if not any(is_joined(x, y) for y in right)]
     if how in ("right", "full"):
         pairs += [(None, y) for y in right if not any(is_joined(x, y) for x in left)]
-    return Counter((row.left, row.right) for row in (_joined(*pair) for pair in pairs))
+    return Counter((row.left, row.right) for row in (joined(*pair) for pair in pairs))
 
 
 def _check(history: _History, backend: StateBackend) -> None:
@@ -522,7 +417,7 @@ def test_declarations_that_give_wrong_results_are_refused() -> None:
         id: int
 
     def no_kind(left: Keyed, right: Keyed) -> DataStream:
-        return left.regular_join(right).apply(_joined, output=NoKind, uid="join")
+        return left.regular_join(right).apply(joined, output=NoKind, uid="join")
 
     def columns(left: Keyed, right: Keyed) -> DataStream:
         return left.regular_join(right).select(NoKind, {"key": "left.key"}, uid="join")
@@ -533,11 +428,11 @@ def test_declarations_that_give_wrong_results_are_refused() -> None:
 
     def ordered(left: Keyed, right: Keyed) -> DataStream:
         join = unkeyed(left).as_changelog("key", "id").key_by("key", order_by=("id",)).regular_join(right)
-        return join.apply(_joined, output=Joined, uid="join")
+        return join.apply(joined, output=Joined, uid="join")
 
     def upserts_by_another_key(left: Keyed, right: Keyed) -> DataStream:
         upserts = unkeyed(right).as_changelog("id").key_by("key")
-        return left.regular_join(upserts).apply(_joined, output=Joined, uid="join")
+        return left.regular_join(upserts).apply(joined, output=Joined, uid="join")
 
     for declare in (no_kind, columns, never_null, ordered, upserts_by_another_key):
         with pytest.raises(JobDefinitionError):

@@ -16,6 +16,7 @@ from hypothesis import is_hypothesis_test
 from stateflow import Context, KeyedProcessFunction
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs import test_flink_cases as changelogs
+from tests.joins import test_changed_joins as changed_joins
 from tests.joins import test_changelog_join as changelog_joins
 from tests.joins import test_interval_join_flink_cases as interval_joins
 from tests.joins import test_outer_join as outer_joins
@@ -50,6 +51,7 @@ TestWindowJoins = _tests_of(window_joins)
 TestIntervalJoins = _tests_of(interval_joins)
 TestOuterJoins = _tests_of(outer_joins)
 TestRegularJoins = _tests_of(regular_joins)
+TestChangedJoins = _tests_of(changed_joins)
 TestChangelogJoins = _tests_of(changelog_joins)
 TestTemporalJoins = _tests_of(temporal_joins)
 TestChangelogs = _tests_of(changelogs)
