@@ -18,6 +18,7 @@ from tests.support import root_files
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED
 from tests.support.oracle_job import OracleJob
 from tests.support.restores import go_back
+from tests.windows.late_windows_job import LateWindowsJob
 from tests.windows.triggered_windows_job import TriggeredWindowsJob
 from tests.windows.windows_job import WindowsJob
 
@@ -25,6 +26,7 @@ JOBS: dict[str, type[OracleJob]] = {
     "changelogs": ChangelogsJob,
     "corrected_joins": CorrectedJoinsJob,
     "joins": JoinsJob,
+    "late_windows": LateWindowsJob,
     "patterns": PatternsJob,
     "triggered_windows": TriggeredWindowsJob,
     "windows": WindowsJob,

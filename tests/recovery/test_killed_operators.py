@@ -6,9 +6,9 @@ For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/recovery
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import event, example, given, settings
@@ -16,28 +16,29 @@ from hypothesis import event, example, given, settings
 from stateflow.failpoints import NAMES
 from tests.recovery.histories import JOBS, History, Step, histories
 from tests.recovery.test_failpoints import HERE
+from tests.support.job_fixture import ASYNCHRONOUS, mostly_slow
 from tests.support.mutants import planted
+from tests.windows.firings import FiringJob
 
 _QUICK = {
     ("changelogs", "publish.after"),
     ("joins", "commit.manifest"),
+    ("late_windows", "commit.after"),
     ("patterns", "batch.reported"),
     ("windows", "publish.before"),
+    ("windows", "upload.after"),
 }
 """One of each job that has no pinned history."""
 # Without event time, a job has no timers.
-_KILLS = [each for each in product(JOBS, HERE) if each != ("changelogs", "task.fired")]
+_KILLS = [each for each in product(JOBS, [*HERE, *sorted(ASYNCHRONOUS)]) if each != ("changelogs", "task.fired")]
 
 
-def _parameters() -> list[Any]:
-    return [pytest.param(*each, marks=() if each in _QUICK else pytest.mark.slow) for each in _KILLS]
-
-
-@pytest.mark.parametrize(("name", "failpoint"), _parameters())
+@pytest.mark.parametrize(("name", "failpoint"), mostly_slow(_KILLS, _QUICK))
 def test_results_survive_a_kill_at_each_failpoint(tmp_path: Path, name: str, failpoint: str) -> None:
     kill = f"{failpoint}:{4 if failpoint.startswith('task.') else 1}"
+    second = Step(20, kill=kill, checkpoints="asynchronous" if failpoint in ASYNCHRONOUS else "each")
     # Joins are declared by rows at first, and by columns from then on.
-    history = History(name, (Step(30, columns=False), Step(20, kill=kill), Step(30, parallelism=3)), retained=2)
+    history = History(name, (Step(30, columns=False), second, Step(30, parallelism=3)), retained=2)
     with history.begun(tmp_path / "job") as job:
         assert history.play(job) == [kill]
         # Results wait at the end of each run: only the end of the input emits the last ones.
@@ -45,8 +46,31 @@ def test_results_survive_a_kill_at_each_failpoint(tmp_path: Path, name: str, fai
         assert history.drain(job) == [] and all(job.wanted().values())
 
 
+_SAME_BATCHES = (Step(30), Step(20), Step(30, parallelism=3))
+_FIRING = [*product(["late_windows", "triggered_windows"], ["task.fired:5", "batch.reported:2", "publish.before:3"])]
+
+
+@pytest.mark.parametrize(("name", "kill"), mostly_slow(_FIRING, [("late_windows", "publish.before:3")]))
+def test_each_early_and_late_result_survives_a_kill_if_the_batches_are_the_same(
+    tmp_path: Path, name: str, kill: str
+) -> None:
+    whole, killed = (_played(tmp_path / f"job{each}", name, each) for each in ("", kill))
+    assert killed.firings() == whole.firings()
+    assert all(whole.dependent().values()), "the readings or the batches test less than they should"
+
+
+def _played(folder: Path, name: str, kill: str) -> FiringJob:
+    """The job after runs of which the second is killed, unless `kill` is empty."""
+    first, second, third = _SAME_BATCHES
+    history = History(name, (first, replace(second, kill=kill), third))
+    with history.begun(folder) as job:
+        assert history.play(job) == history.kills and isinstance(job, FiringJob)
+        history.drain(job)
+    return job
+
+
 def test_the_failpoints_are_those_of_a_run_without_requests() -> None:
-    assert set(_QUICK) <= set(_KILLS) and set(HERE) <= NAMES.keys()
+    assert set(HERE) <= NAMES.keys()
 
 
 _PINNED = (

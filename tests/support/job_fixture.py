@@ -48,10 +48,12 @@ SLICE = 10
 KILLED = -9
 
 
-def mostly_slow(points: Iterable[str], quick: Iterable[str]) -> list[Any]:
-    """Test parameters, of which only the `quick` ones are part of ``make test``."""
-    chosen = set(quick)
-    return [pytest.param(p, marks=() if p in chosen else pytest.mark.slow) for p in points]
+def mostly_slow(points: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
+    """Test parameters, or tuples of them, of which only the `quick` ones are part of ``make test``."""
+    every, chosen = list(points), set(quick)
+    assert chosen <= set(every)
+    marked = ((p, () if p in chosen else pytest.mark.slow) for p in every)
+    return [pytest.param(*(p if isinstance(p, tuple) else (p,)), marks=marks) for p, marks in marked]
 
 
 Row = dict[str, Any]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support import folder_tables
-from tests.support.oracle_job import OracleJob, Tables
+from tests.support.oracle_job import Tables
+from tests.windows.firings import FiringJob, firings, last_of_windows, replaced
 
 Table = Counter[tuple[object, ...]]
 LAGS = {"m0": 0, "m1": 9, "m2": 19}
@@ -33,11 +34,11 @@ def _readings(count: int, seed: int) -> list[Reading]:
     return rows
 
 
-class TriggeredWindowsJob(OracleJob):
+class TriggeredWindowsJob(FiringJob):
     """The job of `tests/support/jobs/triggered_windows.py`."""
 
     seed = 3
-    complete = frozenset({"fours", "clock"})
+    complete = frozenset({"fours", "jumps", "clock"})
     rows: list[Reading]
 
     def deliver(self, count: int) -> None:
@@ -48,8 +49,11 @@ class TriggeredWindowsJob(OracleJob):
         read = {name: folder_tables.rows(self.table(name)) for name in self.wanted()}
         # Which readings share a window depends on the clock. Each of them is in one.
         clock = [(row["key"], number) for row in read.pop("clock") for number in row["numbers"]]
+        # How often these windows fire depends on the batches. The last time, they have all readings.
+        last = last_of_windows(firings(self.table("continuous")))
+        continuous = [(*each[:3], number) for each in last for number in each.numbers]
         found = {name: Counter(map(_values, rows)) for name, rows in read.items()}
-        return {**found, "clock": Counter(clock)}
+        return {**found, "clock": Counter(clock), "continuous": Counter(continuous)}
 
     def wanted(self) -> Tables:
         return {
@@ -57,12 +61,21 @@ class TriggeredWindowsJob(OracleJob):
             "gaps": self._gaps(),
             "early": self._early(),
             "fours": self._fours(),
+            "jumps": self._jumps(),
+            "continuous": Counter((r.sensor, r.at // 60 * 60, r.at // 60 * 60 + 60, r.number) for r in self.rows),
             "newest": self._newest(),
             "recent": self._recent(),
             "clock": Counter((row.sensor, row.number) for row in self.rows),
             "rows": self._over_rows(),
             "range": self._over_range(),
         }
+
+    def firings(self) -> Tables:
+        return {name: Counter(firings(self.table(name))) for name in ("early", "continuous")}
+
+    def dependent(self) -> Tables:
+        results = firings(self.table("continuous"))
+        return {"continuous": replaced(results, last_of_windows(results))}
 
     # -- windows ------------------------------------------------------------------------------------------------------
 
@@ -111,6 +124,18 @@ class TriggeredWindowsJob(OracleJob):
         for meter, rows in self._by("meter"):
             for start in range(0, len(rows) - 3, 4):
                 found[meter, 0, 0, _numbers(rows[start : start + 4])] += 1
+        return found
+
+    def _jumps(self) -> Table:
+        """The rows of a meter up to each one that differs by more than 20 from the one before that did."""
+        found: Table = Counter()
+        for meter, rows in self._by("meter"):
+            part, last = rows[:1], rows[0]
+            for row in rows[1:]:
+                part.append(row)
+                if abs(row.value - last.value) > 20:
+                    found[meter, 0, 0, _numbers(part)] += 1
+                    part, last = [], row
         return found
 
     def _newest(self) -> Table:

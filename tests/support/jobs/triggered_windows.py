@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 
 from stateflow import (
+    ContinuousEventTimeTrigger,
     CountEvictor,
     CountTrigger,
+    DeltaTrigger,
     EventTimeSessionWindows,
     GlobalWindow,
     GlobalWindows,
@@ -132,6 +134,11 @@ def added(first: Reading, second: Reading) -> Reading:
     return Reading(first.sensor, first.meter, first.at, first.value + second.value, first.number)
 
 
+def difference(first: Reading, second: Reading) -> int:
+    """Returns by how much the values differ."""
+    return abs(second.value - first.value)
+
+
 def gap_after(row: Reading) -> timedelta:
     """Returns 10, 20 or 30 ms."""
     return ms(10 + row.value % 3 * 10)
@@ -160,12 +167,15 @@ def build(env: StreamExecutionEnvironment) -> None:
     gaps = sensors.window(EventTimeSessionWindows.with_dynamic_gap(gap_after))
     early = meters.window(EventTimeSessionWindows.with_gap(ms(30))).trigger(EveryThird())
     fours = meters.window(GlobalWindows.create()).trigger(PurgingTrigger.of(CountTrigger.of(4)))
+    jumps = meters.window(GlobalWindows.create()).trigger(PurgingTrigger.of(DeltaTrigger.of(20, difference, Reading)))
     # A window of a millisecond is open until the next batch.
     clock = sensors.window(TumblingProcessingTimeWindows.of(ms(1)))
     windows = {
         "gaps": gaps,
         "early": early,
         "fours": fours,
+        "jumps": jumps,
+        "continuous": sensors.window(hours).trigger(ContinuousEventTimeTrigger.of(ms(20))),
         "newest": meters.window(hours).evictor(CountEvictor.of(2)),
         "recent": sensors.window(hours).evictor(TimeEvictor.of(ms(15))),
         "clock": clock,

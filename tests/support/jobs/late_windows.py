@@ -1,0 +1,93 @@
+"""Hours and sessions that accept late readings for a time, by rows and by columns, and the readings that are too late.
+
+``job.folder`` has ``readings.jsonl`` and gets ``tables/``. The readings are out of order by more than the bound of the
+watermark, and by more than the allowed lateness.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from stateflow import (
+    EventTimeSessionWindows,
+    OutputTag,
+    ProcessWindowFunction,
+    StreamExecutionEnvironment,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+    WindowContext,
+)
+from stateflow.testing.sinks import FolderSink
+from stateflow.testing.sources import ScriptedSource
+
+
+class Reading(msgspec.Struct):
+    """A reading of a sensor, at a time in milliseconds since 1970."""
+
+    sensor: str
+    at: int
+    number: int
+
+
+class Numbers(msgspec.Struct):
+    """The numbers of the readings of a window."""
+
+    key: str
+    start: int
+    end: int
+    numbers: list[int]
+
+
+class Sum(msgspec.Struct):
+    """How many readings a window has, and the sum of their numbers."""
+
+    sensor: str
+    start: int
+    end: int
+    readings: int
+    total: int
+
+
+class Emit(ProcessWindowFunction[Reading, Numbers]):
+    """Emits the numbers with their window."""
+
+    def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Numbers]:
+        yield Numbers(key, ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
+
+
+def ms(milliseconds: int) -> timedelta:
+    """Returns a duration."""
+    return timedelta(milliseconds=milliseconds)
+
+
+LATE = OutputTag("late", Reading)
+COLUMNS = {
+    "start": ("window_start",),
+    "end": ("window_end",),
+    "readings": ("count", "number"),
+    "total": ("sum", "number"),
+}
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    folder = Path(env.parameter("folder"))
+    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
+    batch_rows = int(env.parameter("batch_rows", "10"))
+    source = ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=batch_rows)
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(ms(10)).with_timestamp_column("at")
+    readings = env.from_source(source, uid="readings").assign_timestamps_and_watermarks(strategy).key_by("sensor")
+
+    hours = readings.window(TumblingEventTimeWindows.of(ms(60))).allowed_lateness(ms(40))
+    sessions = readings.window(EventTimeSessionWindows.with_gap(ms(20))).allowed_lateness(ms(60))
+    for name, windows in (("hours", hours), ("sessions", sessions)):
+        with_late = windows.side_output_late_data(LATE)
+        by_rows = with_late.process(Emit(), output=Numbers, uid=name)
+        by_columns = with_late.aggregate_columns(COLUMNS, output=Sum, uid=f"column-{name}")
+        for uid, results in ((name, by_rows), (f"column-{name}", by_columns)):
+            results.sink_to(FolderSink(folder / "tables" / uid), uid=f"{uid}-table")
+            late = results.get_side_output(LATE)
+            late.sink_to(FolderSink(folder / "tables" / f"late-{uid}"), uid=f"late-{uid}-table")
