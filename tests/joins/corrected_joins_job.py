@@ -57,7 +57,7 @@ class CorrectedJoinsJob(OracleJob):
     """The job of `tests/support/jobs/corrected_joins.py`."""
 
     seed = 8
-    complete = frozenset({"left", "full", "accounts", "dearest", "debts"})
+    complete = frozenset({"left", "right", "full", "accounts", "dearest", "debts"})
     orders: list[Order]
     payments: list[Payment]
 
@@ -67,11 +67,11 @@ class CorrectedJoinsJob(OracleJob):
             self.write(name, [_written(row) for row in rows], below=name)
 
     def found(self) -> Tables:
-        rows = {name: folder_tables.rows(self.table(name)) for name in ("groups", "spent", "left", "full")}
+        rows = {name: folder_tables.rows(self.table(name)) for name in ("groups", "spent", "left", "right", "full")}
         groups = [{**row, "start": row["start"] // 1000} for row in rows["groups"]]
         spent = [{**row, "start": _seconds(row["start"])} for row in rows["spent"]]
         by_key = {name: delta_tables.rows(self.table(name)) for name in ("accounts", "dearest", "debts")}
-        added_up = {name: _remaining(rows[name]) for name in ("left", "full")}
+        added_up = {name: _remaining(rows[name]) for name in ("left", "right", "full")}
         appended = {"groups": groups, "spent": spent, **by_key}
         return {**added_up, **{name: _multiset(each) for name, each in appended.items()}}
 
@@ -80,6 +80,7 @@ class CorrectedJoinsJob(OracleJob):
             "groups": self._groups(),
             "spent": self._spent(),
             "left": Counter((order.customer, order.number, receipt) for order, receipt in self._left()),
+            "right": self._right(),
             "full": self._full(),
             "accounts": Counter((name, results, paid) for name, results, paid, _ in self._debts()),
             "dearest": self._dearest(),
@@ -106,6 +107,12 @@ class CorrectedJoinsJob(OracleJob):
             receipts = [payment.receipt for payment in self.payments if payment.paid == order.number]
             found += [(order, receipt) for receipt in receipts] or [(order, None)]
         return found
+
+    def _right(self) -> Table:
+        """Each payment with its order, or with None."""
+        numbers = {order.number for order in self.orders}
+        paid = ((payment, payment.paid if payment.paid in numbers else None) for payment in self.payments)
+        return Counter((payment.payer, payment.receipt, number) for payment, number in paid)
 
     def _full(self) -> Table:
         """The pairs of an order and a payment that is not before it, and the rows without a partner."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from tests.support import folder_tables
+from tests.support import folder_tables, stored_state
 from tests.support.oracle_job import OracleJob, Tables
 
 Match = tuple[str, int, int]
@@ -25,7 +25,7 @@ class JoinsJob(OracleJob):
     """The job of `tests/support/jobs/joins.py`."""
 
     seed = 5
-    complete = frozenset({"interval", "regular"})
+    complete = frozenset({"interval", "regular", "expiring"})
     orders: Rows
     payments: Rows
 
@@ -42,6 +42,7 @@ class JoinsJob(OracleJob):
             "interval": self.interval(),
             "window": self.window(),
             "regular": self.regular(),
+            "expiring": self.regular(),
             "temporal": self.temporal(),
         }
 
@@ -64,6 +65,13 @@ class JoinsJob(OracleJob):
             before = [(paid, amount) for payer, paid, amount in self.payments if payer == customer and paid <= at]
             found[customer, number, max(before)[1] if before else -1] += 1
         return found
+
+    def stored_rows(self, uid: str) -> int:
+        """How many orders and payments the state of an operator has."""
+        (operator,) = [each for each in self.manifest["operators"] if each["uid"] == uid]
+        states = {stored_state.state_id(each["name"]) for each in operator["states"]}
+        entries = (stored_state.stored_entries(self.root, each) for each in operator["subtasks"])
+        return sum(key[2:6] in states for each in entries for key, _ in each)
 
     def _pairs(self, matches: object) -> Counter[Match]:
         assert callable(matches)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import event, example, given, settings
 
 from stateflow.failpoints import NAMES
+from tests.joins.joins_job import JoinsJob
 from tests.recovery.histories import JOBS, History, Step, histories
 from tests.recovery.test_failpoints import HERE
 from tests.support.job_fixture import ASYNCHRONOUS, mostly_slow
@@ -67,6 +68,14 @@ def _played(folder: Path, name: str, kill: str) -> FiringJob:
         assert history.play(job) == history.kills and isinstance(job, FiringJob)
         history.drain(job)
     return job
+
+
+def test_rows_of_a_join_expire_in_a_job_that_is_killed(tmp_path: Path) -> None:
+    history = History("joins", (Step(40), Step(20, kill="commit.after:1"), Step(20, parallelism=3)))
+    with history.begun(tmp_path / "job") as job:
+        assert history.play(job) == ["commit.after:1"] and isinstance(job, JoinsJob)
+        assert 0 < job.stored_rows("expiring") < job.stored_rows("regular") == 160
+        history.drain(job)
 
 
 def test_the_failpoints_are_those_of_a_run_without_requests() -> None:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from stateflow import (
     DeltaSink,
     RowKind,
+    StateTtlConfig,
     StreamExecutionEnvironment,
     TimeWindow,
     TumblingEventTimeWindows,
@@ -69,6 +70,15 @@ class Matched(msgspec.Struct):
     receipt: int | None
 
 
+class Receipt(msgspec.Struct):
+    """A payment with its order, or without."""
+
+    kind: RowKind
+    payer: str
+    receipt: int
+    number: int | None
+
+
 class Account(msgspec.Struct):
     """How many results a customer has, and how many of them have a payment."""
 
@@ -86,6 +96,11 @@ def grouped(customer: str, window: TimeWindow, orders: list[Order], payments: li
 def paid_order(order: Order, payment: Payment | None) -> PaidOrder:
     """Returns the pair; the operator sets its kind."""
     return PaidOrder(RowKind.INSERT, order.customer, order.number, None if payment is None else payment.receipt)
+
+
+def receipt_of(order: Order | None, payment: Payment) -> Receipt:
+    """Returns the pair; the operator sets its kind."""
+    return Receipt(RowKind.INSERT, payment.payer, payment.receipt, None if order is None else order.number)
 
 
 def is_after(order: Columns, payment: Columns) -> pa.Array:
@@ -136,6 +151,11 @@ def build(env: StreamExecutionEnvironment) -> None:
     left.sink_to(FolderSink(tables / "left"), uid="left-table")
     full = numbered.regular_join(paid, how="full").select(Matched, where=is_after, uid="full")
     full.sink_to(FolderSink(tables / "full"), uid="full-table")
+
+    # Nothing expires while a test runs; each row is stored with its time.
+    day = StateTtlConfig.new_builder(timedelta(days=1)).build()
+    right = numbered.regular_join(paid, how="right", ttl=day).apply(receipt_of, output=Receipt, uid="right")
+    right.sink_to(FolderSink(tables / "right"), uid="right-table")
 
     wanted = {"results": ("count", "number"), "receipts": ("count", "receipt")}
     accounts = left.key_by("customer").aggregate_columns(wanted, output=Account, uid="accounts")

@@ -17,6 +17,7 @@ from stateflow import (
     FileSource,
     JoinContext,
     ProcessJoinFunction,
+    StateTtlConfig,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
     WatermarkStrategy,
@@ -104,6 +105,10 @@ def build(env: StreamExecutionEnvironment) -> None:
     keyed, paid = orders.key_by("customer"), payments.key_by("payer")
     regular = keyed.regular_join(paid).select(Match, names, where=_is_prompt, uid="regular")
     regular.sink_to(FolderSink(tables / "regular"), uid="regular-table")
+    # No partner of a row comes after its time to live.
+    ttl = StateTtlConfig.new_builder(timedelta(milliseconds=130)).use_event_time().build()
+    expiring = keyed.regular_join(paid, ttl=ttl).select(Match, names, where=_is_prompt, uid="expiring")
+    expiring.sink_to(FolderSink(tables / "expiring"), uid="expiring-table")
     temporal = keyed.temporal_join(paid, how="left").apply(last_payment, output=Match, uid="temporal")
     temporal.sink_to(FolderSink(tables / "temporal"), uid="temporal-table")
     in_window = (
