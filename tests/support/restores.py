@@ -73,7 +73,7 @@ def check_after(job: AccountsJob, since: int | None = None) -> None:
     job.check()
 
 
-def kill_at_each_step(job: AccountsJob, planned: dict[str, Any], tables: int = 2) -> None:
+def kill_at_each_step(job: JobFixture, planned: dict[str, Any], tables: int = 2) -> None:
     """Until nothing is left to do; the same request does nothing then."""
     for name in BEFORE_THE_INTENT:
         # The request's own CLAIM of the try before does not outdate its plan.
