@@ -79,6 +79,24 @@ REFUSED = [
         f"JOIN country {AT_CLOCK} AS c ON a.seller = c.seller",
         "country",
     ),
+    *(
+        (f"SELECT b.at FROM bid AS b JOIN auction {version} AS a ON a.id = b.auction", text)
+        for version, text in [
+            ("FOR VERSION AS OF b.at", "b.at"),
+            ("FOR TIMESTAMP AS OF b.at", "b.at"),
+            ("FOR SYSTEM_TIME b.at", "b.at"),
+            ("FOR SYSTEM_TIME FROM b.at TO b.at", "b.at"),
+            ("FOR SYSTEM_TIME BETWEEN b.at AND b.at", "b.at"),
+            ("FOR SYSTEM_TIME CONTAINED IN (b.at, b.at)", "b.at"),
+            ("FOR SYSTEM_TIME ALL", "ALL"),
+        ]
+    ),
+    (
+        "SELECT c.name FROM auction AS a JOIN country FOR VERSION AS OF PROCTIME() AS c ON a.seller = c.seller",
+        "PROCTIME",
+    ),
+    ("SELECT id FROM auction FOR VERSION AS OF 3", "3"),
+    ("SELECT b.at FROM bid AS b JOIN auction TIMESTAMP AS OF b.at AS a ON a.id = b.auction", "AS"),
     ("SELECT auction FROM bid UNION SELECT id FROM auction", "auction FROM bid UNION"),
     ("SELECT auction FROM bid UNION ALL SELECT category FROM auction", "auction FROM bid UNION ALL"),
     ("SELECT auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at) AS n FROM bid", "ROW_NUMBER"),

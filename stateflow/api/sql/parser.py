@@ -41,6 +41,11 @@ class FlinkDialect(Dialect):
             **{name: parsers.Parser.FUNCTION_PARSERS[name] for name in _PARSED},
             **{name: lambda self: self._window_function() for name in _WINDOWS},
         }
+        # The first phrase that matches counts. By default, all of them mean the same, also without AS OF.
+        VERSION_PHRASES: ClassVar[dict[tuple[str, ...], str]] = {
+            ("FOR", "SYSTEM_TIME", "AS", "OF"): "SYSTEM_TIME AS OF",
+            **dict.fromkeys([("FOR", "SYSTEM_TIME"), ("FOR", "TIMESTAMP"), ("FOR", "VERSION")], "OTHER"),
+        }
         FUNC_TOKENS = {*parsers.Parser.FUNC_TOKENS, TokenType.SESSION}
 
         def expression(self, instance: E, token: Token | None = None, comments: list[str] | None = None) -> E:

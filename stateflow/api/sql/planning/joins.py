@@ -51,7 +51,7 @@ class JoinPlanner:
 
     def plan(self) -> Relation:
         """Returns the joined rows. Raises JobDefinitionError with the position of what is not supported."""
-        how, version = self._how(), self.node.this.args.get("version")
+        how, version = self._how(), self._version()
         (source,) = self.right.sources
         if not source.alias or source.alias in [each.alias for each in self.left.sources]:
             self.text.fail(self.node.this, "a joined table has no name of its own", "add AS with another name")
@@ -107,6 +107,13 @@ class JoinPlanner:
                 self.node, "a kind of join is not supported", "write JOIN, or LEFT JOIN, with ON a.id = b.id"
             )
         return str(self.node.args.get("side") or "inner").lower()
+
+    def _version(self) -> exp.Version | None:
+        """Returns the clause FOR SYSTEM_TIME AS OF. Raises JobDefinitionError for other forms."""
+        version: exp.Version | None = self.node.this.args.get("version")
+        if version is not None and (version.name, version.args["kind"]) != ("SYSTEM_TIME AS OF", "AS OF"):
+            self.text.fail(version, "a form of versions is not supported", "write FOR SYSTEM_TIME AS OF and a time")
+        return version
 
     def _renamed(self) -> dict[str, Field]:
         """Returns the columns of the right side by the name that they have in the result."""
