@@ -196,7 +196,7 @@ def _regexp_extract(call: Call, args: Sequence[Evaluate]) -> Evaluate:
 
     def extract(text: str) -> str | None:
         found = search(text)
-        return None if found is None else found[number] or ""
+        return None if found is None else found[number]
 
     return _strict(extract, args[:1])
 

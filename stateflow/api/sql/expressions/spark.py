@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
@@ -35,7 +36,8 @@ def _special(call: Call, args: list[str]) -> str:
         whens = " ".join(f"WHEN {when} THEN {then}" for when, then in pairs)
         return f"(CASE {whens} ELSE {args[-1]} END)"
     if call.function == "REGEXP_EXTRACT":
-        return f"(CASE WHEN {args[0]} RLIKE {args[1]} THEN regexp_extract({args[0]}, {args[1]}, {args[2]}) END)"
+        found = f"regexp_extract({', '.join(args)})"
+        return f"(CASE WHEN {found} <> '' OR {args[0]} RLIKE {_with_group(call)} THEN {found} END)"
     made = {
         "not": "(NOT {0})",
         "is null": "({0} IS NULL)",
@@ -45,6 +47,19 @@ def _special(call: Call, args: list[str]) -> str:
         "LIKE": "({0} LIKE {1})",
     }["text of boolean" if _is_text_of_boolean(call) else call.function]
     return made.format(*args)
+
+
+def _with_group(call: Call) -> str:
+    """Returns a pattern for texts in which REGEXP_EXTRACT finds the group: for others, Spark has an empty text."""
+    _, pattern, group = call.args
+    assert isinstance(pattern, Constant) and isinstance(group, Constant) and isinstance(group.value, int)
+    if not group.value:
+        return _constant(pattern)
+    # Atomic, so that only the first match of the pattern counts. A back reference to a group without a match fails. The
+    # end of a line ends a comment of the pattern.
+    text = str(pattern.value)
+    end = "\n" if re.compile(text).flags & re.VERBOSE else ""
+    return literal(rf"\A(?>(?s:.*?)(?:{text}{end}))\{group.value}")
 
 
 def _is_text_of_boolean(call: Call) -> bool:
