@@ -108,6 +108,7 @@ REFUSED = [
         "1 PRECEDING AND CURRENT ROW",
     ),
     ("SELECT SUM(price) OVER w AS s FROM bid WINDOW w AS (PARTITION BY auction ORDER BY at)", "w"),
+    ("SELECT ROUND(CAST(price AS DECIMAL(38, 0)), -1) AS c FROM bid", "ROUND"),
     ("SELECT CAST(channel AS CHAR(8)) AS c FROM bid", "channel AS CHAR(8"),
     ("SELECT CAST(channel AS CHAR) AS c FROM bid", "channel AS CHAR"),
     ("SELECT CAST(channel AS VARCHAR(0)) AS c FROM bid", "channel AS VARCHAR(0"),

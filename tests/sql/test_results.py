@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stateflow import StreamExecutionEnvironment
 from stateflow.errors import StateflowError
-from tests.sql.sql_jobs import BIDS, START, TABLES, WATERMARKS, Auction, Bid, Rows
+from tests.sql.sql_jobs import BIDS, START, TABLES, WATERMARKS, Auction, Bid, Rows, declared
 from tests.support.local_jobs import LocalJobs
 
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
@@ -272,6 +272,13 @@ VALUES = [
     ("ROUND(price, -20)", 0),
     ("ROUND(CAST(price AS DOUBLE), -2)", 1200.0),
     ("ROUND(POWER(10, 16) + 60, -2)", 1e16 + 100),
+    ("ROUND(1.005, 2)", "1.01"),
+    ("ROUND(-0.5)", "-1"),
+    ("ROUND(CAST(12345678901234567890.125 AS DECIMAL(23, 3)), 2)", "12345678901234567890.13"),
+    ("ROUND(CAST(999.95 AS DECIMAL(5, 2)), 1)", "1000.0"),
+    ("ROUND(CAST(999.95 AS DECIMAL(5, 2)), 5)", "999.95"),
+    ("ROUND(CAST(950.05 AS DECIMAL(5, 2)), -2)", "1000"),
+    ("ROUND(CAST(950.05 AS DECIMAL(5, 2)), -4)", "0"),
     ("REGEXP_EXTRACT(channel, 'a(b)(x)?', 1)", "b"),
     ("REGEXP_EXTRACT(channel, 'a(b)(x)?', 2)", None),
     ("REGEXP_EXTRACT(channel, '(x*)b', 1)", ""),
@@ -297,6 +304,22 @@ def test_values_are_those_of_flink(tmp_path: Path) -> None:
     tables = {"bid": [Bid(7, 1, 1246, "abcdef", START)]}
     (found,) = Rows(tmp_path, f"SELECT {items} FROM bid", tables=tables).final
     assert list(zip((text for text, _ in VALUES), found, strict=True)) == VALUES
+
+
+@pytest.mark.parametrize(
+    ("digits", "made"),
+    [((32, 8, 5), (30, 5)), ((32, 8, 10), (32, 8)), ((10, 10, 2), (3, 2)), ((9, 3, -2), (7, 0))],
+)
+def test_a_rounded_decimal_has_the_digits_of_flink(digits: tuple[int, int, int], made: tuple[int, int]) -> None:
+    precision, scale, places = digits
+    text = f"SELECT ROUND(CAST(price AS DECIMAL({precision}, {scale})), {places}) AS v FROM bid"
+    found: list[str] = []
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        found.append(env.sql_query(text, uid="query").schema.column("v").spark_type)
+
+    declared(build)
+    assert found == [f"decimal({made[0]},{made[1]})"]
 
 
 @pytest.mark.parametrize("text", ["CAST(auction + 121 AS TINYINT)", "CAST('32768' AS SMALLINT)", "CAST(-3E9 AS INT)"])

@@ -209,7 +209,18 @@ def _round(args: Sequence[Expression]) -> Expression | str | None:
         return "the number of digits of ROUND is not a literal"
     if value.type.name == "bigint" and digits.value >= 0:
         return value
-    return _strict("ROUND", [cast(value, DOUBLE) if value.type.is_decimal else value, digits])
+    return _rounded_decimal(value, digits.value) if value.type.is_decimal else _strict("ROUND", [value, digits])
+
+
+def _rounded_decimal(value: Expression, places: int) -> Expression | str:
+    """Returns a rounded decimal, of Flink's type: rounding may add a digit before the point."""
+    precision, scale = value.type.digits
+    if places >= scale:
+        return value
+    result = decimal(precision - scale + 1 + max(places, 0), max(places, 0))
+    if result is None:
+        return "a rounded number may have more than 38 digits"
+    return Call("ROUND", (value, Constant(places, BIGINT)), result.with_null(value.type.nullable))
 
 
 def _nullif(args: Sequence[Expression]) -> Expression | None:

@@ -115,12 +115,18 @@ def _remainder(left: int | float, right: int | float) -> int | float:
     return math.fmod(left, right) if isinstance(left, float) else left - right * _divided(left, right)
 
 
-def _rounded(value: float | int, digits: int) -> float | int:
+def _rounded(value: float | int | Decimal, digits: int) -> float | int | Decimal:
+    if isinstance(value, Decimal):
+        return _rounded_decimal(value, digits)
     if not math.isfinite(value) or (digits >= 0 and abs(value) >= _WHOLE):
         return value
-    rounded = Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _ALL_DIGITS)
+    rounded = _rounded_decimal(Decimal(repr(value)), digits)
     # Not -0.0, which Spark does not return.
     return int(rounded) if isinstance(value, int) else float(rounded) + 0.0
+
+
+def _rounded_decimal(value: Decimal, digits: int) -> Decimal:
+    return value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _ALL_DIGITS)
 
 
 def _within(bits: int) -> Callable[[int], int]:

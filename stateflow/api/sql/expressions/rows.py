@@ -124,7 +124,8 @@ def _with_digits(value: Value, of: SqlType) -> Decimal | None:
         raise OverflowError(f"{exact} does not fit into {of.spark}") from None
     if len(made.as_tuple().digits) > digits:
         raise OverflowError(f"{exact} does not fit into {of.spark}")
-    return made
+    # Not -0, which Spark does not have.
+    return EXACT.plus(made)
 
 
 def _connective(call: Call, args: Sequence[Evaluate], *, decisive: bool) -> Evaluate:
