@@ -11,6 +11,7 @@ from typing import NoReturn
 from sqlglot import exp
 
 from stateflow.api.sql.expressions.calls import call, cast, is_castable, named_call
+from stateflow.api.sql.expressions.functions import FUNCTIONS
 from stateflow.api.sql.expressions.sql_types import (
     BIGINT,
     BINARY,
@@ -181,7 +182,7 @@ class Analysis:
     def _neg(self, node: exp.Neg) -> Expression:
         found = self.of(node.this)
         if isinstance(found, Constant) and isinstance(found.value, int | float | Decimal | timedelta):
-            return Constant(-found.value, found.type)
+            return Constant(FUNCTIONS["neg"].python(found.value), found.type)
         return self._made(node, "neg", [found])
 
     def _logic(self, node: exp.And | exp.Or) -> Expression:

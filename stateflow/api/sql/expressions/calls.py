@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 from stateflow.api.sql.expressions.dates import FORMATS
 from stateflow.api.sql.expressions.functions import FUNCTIONS, SYNONYMS
@@ -97,9 +98,7 @@ def named_call(name: str, args: Sequence[Expression]) -> Expression | str:
         pattern = args[1]
         if not isinstance(pattern, Constant) or FORMATS.unknown(str(pattern.value)):
             return f"a format of a time is not a literal of {', '.join(FORMATS.letters)}"
-    if name in ("FLOOR", "CEIL") and args and args[0].type.name == "bigint":
-        return args[0]
-    if name in ("FLOOR", "CEIL", "SQRT", "POWER"):
+    if name in ("SQRT", "POWER"):
         args = [cast(args[0], DOUBLE) if args[0].type.is_numeric else args[0], *args[1:]] if args else args
         args = [cast(arg, DOUBLE) for arg in args] if name == "POWER" else args
     if name == "SUBSTRING" and len(args) == 2:
@@ -201,6 +200,14 @@ def _regexp_extract(args: Sequence[Expression]) -> Expression | None:
     return Call("REGEXP_EXTRACT", tuple(args), STRING.with_null(True)) if 0 <= group.value <= groups else None
 
 
+def _whole(function: str, args: Sequence[Expression]) -> Expression | None:
+    if len(args) != 1 or not args[0].type.is_numeric:
+        return None
+    if args[0].type.name != "double" and not args[0].type.digits[1]:
+        return args[0]
+    return _strict(function.lower() if args[0].type.is_decimal else function, args)
+
+
 def _round(args: Sequence[Expression]) -> Expression | str | None:
     if len(args) not in (1, 2):
         return None
@@ -252,4 +259,6 @@ _SPECIAL: dict[str, Callable[[Sequence[Expression]], Expression | str | None]] =
     "CONCAT": _concat,
     "REGEXP_EXTRACT": _regexp_extract,
     "ROUND": _round,
+    "FLOOR": partial(_whole, "FLOOR"),
+    "CEIL": partial(_whole, "CEIL"),
 }

@@ -10,10 +10,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal
 
 from stateflow.api.sql.expressions.dates import FORMATS, in_utc
-from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, DOUBLE, INTERVAL, STRING, SqlType
+from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, DOUBLE, INTERVAL, STRING, SqlType, decimal
 from stateflow.api.sql.expressions.tree import Value
 
 _WHOLE = 1 << 53
@@ -67,6 +67,11 @@ def _rounded_type(types: Types) -> SqlType | None:
     return value if value.name in ("bigint", "double") and digits.name == "bigint" else None
 
 
+def _whole_decimal(types: Types) -> SqlType | None:
+    (value,) = types
+    return decimal(value.digits[0], 0) if value.is_decimal else None
+
+
 def _comparable(types: Types) -> SqlType | None:
     first, second = types
     known = first.name not in ("other", "null", "interval")
@@ -96,6 +101,11 @@ def ordered(value: Value) -> Value | tuple[bool, float]:
 def _exact(function: Callable[[Value, Value], Value], exact: Callable[[Decimal, Decimal], Decimal]) -> Binary:
     """Returns an operator, of which `exact` is the one of decimals: by default they are rounded to 28 digits."""
     return lambda x, y: exact(x, y) if isinstance(x, Decimal) and isinstance(y, Decimal) else function(x, y)
+
+
+def _exact_unary(function: Callable[..., Value], exact: Callable[[Decimal], Decimal]) -> Callable[[Value], Value]:
+    """Returns a function, of which `exact` is the one of decimals."""
+    return lambda x: exact(x) if isinstance(x, Decimal) else function(x)
 
 
 def _compared(compare: Callable[..., bool]) -> Callable[[Value, Value], bool]:
@@ -179,7 +189,7 @@ _BINARY: dict[str, Function] = {
     "add": Function(_number, "({0} + {1})", _exact(operator.add, EXACT.add)),
     "sub": Function(_number, "({0} - {1})", _exact(operator.sub, EXACT.subtract)),
     "mul": Function(_number, "({0} * {1})", _exact(operator.mul, EXACT.multiply)),
-    "neg": Function(_number, "(- {0})", operator.neg),
+    "neg": Function(_number, "(- {0})", _exact_unary(operator.neg, EXACT.minus)),
     "eq": Function(_comparable, "({0} = {1})", _compared(operator.eq)),
     "ne": Function(_comparable, "({0} <> {1})", _compared(operator.ne)),
     "lt": Function(_comparable, "({0} < {1})", _compared(operator.lt)),
@@ -192,9 +202,11 @@ _MATH: dict[str, Function] = {
     "div": Function(takes(BIGINT, BIGINT, BIGINT), "({0} div {1})", _divided),
     "quotient": Function(takes(DOUBLE, DOUBLE, DOUBLE), "({0} / {1})", _divided),
     "MOD": Function(_bigint_or_double, "({0} % {1})", _remainder),
-    "ABS": Function(_number, "abs({0})", abs),
+    "ABS": Function(_number, "abs({0})", _exact_unary(abs, EXACT.abs)),
     "FLOOR": Function(takes(DOUBLE, DOUBLE), _whole_sql("floor"), _whole(math.floor)),
     "CEIL": Function(takes(DOUBLE, DOUBLE), _whole_sql("ceil"), _whole(math.ceil)),
+    "floor": Function(_whole_decimal, "floor({0})", lambda x: x.to_integral_value(ROUND_FLOOR)),
+    "ceil": Function(_whole_decimal, "ceil({0})", lambda x: x.to_integral_value(ROUND_CEILING)),
     "ROUND": Function(_rounded_type, "round({0}, CAST({1} AS INT))", _rounded),
     "int": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS INT) AS BIGINT)", _within(32)),
     "smallint": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS SMALLINT) AS BIGINT)", _within(16)),
