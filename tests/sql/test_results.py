@@ -243,6 +243,19 @@ def test_an_interval_join_compares_microseconds(
     assert [row[0] for row in Rows(tmp_path, query, tables=tables).final] == [1] * is_pair
 
 
+def test_rows_that_do_not_pass_extend_no_session(tmp_path: Path) -> None:
+    """As in Flink, whose planner moves the condition before the assignment to windows."""
+    times = [START + timedelta(seconds=each) for each in (0, 4, 8)]
+    tables = {"bid": [Bid(1, 1, price, "a", at) for price, at in zip([9, 1, 9], times, strict=True)]}
+    query = (
+        "SELECT window_start AS w, COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, DESCRIPTOR(at), "
+        "INTERVAL '6' SECOND)) {} GROUP BY auction, window_start, window_end"
+    )
+    assert Rows(tmp_path / "all", query.format(""), tables=tables).final == [(str(START), 3)]
+    found = Rows(tmp_path / "some", query.format("WHERE price > 1"), tables=tables).final
+    assert found == [(str(START), 1), (str(times[2]), 1)]
+
+
 @pytest.mark.parametrize(("columns", "names"), [("auction", ["auction"]), ("at, auction", ["at", "auction"])])
 def test_distinct_rows_have_the_columns_of_the_query(tmp_path: Path, columns: str, names: list[str]) -> None:
     """Over a stream with a function in Python, which passes the event time on."""
@@ -313,8 +326,7 @@ def test_values_are_those_of_flink(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("digits", "made"),
-    [((32, 8, 5), (30, 5)), ((32, 8, 10), (32, 8)), ((10, 10, 2), (3, 2)), ((9, 3, -2), (7, 0))],
+    ("digits", "made"), [((32, 8, 5), (30, 5)), ((32, 8, 10), (32, 8)), ((10, 10, 2), (3, 2)), ((9, 3, -2), (7, 0))]
 )
 def test_a_rounded_decimal_has_the_digits_of_flink(digits: tuple[int, int, int], made: tuple[int, int]) -> None:
     precision, scale, places = digits
