@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow import fs
 from pyarrow.dataset import FileSystemDataset
 
+from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
@@ -162,14 +163,15 @@ class BatchTable(LocalSource):
             )
         before = self._files(self._opened(start.version))
         common = before.paths & after.paths
-        gone = [(self._identity(row), row) for row in self._rows(before, common, deleted=True)]
-        added = [(self._identity(row), row) for row in self._rows(after, common, deleted=False)]
+        gone = [(self._identity.content(row), row) for row in self._rows(before, common, deleted=True)]
+        added = [(self._identity.content(row), row) for row in self._rows(after, common, deleted=False)]
         # A row that is only in another file now, as after OPTIMIZE, has not changed.
         return [*_without(gone, added), *_without(added, gone)]
 
-    def _identity(self, row: object) -> bytes:
-        """Returns what two equal rows have in common, whether they are removed or not."""
-        return msgspec.msgpack.encode([getattr(row, name) for name in self.schema.names if name != self._deleted])
+    @cached_property
+    def _identity(self) -> RowIdentity:
+        """What two equal rows have in common, whether they are removed or not."""
+        return RowIdentity.of(column for column in self.schema.columns if column.name != self._deleted)
 
     def _files(self, table: DeltaTable) -> _Files:
         # Not the file system of deltalake, which calls Python from threads of Arrow.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -105,6 +107,28 @@ def test_rows_that_were_only_moved_to_another_file_are_not_changes(prices: Price
     found = prices.source().read(first.position, LIMITS)
     assert found is not None and found.rows == []
     assert prices.source().read(found.position, LIMITS) is None
+
+
+class Noted(msgspec.Struct):
+    item: str
+    notes: dict[str, float]
+    deleted: bool
+
+
+def test_rows_that_differ_in_the_order_of_a_map_and_the_bits_of_nan_are_not_changes(tmp_path: Path) -> None:
+    (negative_nan,) = struct.unpack("<d", (0xFFF8 << 48).to_bytes(8, "little"))
+    source = BatchTable(tmp_path / "noted", schema=Noted, refresh=MINUTE, clock=(clock := ManualClock()))
+    position, changes = None, []
+    for notes in ([("x", 0.5), ("y", math.nan)], [("y", negative_nan), ("x", 0.5)], [("x", 0.5)]):
+        columns = {"item": ["a"], "notes": pa.array([notes], pa.map_(pa.string(), pa.float64()))}
+        write_deltalake(tmp_path / "noted", pa.table(columns), mode="overwrite")
+        found = source.read(position, LIMITS)
+        assert found is not None
+        rows: Sequence[Any] = found.rows
+        changes.append([(list(row.notes), row.deleted) for row in rows])
+        position = found.position
+        clock.sleep(MINUTE)
+    assert changes == [[(["x", "y"], False)], [], [(["y", "x"], True), (["x"], False)]]
 
 
 def test_a_batch_that_is_read_again_has_its_rows_although_the_table_has_more(prices: Prices) -> None:
