@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from stateflow import RowKind, StateTtlConfig
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import IncompatibleState, JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.joins.joined_rows import unkeyed
+from tests.support.errors import raises
 
 ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
 
@@ -80,6 +81,41 @@ def test_an_equal_row_is_taken_back_whatever_the_order_of_dicts_and_fields_and_t
         snapshot = h.snapshot()
     with KeyedHarness.restore(snapshot, declare) as h:
         assert [row.kind for row in h.push(Noted(D, 1, {2: negative_nan, 1: 0.5}))] == [D]
+
+
+class More(msgspec.Struct, frozen=True):
+    kind: RowKind
+    seat: int
+    user: int
+    row: str = ""
+
+
+class Widened(msgspec.Struct, frozen=True):
+    kind: RowKind
+    seat: int
+    user: int | None
+
+
+def _converted(output: type[Any], **more: Any) -> Any:
+    """Returns the declaration of a materialized stream whose rows have other fields."""
+
+    def declare(seats: Any) -> DataStream:
+        rows = unkeyed(seats).map(lambda row: output(row.kind, row.seat, row.user, **more), output=output)
+        return _materialized(rows.as_changelog(retracts=True).key_by("seat"))
+
+    return declare
+
+
+def test_a_restore_with_fields_that_the_stored_rows_do_not_have_is_refused() -> None:
+    """A row that is taken back has a value in the new field, and stored rows have its default."""
+    with _harness() as h:
+        h.push(Seat(ADD, 1, 7))
+        snapshot = h.snapshot()
+    stored = "content: seat bigint, user bigint"
+    with raises(IncompatibleState, name="materialized", stored=stored, declared="content: row string, " + stored[9:]):
+        KeyedHarness.restore(snapshot, _converted(More, row="a"))
+    with KeyedHarness.restore(snapshot, _converted(Widened)) as h:
+        assert [row.kind for row in h.push(Seat(D, 1, 7))] == [D]
 
 
 def test_an_older_row_that_is_taken_back_changes_nothing() -> None:

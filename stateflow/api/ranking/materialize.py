@@ -36,7 +36,10 @@ class Materialize(KeyedProcessFunction[object, object]):
         self._ttl = ttl
 
     def open(self, ctx: RuntimeContext) -> None:
-        self._rows = ctx.get_list_state(ListStateDescriptor(MATERIALIZED, self._row_class, ttl=self._ttl))
+        # Of a field that was added later, a stored row has the default, and an equal row may arrive with another value.
+        content = f"content: {self._identity.text}"
+        descriptor = ListStateDescriptor(MATERIALIZED, self._row_class, ttl=self._ttl, arguments=content)
+        self._rows = ctx.get_list_state(descriptor)
 
     def process_element(self, row: object, ctx: Context) -> Iterator[object]:
         kept = with_kind(row, self._row_kind, RowKind.INSERT)
