@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Callable
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow import DataStream, WatermarkStrategy
+from stateflow import DataStream, KeyedStream, RowKind, StreamExecutionEnvironment, WatermarkStrategy
 from stateflow.api.graph.nodes import ProcessNode, ReducedNode
 from stateflow.api.ranking.partial_ranking import PartialRanking
 from stateflow.api.ranking.row_order import SortKey
 from stateflow.api.ranking.selection import Selection
 from stateflow.api.schema import RowSchema
+from stateflow.errors import JobDefinitionError
 from stateflow.runtime.task.row_conversion import to_batch
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.joins.joined_rows import unkeyed
 from tests.support.local_jobs import LocalJobs
 
 
@@ -31,6 +36,7 @@ class Row(msgspec.Struct, frozen=True):
     number: int
 
 
+Declare = Callable[[KeyedStream[DataStream]], DataStream]
 SCHEMA = RowSchema.of(Row)
 ROWS = st.lists(
     st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 1), st.sampled_from([None, 1.0, 2.0, float("nan")])),
@@ -136,3 +142,152 @@ def test_a_job_has_the_results_of_all_rows(tmp_path: Path, parallelism: int) -> 
         jobs.apply([Keyed(key, 0.0, 0, n) for n in numbers for key in "ab"], operators_of_one)
     rows = {row[0]: row for row in jobs.rows()}
     assert {key: row[-1] for key, row in rows.items()} == {"a": 9, "b": 9}
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A row: its number is unique, and grows in the order of arrival."""
+
+    key: str
+    price: float | None
+    place: int | None
+    at: int
+    number: int
+
+
+class Entered(Placed, frozen=True):
+    kind: RowKind
+
+
+class Numbered(Entered, frozen=True):
+    rank: int
+
+
+MIXED = [("price", "desc"), ("place", "asc"), ("at", "desc")]
+RANKINGS: dict[str, Declare] = {
+    "first": lambda rows: rows.deduplicate(uid="one"),
+    "last": lambda rows: rows.deduplicate(keep="last", uid="one"),
+    "first by time": lambda rows: rows.deduplicate(order_by="at", uid="one"),
+    "last by time": lambda rows: rows.deduplicate(keep="last", order_by="at", uid="one"),
+    "last, retracted": lambda rows: rows.deduplicate(keep="last", output=Entered, retract=True, uid="one"),
+    "top": lambda rows: rows.top_n(2, order_by=MIXED, output=Entered, uid="one"),
+    "ranks": lambda rows: rows.top_n(2, order_by=MIXED, output=Numbered, rank="rank", retract=True, uid="one"),
+    "top of many": lambda rows: rows.top_n(100, order_by="price", output=Entered, uid="one"),
+}
+Given = tuple[str, float | None, int | None, int]
+PLACED = st.tuples(
+    st.sampled_from("ab"),
+    st.sampled_from([None, -1.0, -0.0, 0.0, float("nan"), float("inf")]),
+    st.sampled_from([None, -(1 << 63), 0, (1 << 63) - 1]),
+    st.integers(0, 3),
+)
+
+
+def passed_on(declare: Declare) -> Declare:
+    """The ranking of rows that a function passes on."""
+
+    def declared(rows: KeyedStream[DataStream]) -> DataStream:
+        made = declare(unkeyed(rows).filter(lambda row: True).key_by("key"))
+        assert isinstance(made._node, ProcessNode) and isinstance(made._node.inputs[0].node, ReducedNode)
+        return made
+
+    return declared
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+@given(st.lists(st.lists(PLACED, max_size=8), min_size=1, max_size=4), st.integers(1, 3))
+@settings(max_examples=max(10, settings().max_examples // 10))
+def test_results_and_state_are_those_of_all_rows(ranking: str, batches: list[list[Given]], parallelism: int) -> None:
+    given_rows = KeyedInput(Placed, "key")
+    numbers = count()
+    whole, reduced = KeyedHarness(RANKINGS[ranking], given_rows), KeyedHarness(passed_on(RANKINGS[ranking]), given_rows)
+    for batch in batches:
+        rows = [Placed(*row, next(numbers)) for row in batch]
+        with whole, reduced:
+            assert repr(reduced.push(*rows)) == repr(whole.push(*rows))
+            assert repr(reduced.state_entries()) == repr(whole.state_entries())
+            states = whole.snapshot(), reduced.snapshot()
+        # A job may change between both with its state.
+        whole = KeyedHarness.restore(states[1], RANKINGS[ranking], parallelism=parallelism)
+        reduced = KeyedHarness.restore(states[0], passed_on(RANKINGS[ranking]), parallelism=parallelism)
+    whole.close()
+    reduced.close()
+
+
+def test_operators_of_one_keyed_stream_get_what_each_needs(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path, source__max_rows_per_batch=100)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        rows = [Keyed("ab"[n % 2], 0.0, 0, n) for n in range(20)]
+        keyed = env.from_collection(rows, Keyed, uid="rows").filter(lambda row: True).key_by("key")
+        made = {
+            "first": keyed.deduplicate(uid="first"),
+            "last": keyed.deduplicate(keep="last", uid="last"),
+            "count": keyed.aggregate_columns({"n": ("count", "number")}, output=Counted, uid="count"),
+            "all": keyed.map_with_state(lambda row, state: (row, None), state=int, output=Keyed, uid="all"),
+        }
+        for name, stream in made.items():
+            stream.as_append_only().sink_to(jobs.sink(name), uid=f"to-{name}")
+
+    jobs.run(build)
+    assert {row[-1] for row in jobs.rows("first")} == {0, 1}
+    assert {row[-1] for row in jobs.rows("last")} == {18, 19}
+    assert sorted(jobs.rows("count")) == [("a", 10), ("b", 10)]
+    assert sorted(row[-1] for row in jobs.rows("all")) == list(range(20))
+
+
+def test_rows_of_a_union_arrive_in_the_order_of_its_streams(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        one, other = (env.from_collection([Keyed("a", 0.0, 0, n)], Keyed, uid=f"rows{n}") for n in (1, 2))
+        again = one.map(lambda row: Keyed(row.key, row.part, row.time, row.number + 10), output=Keyed)
+        rows = one.union(other, again).filter(lambda row: True)
+        rows.key_by("key").deduplicate(keep="last", uid="last").sink_to(jobs.sink("out"), uid="out")
+
+    jobs.run(build)
+    assert [row[-1] for row in jobs.rows()] == [11]
+
+
+class Counted(msgspec.Struct, frozen=True):
+    key: str
+    n: int
+
+
+class Change(msgspec.Struct, frozen=True):
+    key: str
+    number: int
+    kind: RowKind
+
+
+class CountedKind(msgspec.Struct, frozen=True):
+    key: str
+    n: int
+    kind: RowKind
+
+
+CHANGES = [Change("a", 1, RowKind.INSERT), Change("a", 2, RowKind.INSERT), Change("a", 1, RowKind.DELETE)]
+
+
+def test_rows_of_a_changelog_are_not_reduced(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+
+    def counted(rows: DataStream) -> DataStream:
+        changes = rows.as_changelog(retracts=True).filter(lambda row: True).key_by("key")
+        made = changes.aggregate_columns({"n": ("count", "number")}, output=CountedKind, uid="count")
+        assert isinstance(made._node, ProcessNode) and not isinstance(made._node.inputs[0].node, ReducedNode)
+        for ranked in (changes.deduplicate, partial(changes.top_n, 1, order_by="number")):
+            with pytest.raises(JobDefinitionError):
+                ranked(uid="ranked")
+        return made.as_append_only()
+
+    jobs.apply(CHANGES, counted)
+    assert [row[1] for row in jobs.rows()] == [1]
+
+
+def test_kinds_of_rows_that_only_append_are_columns_like_others(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+    jobs.apply(
+        CHANGES,
+        lambda rows: rows.as_append_only().filter(lambda row: True).key_by("key").deduplicate(keep="last", uid="last"),
+    )
+    assert [row[1:] for row in jobs.rows()] == [(1, "-D")]

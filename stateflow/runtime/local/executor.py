@@ -6,7 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, repeat
+from itertools import count, groupby, repeat
 from operator import attrgetter
 
 import msgspec
@@ -200,11 +200,10 @@ def _by_columns(
     function: Callable[[Sequence[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     rows: Sequence[_LocatedRow],
 ) -> Iterator[_LocatedRow]:
-    """Yields the rows that a function over columns returns for the rows of each phase and source."""
+    """Yields the rows that a function over columns returns for adjacent rows of one phase and source."""
     numbers = count()
-    for phase, origin in sorted({(located.phase, located.origin) for located in rows}):
-        of_both = [located.row for located in rows if (located.phase, located.origin) == (phase, origin)]
-        for made in function([to_batch(of_both, node.parent.schema)]):
+    for (phase, origin), located in groupby(rows, key=attrgetter("phase", "origin")):
+        for made in function([to_batch([each.row for each in located], node.parent.schema)]):
             for row in to_rows(list(made.columns), node.schema):
                 yield _LocatedRow(next(numbers), phase, row, origin)
 
