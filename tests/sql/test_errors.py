@@ -133,6 +133,11 @@ REFUSED = [
         "WHERE price > 9 AND window_end > TIMESTAMP '2026-01-01 00:00:10' GROUP BY auction, window_start, window_end",
         "price > 9 AND",
     ),
+    (
+        "SELECT COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, DESCRIPTOR(at), INTERVAL '6' SECOND)) "
+        "WHERE price > 8 GROUP BY auction, window_start, window_end HAVING window_end > window_start",
+        "price > 8",
+    ),
     (f"SELECT MAX(window_end) AS n FROM {WINDOW} GROUP BY window_start, window_end, auction", "MAX(window_end"),
     (f"SELECT COUNT(*) AS n FROM {WINDOW} GROUP BY HOUR(window_end), window_start, window_end", "COUNT("),
     ("SELECT other.bid.auction FROM bid", "other"),

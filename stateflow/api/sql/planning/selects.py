@@ -160,11 +160,12 @@ class SelectPlanner:
             # A window passes WHERE with all of its rows, or with none.
             bounds = {bound: Ref(name, TIMESTAMP) for bound, name in fixed.items()}
             of_rows, of_windows = self._conditions(node, window.input, scope)
-            if of_rows and of_windows and window.window.kind == "SESSION":
+            conditions += [replaced(each, bounds) for each in of_windows]
+            filtered_by = {column for each in conditions for column in columns_of(each)}
+            if of_rows and window.window.kind == "SESSION" and filtered_by & {*fixed.values()}:
                 # Flink then forms the sessions of all rows, and without a condition over windows of those that pass.
                 hint = "filter the rows in a query of WITH, and name that in SESSION(TABLE …)"
                 self.text.fail(node.args["where"], "rows and their sessions are filtered in one query", hint)
-            conditions += [replaced(each, bounds) for each in of_windows]
         self._check_items(node, items, plan)
         made = self._operator(node, plan, window, _Selected(groups, items, conditions))
         for each in conditions:
