@@ -161,7 +161,11 @@ def _encode_window(window: TimeWindow) -> bytes:
     try:
         return b"\x38" + struct.pack(">QQ", window.start + (1 << 63), window.end + (1 << 63))
     except struct.error as e:
-        raise StateError("a window that exceeds 64 bits of milliseconds cannot be stored", window=repr(window)) from e
+        raise StateError(
+            "a window that exceeds 64 bits of milliseconds cannot be stored",
+            hint="filter rows with such an event time, or convert the column: it is in milliseconds since 1970",
+            window=repr(window),
+        ) from e
 
 
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {

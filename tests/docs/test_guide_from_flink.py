@@ -115,6 +115,13 @@ def test_windows_have_the_rows_of_flink(guide: ModuleType, orders: list[Any]) ->
     ]
     sums = _pairs(_run(guide.sums, orders), "customer", "total")
     assert sums == [("ann", 30.0), ("ann", 160.0), ("bob", 20.0)]
+    of_two = _pairs(_run(guide.sums_of_two, orders), "customer", "total")
+    assert of_two == [("ann", 10.0), ("ann", 160.0), ("ann", 180.0), ("bob", 20.0)]
+    assert _pairs(_run(guide.largest_of_the_hour, orders), "id") == [("3",), ("4",)]
+
+
+def test_patterns_have_the_matches_of_flink(guide: ModuleType, orders: list[Any]) -> None:
+    assert _pairs(_run(guide.rises, orders), "customer", "low", "high") == [("ann", 10.0, 150.0)]
 
 
 def test_aggregates_and_rankings_have_the_rows_of_flink(guide: ModuleType, orders: list[Any]) -> None:

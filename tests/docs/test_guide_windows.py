@@ -128,6 +128,13 @@ def test_trips_end_after_a_day_without_a_flight(guide: ModuleType, flights: list
     assert sorted(found, key=repr) == sorted(times, key=repr)
     found = _run(guide.trips, guide, "tailnum", flights)
     assert sorted(found, key=repr) == sorted(wanted, key=repr)
+    fired = [
+        {"tailnum": key, "flights": flights}
+        for key, trips in of.items()
+        for trip in trips
+        for flights in [*range(3, len(trip) + 1, 3), len(trip)]
+    ]
+    assert sorted(_run(guide.trips_so_far, guide, "tailnum", flights), key=repr) == sorted(fired, key=repr)
 
 
 def test_counted_windows_fire_with_the_last_rows(guide: ModuleType, flights: list[Row]) -> None:

@@ -57,7 +57,7 @@ def test_each_early_and_late_result_survives_a_kill_if_the_batches_are_the_same(
 ) -> None:
     whole, killed = (_played(tmp_path / f"job{each}", name, each) for each in ("", kill))
     assert killed.firings() == whole.firings()
-    assert all(whole.dependent().values()), "the readings or the batches test less than they should"
+    assert all(whole.of_batches().values()), "the readings or the batches test less than they should"
 
 
 def _played(folder: Path, name: str, kill: str) -> FiringJob:

@@ -138,6 +138,7 @@ REFUSED = [
         "WHERE price > 8 GROUP BY auction, window_start, window_end HAVING window_end > window_start",
         "price > 8",
     ),
+    ("SELECT -TRUE AS c FROM bid", "TRUE"),
     (f"SELECT MAX(window_end) AS n FROM {WINDOW} GROUP BY window_start, window_end, auction", "MAX(window_end"),
     (f"SELECT COUNT(*) AS n FROM {WINDOW} GROUP BY HOUR(window_end), window_start, window_end", "COUNT("),
     ("SELECT other.bid.auction FROM bid", "other"),

@@ -256,6 +256,18 @@ def test_rows_that_do_not_pass_extend_no_session(tmp_path: Path) -> None:
     assert found == [(str(START), 1), (str(times[2]), 1)]
 
 
+def test_a_condition_of_keys_is_combined_with_one_of_sessions(tmp_path: Path) -> None:
+    """It removes all sessions of a key, whenever it is applied."""
+    times = [START + timedelta(seconds=each) for each in (0, 4, 60)]
+    tables = {"bid": [Bid(auction, 1, 9, "a", at) for auction in (1, 2) for at in times]}
+    query = (
+        "SELECT auction, window_start AS w, COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, "
+        "DESCRIPTOR(at), INTERVAL '6' SECOND)) WHERE auction = 2 AND window_start > TIMESTAMP '2026-01-01 00:00:30' "
+        "GROUP BY auction, window_start, window_end"
+    )
+    assert Rows(tmp_path, query, tables=tables).final == [(2, str(times[2]), 1)]
+
+
 @pytest.mark.parametrize(("columns", "names"), [("auction", ["auction"]), ("at, auction", ["at", "auction"])])
 def test_distinct_rows_have_the_columns_of_the_query(tmp_path: Path, columns: str, names: list[str]) -> None:
     """Over a stream with a function in Python, which passes the event time on."""

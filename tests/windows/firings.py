@@ -29,7 +29,7 @@ class FiringJob(OracleJob):
         """Every result of these windows, and every late row."""
 
     @abstractmethod
-    def dependent(self) -> Tables:
+    def of_batches(self) -> Tables:
         """The results that a later one replaces, and the late rows: other batches have others."""
 
 

@@ -62,7 +62,7 @@ class LateWindowsJob(FiringJob):
     def firings(self) -> Tables:
         return {**{name: Counter(firings(self.table(name))) for name in LATENESS}, **self._all_late()}
 
-    def dependent(self) -> Tables:
+    def of_batches(self) -> Tables:
         results = {name: firings(self.table(name)) for name in LATENESS}
         return {**{name: replaced(found, LAST[name](found)) for name, found in results.items()}, **self._all_late()}
 

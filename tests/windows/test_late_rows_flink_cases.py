@@ -16,6 +16,7 @@ from stateflow.api.windows.assigners import EventTimeSessionWindows, SlidingEven
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
 from stateflow.api.windows.trigger import Trigger, TriggerContext, TriggerResult
 from stateflow.api.windows.triggers import EventTimeTrigger, PurgingTrigger
+from stateflow.errors import StateError
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
 from tests.windows.timed_rows import (
@@ -241,6 +242,15 @@ def test_a_window_is_not_removed_before_its_end_if_its_end_and_the_lateness_exce
     with KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at", out_of_orderness=ms(0))) as h:
         assert h.push(*_one(last - 1750)) == h.push(*_one(last - 1500)) == []
         assert [(each.total, each.end > last - 1500) for each in h.drain()] == [(2, True)]
+
+
+def test_a_row_whose_window_ends_beyond_64_bits_fails_the_run() -> None:
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        return rows.window(TumblingEventTimeWindows.of(ms(1000))).reduce(added, Sum(), output=Total, uid="w")
+
+    with KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at")) as h, pytest.raises(StateError) as e:
+        h.push(*_one((1 << 63) - 10))
+    assert e.value.facts["operator"] == "w" and e.value.hint
 
 
 LAST_OF_9999 = 253_402_300_799_999

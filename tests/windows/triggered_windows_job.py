@@ -73,7 +73,7 @@ class TriggeredWindowsJob(FiringJob):
     def firings(self) -> Tables:
         return {name: Counter(firings(self.table(name))) for name in ("early", "continuous")}
 
-    def dependent(self) -> Tables:
+    def of_batches(self) -> Tables:
         results = firings(self.table("continuous"))
         return {"continuous": replaced(results, last_of_windows(results))}
 

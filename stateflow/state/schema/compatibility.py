@@ -152,7 +152,8 @@ def _other_arguments(stored: StateSchema, wanted: StateSchema) -> Conflict:
         stored.arguments,
         wanted.arguments,
         "they depend on arguments of the operator, which have changed",
-        "change the arguments back, or give the operator another uid, so that it begins without state",
+        "undo the change of the arguments, or of the fields of the rows, or give the operator another uid, so that it "
+        "begins without state",
     )
 
 

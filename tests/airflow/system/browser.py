@@ -115,8 +115,12 @@ class TriggerForm:
 
     def send(self) -> None:
         """Starts the DAG run."""
+        from playwright.sync_api import expect
+
+        button = self.dialog.get_by_role("button", name="Trigger")
+        expect(button).to_be_enabled(timeout=_PATIENCE)
         # By the keyboard: the notification of the run before can cover the button, and stays while the mouse is on it.
-        self.dialog.get_by_role("button", name="Trigger").press("Enter")
+        button.press("Enter")
         self.dialog.wait_for(state="detached")
 
     def _field(self, name: str) -> Locator:

@@ -1,4 +1,4 @@
-"""Orders and payments that are joined in four ways.
+"""Orders and payments that are joined in five ways.
 
 ``job.folder`` has ``orders.jsonl`` and ``payments.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the
 files of ``in/orders`` and ``in/payments``.

@@ -181,8 +181,9 @@ class Analysis:
 
     def _neg(self, node: exp.Neg) -> Expression:
         found = self.of(node.this)
-        if isinstance(found, Constant) and isinstance(found.value, int | float | Decimal | timedelta):
-            return Constant(FUNCTIONS["neg"].python(found.value), found.type)
+        value = found.value if isinstance(found, Constant) else None
+        if isinstance(value, int | float | Decimal | timedelta) and not isinstance(value, bool):
+            return Constant(FUNCTIONS["neg"].python(value), found.type)
         return self._made(node, "neg", [found])
 
     def _logic(self, node: exp.And | exp.Or) -> Expression:

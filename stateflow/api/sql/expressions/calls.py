@@ -205,7 +205,7 @@ def _whole(function: str, args: Sequence[Expression]) -> Expression | None:
         return None
     if args[0].type.name != "double" and not args[0].type.digits[1]:
         return args[0]
-    return _strict(function.lower() if args[0].type.is_decimal else function, args)
+    return _strict(f"{function.lower()} of decimal" if args[0].type.is_decimal else function, args)
 
 
 def _round(args: Sequence[Expression]) -> Expression | str | None:
@@ -220,7 +220,7 @@ def _round(args: Sequence[Expression]) -> Expression | str | None:
 
 
 def _rounded_decimal(value: Expression, places: int) -> Expression | str:
-    """Returns a rounded decimal, of Flink's type: rounding may add a digit before the point."""
+    """Returns a rounded decimal of Flink's type, where rounding may add a digit before the point, or what is wrong."""
     precision, scale = value.type.digits
     if places >= scale:
         return value

@@ -99,12 +99,12 @@ def ordered(value: Value) -> Value | tuple[bool, float]:
 
 
 def _exact(function: Callable[[Value, Value], Value], exact: Callable[[Decimal, Decimal], Decimal]) -> Binary:
-    """Returns an operator, of which `exact` is the one of decimals: by default they are rounded to 28 digits."""
+    """Returns an operator that applies `exact` to decimals, which Python rounds to 28 digits otherwise."""
     return lambda x, y: exact(x, y) if isinstance(x, Decimal) and isinstance(y, Decimal) else function(x, y)
 
 
 def _exact_unary(function: Callable[..., Value], exact: Callable[[Decimal], Decimal]) -> Callable[[Value], Value]:
-    """Returns a function, of which `exact` is the one of decimals."""
+    """Returns a function that applies `exact` to decimals, which Python rounds to 28 digits otherwise."""
     return lambda x: exact(x) if isinstance(x, Decimal) else function(x)
 
 
@@ -205,8 +205,8 @@ _MATH: dict[str, Function] = {
     "ABS": Function(_number, "abs({0})", _exact_unary(abs, EXACT.abs)),
     "FLOOR": Function(takes(DOUBLE, DOUBLE), _whole_sql("floor"), _whole(math.floor)),
     "CEIL": Function(takes(DOUBLE, DOUBLE), _whole_sql("ceil"), _whole(math.ceil)),
-    "floor": Function(_whole_decimal, "floor({0})", lambda x: x.to_integral_value(ROUND_FLOOR)),
-    "ceil": Function(_whole_decimal, "ceil({0})", lambda x: x.to_integral_value(ROUND_CEILING)),
+    "floor of decimal": Function(_whole_decimal, "floor({0})", lambda x: x.to_integral_value(ROUND_FLOOR)),
+    "ceil of decimal": Function(_whole_decimal, "ceil({0})", lambda x: x.to_integral_value(ROUND_CEILING)),
     "ROUND": Function(_rounded_type, "round({0}, CAST({1} AS INT))", _rounded),
     "int": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS INT) AS BIGINT)", _within(32)),
     "smallint": Function(takes(BIGINT, BIGINT), "CAST(CAST({0} AS SMALLINT) AS BIGINT)", _within(16)),

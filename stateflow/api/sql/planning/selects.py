@@ -161,8 +161,10 @@ class SelectPlanner:
             bounds = {bound: Ref(name, TIMESTAMP) for bound, name in fixed.items()}
             of_rows, of_windows = self._conditions(node, window.input, scope)
             conditions += [replaced(each, bounds) for each in of_windows]
-            filtered_by = {column for each in conditions for column in columns_of(each)}
-            if of_rows and window.window.kind == "SESSION" and filtered_by & {*fixed.values()}:
+            used = {column for each in conditions for column in columns_of(each)}
+            # A condition over the keys of sessions removes all sessions of a key.
+            divides = any(not set(columns_of(each)) <= set(window.keys) for each in of_rows)
+            if divides and window.window.kind == "SESSION" and used & set(fixed.values()):
                 # Flink then forms the sessions of all rows, and without a condition over windows of those that pass.
                 hint = "filter the rows in a query of WITH, and name that in SESSION(TABLE …)"
                 self.text.fail(node.args["where"], "rows and their sessions are filtered in one query", hint)
