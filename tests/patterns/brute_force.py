@@ -97,7 +97,14 @@ class Search:
     within: int | None
 
     def matches(self) -> list[Path]:
-        return [path for path in self._from(0, ()) if path]
+        return [path for path in self._from(0, ()) if path and not self._is_stopped(path)]
+
+    def _is_stopped(self, path: Path) -> bool:
+        """Whether a row must not be there: only the last one of a match may be, as in Flink's `NFA.doProcess`."""
+        befores = [(self.rules[number - 1], at) for at, (number, _) in enumerate(path[:-1]) if number]
+        return any(
+            before.follows == "not_followed_by" and before.accepts(path[at][1], path[:at]) for before, at in befores
+        )
 
     def _from(self, number: int, path: Path) -> Iterator[Path]:
         if number == len(self.rules):
@@ -143,7 +150,7 @@ class Search:
             return True
         previous, until_row = self.rules[number - 1], (*between, row)
         if previous.follows == "not_followed_by":
-            return not any(previous.accepts(each, path) for each in until_row)
+            return not any(previous.accepts(each, path) for each in between)
         if previous.follows == "not_next":
             return not previous.accepts(until_row[0], path)
         if previous.greedy and previous.least != previous.most:

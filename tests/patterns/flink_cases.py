@@ -198,6 +198,16 @@ NEGATIVE: Cases = {
     "not next after one or more": (A_THEN_B.one_or_more().not_next("not", C).followed_by("e", D), ONE_C, ""),
     "not next after any": (A_ANY_B.one_or_more().not_next("not", C).followed_by("e", D), ONE_C, "a b2 d"),
     "not followed by": (NOT_B_ANY_C.followed_by("e", D), TWO_C, "a c1 d"),
+    "not followed by, the last row is one": (
+        START_A.not_followed_by("not", named("b", "d")).followed_by("e", D),
+        "a d",
+        "a d",
+    ),
+    "not followed by, a row between is one": (
+        START_A.not_followed_by("not", named("b", "c")).followed_by("m", C).followed_by("e", D),
+        "a c d",
+        "",
+    ),
     "branching at the start": (NOT_B.followed_by("m", C).followed_by("e", D), "a1 b c1 a2 c2 d", "a2 c2 d"),
     "at the end, within a time": (NOT_B.within(ms(3)), "a1@1 b1@2 a2@4 c@5 b2@10 a3@11 b3@13", "a2"),
     "after times": (A_ANY_B.times(2).not_followed_by("not", C).followed_by("e", D), ONE_C, ""),

@@ -98,11 +98,17 @@ class Matcher(Generic[Row]):
                 results.append(PartialMatch(edge.target.name, partial.node, partial.first, partial.began))
                 buffer.hold(partial.node)
         if stops:
-            for result in results:
-                buffer.release(result.node)
+            results = self._ended(buffer, results)
         if node is not None:
             buffer.release(node)
-        return [] if stops else results
+        return results
+
+    def _ended(self, buffer: MatchBuffer[Row], results: list[PartialMatch]) -> list[PartialMatch]:
+        """Discards what is no match yet: a row that it must not have may be the last one of a match."""
+        for result in results:
+            if self._states[result.state].kind is not Kind.FINAL:
+                buffer.release(result.node)
+        return [result for result in results if self._states[result.state].kind is Kind.FINAL]
 
     def _taken(
         self,
