@@ -220,6 +220,15 @@ def test_of_rows_with_equal_times_the_last_one_that_arrives_is_the_last(
     assert Rows(tmp_path, query, tables={"bid": TIED}, source__max_rows_per_batch=size).final == [expected]
 
 
+@pytest.mark.parametrize("kind", [("TUMBLE", "INTERVAL '10' SECOND"), ("SESSION", "INTERVAL '10' SECOND")])
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_first_and_last_value_of_windows_are_by_event_time(tmp_path: Path, kind: tuple[str, str], size: int) -> None:
+    bids = [Bid(1, n, n, "x", START + timedelta(seconds=at)) for n, at in enumerate([6, 4, 4, 6, 5])]
+    query = f"SELECT auction, FIRST_VALUE(price) AS f, LAST_VALUE(price) AS l FROM {windows('bid', kind)} "
+    query += "GROUP BY auction, window_start, window_end"
+    assert Rows(tmp_path, query, tables={"bid": bids}, source__max_rows_per_batch=size).final == [(1, 1, 3)]
+
+
 @pytest.mark.parametrize(
     ("micros", "condition", "is_pair"),
     [

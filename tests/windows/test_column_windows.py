@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -26,6 +27,7 @@ from stateflow import (
     WatermarkStrategy,
     precision,
 )
+from stateflow.api.column_windows import declared
 from stateflow.api.graph.nodes import ProcessNode, ReducedNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
@@ -393,3 +395,89 @@ def test_first_and_last_of_tumbling_windows_are_in_the_declared_order() -> None:
         h.push(Timed("a", 2, 1), Timed("a", 4, 11), Timed("a", 1, 5), Timed("a", 3, 12))
         h.drain()
         assert h.output == [Counted("a", 0, 10, 1), Counted("a", 10, 20, 3)]
+
+
+class FirstAndLast(msgspec.Struct, frozen=True, order=True):
+    key: str
+    start: int
+    first: int
+    last: int
+
+
+FIRST_AND_LAST: dict[str, Sequence[str]] = {
+    "start": ("window_start",),
+    "first": ("first", "value"),
+    "last": ("last", "value"),
+}
+ARRIVALS = [Timed("a", number, at) for number, at in enumerate([9000, 5000, 5000, 9000, 7000])]
+
+
+def _aggregating(assigner: Any) -> Callable[[KeyedStream[DataStream]], DataStream]:
+    return lambda rows: rows.window(assigner).aggregate_columns(FIRST_AND_LAST, output=FirstAndLast, uid="w")
+
+
+def _first_and_last(assigner: Any, order_by: tuple[str, ...] = ()) -> KeyedHarness:
+    given = KeyedInput(Timed, "key", order_by=order_by, event_time="at", out_of_orderness=ms(10_000))
+    return KeyedHarness(_aggregating(assigner), given)
+
+
+def _in_batches(h: KeyedHarness, rows: Sequence[Timed], cuts: Sequence[int]) -> list[FirstAndLast]:
+    for start, until in pairwise((0, *cuts, len(rows))):
+        with h:
+            h.push(*rows[start:until])
+            h = KeyedHarness.restore(h.snapshot(), parallelism=1 + start % 2)
+    with h:
+        return sorted(h.drain())
+
+
+@pytest.mark.parametrize(
+    "assigner",
+    [
+        TumblingEventTimeWindows.of(ms(10_000)),
+        SlidingEventTimeWindows.of(ms(10_000), ms(10_000)),
+        SlidingEventTimeWindows.of(ms(10_000), ms(5_000)),
+        SlidingEventTimeWindows.of(ms(10_000), ms(200)),
+        EventTimeSessionWindows.with_gap(ms(5_000)),
+    ],
+)
+@pytest.mark.parametrize("cuts", [(1,), (2, 3), (3,), (1, 2, 3, 4)])
+def test_first_and_last_of_event_time_windows_do_not_depend_on_batches(assigner: Any, cuts: Sequence[int]) -> None:
+    found = _in_batches(_first_and_last(assigner), ARRIVALS, cuts)
+    assert (1, 3) in {(row.first, row.last) for row in found}
+    assert found == _in_batches(_first_and_last(assigner), ARRIVALS, ())
+
+
+def test_first_and_last_have_event_times_of_microseconds() -> None:
+    class At(msgspec.Struct, frozen=True):
+        key: str
+        value: int
+        at: Zoned
+
+    with KeyedHarness(_aggregating(TENS), KeyedInput(At, "key", event_time="at", out_of_orderness=ms(10))) as h:
+        for microsecond in (2, 1, 3, 2):
+            h.push(At("a", microsecond, datetime(1970, 1, 1, microsecond=microsecond, tzinfo=UTC)))
+        assert h.drain() == [FirstAndLast("a", 0, 1, 3)]
+
+
+@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(10_000)), EventTimeSessionWindows.with_gap(ms(9))])
+def test_first_and_last_stored_without_event_times_are_before_later_rows(
+    assigner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(declared, "BY_TIME", {})
+        with _first_and_last(assigner) as h:
+            h.push(Timed("a", 1, 9000), Timed("b", 2, 9000))
+            snapshot = h.snapshot()
+    with KeyedHarness.restore(snapshot, _aggregating(assigner)) as h:
+        h.push(Timed("a", 3, 8995), Timed("a", 4, 9001))
+        h.push(Timed("a", 5, 9000), Timed("c", 6, 9000))
+        found = {(row.key, row.first, row.last) for row in h.drain()}
+        assert found == {("a", 1, 4), ("b", 2, 2), ("c", 6, 6)}
+        assert h.state_entries() == [] and h.timers() == []
+
+
+@pytest.mark.parametrize("order", ["value", "at"])
+def test_first_and_last_of_tumbling_windows_in_another_order_depend_on_batches(order: str) -> None:
+    rows = [Timed("a", 4, 1), Timed("a", 3, 2), Timed("a", 2, 3), Timed("a", 1, 4)]
+    found = _in_batches(_first_and_last(TENS, (order,)), rows, (2,))
+    assert found == [FirstAndLast("a", 0, 3, 2) if order == "value" else FirstAndLast("a", 0, 4, 1)]

@@ -82,6 +82,9 @@ class Aggregate(ABC):
     is_distinct = False
     """Whether it aggregates each value of a key once."""
 
+    optional: frozenset[str] = frozenset()
+    """Fields that accumulators may lack which were stored by an earlier version."""
+
     def __init__(self, column: Column, where: str = "") -> None:
         """Aggregates a column of the rows in which the bool column `where` is true; of all rows if it is empty."""
         assert isinstance(column.shape, Leaf)

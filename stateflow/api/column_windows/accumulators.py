@@ -56,7 +56,7 @@ class AccumulatorColumns:
             is_required = name in self._required and bool(aggregate.result(aggregate.nothing(1)).null_count)
             for field, kind in aggregate.fields.items():
                 stored = f"{name}__{field}", kind | None
-                fields.append(stored if is_required else (*stored, None))
+                fields.append(stored if is_required and field not in aggregate.optional else (*stored, None))
         return msgspec.defstruct("Aggregates", fields, kw_only=True)
 
     def nothing(self, count: int) -> Accumulators:

@@ -8,6 +8,7 @@ from typing import Any
 from stateflow.api.aggregates.aggregate import Aggregate
 from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, made_columns
 from stateflow.api.aggregates.distinct import DistinctValues
+from stateflow.api.aggregates.first_last import First, FirstByTime, Last, LastByTime, ValueByTime
 from stateflow.api.column_windows.accumulators import AccumulatorColumns
 from stateflow.api.column_windows.bounds import BOUNDS, BoundColumns, is_bound
 from stateflow.api.column_windows.session_windows import SessionAggregates
@@ -37,10 +38,12 @@ _SLICED = (
 )
 _SESSIONS = (EventTimeSessionWindows, ProcessingTimeSessionWindows)
 _ALTERNATIVE = "call aggregate with an AggregateFunction, or process"
+BY_TIME: Mapping[type[Aggregate], type[ValueByTime]] = {First: FirstByTime, Last: LastByTime}
+"""The aggregates of event-time windows in place of those by the order of rows."""
 
 
 def declared_aggregation(
-    wanted: Mapping[str, Sequence[str]], keys: Sequence[str], given: RowSchema, output: RowSchema
+    wanted: Mapping[str, Sequence[str]], keys: Sequence[str], given: RowSchema, output: RowSchema, time_column: str
 ) -> Aggregation:
     """Returns what an operator computes.
 
@@ -49,13 +52,14 @@ def declared_aggregation(
         keys: the key columns.
         given: columns of the rows.
         output: columns of the result.
+        time_column: the column by which ``first`` and ``last`` are; empty for the order of rows.
 
     Raises:
         JobDefinitionError: an aggregate does not exist or does not accept its column, or the output class has other
             columns.
     """
     bounds = BoundColumns.of(wanted, output)
-    aggregates = {n: _aggregate(n, spec, given) for n, spec in wanted.items() if not is_bound(spec)}
+    aggregates = {n: _aggregate(n, spec, given, time_column) for n, spec in wanted.items() if not is_bound(spec)}
     if not aggregates:
         raise JobDefinitionError(
             "windows need an aggregate", hint='such as count=("count", a column)', given=sorted(wanted)
@@ -118,10 +122,13 @@ def _refused(what: str, given: str) -> JobDefinitionError:
     return JobDefinitionError(f"{what} of this kind cannot be used by columns", hint=_ALTERNATIVE, given=given)
 
 
-def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
+def _aggregate(name: str, spec: Sequence[str], given: RowSchema, time_column: str) -> Aggregate:
     if not isinstance(spec, str) and len(spec) == 1:
         raise JobDefinitionError(
             "there is no such bound of a window", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
         )
     aggregate = declared_aggregate(name, spec, given)
+    by_time = BY_TIME.get(type(aggregate)) if time_column else None
+    if by_time is not None:
+        return by_time(aggregate.column, aggregate.where, time_column)
     return DistinctValues(aggregate.column, aggregate.where) if aggregate.is_distinct else aggregate

@@ -36,6 +36,11 @@ class WindowColumns(KeyedInput[Stream]):
         trigger. Rows of sources are also aggregated before the shuffle, for each key and slice, if windows are tumbling
         or sliding, late rows are dropped, and no aggregate depends on how rows are divided.
 
+        In windows of event time, ``first`` and ``last`` are by event time, and in order of arrival for rows with the
+        same time. With an `order_by` of `key_by` that begins with another column, which sliding windows and sessions
+        refuse, they are in that order within a batch, and in order of arrival across batches. So they are in windows of
+        processing time.
+
         Args:
             aggregates: ``(kind, column)`` by output column, with the kinds of `KeyedStream.aggregate_columns`; or
                 ``("window_start",)``, ``("window_end",)`` or ``("window_time",)``, the last instant of the window.
@@ -50,11 +55,13 @@ class WindowColumns(KeyedInput[Stream]):
         schema = RowSchema.of(output)
         try:
             refuse_evictor(self._evictor)
-            aggregation = declared_aggregation(aggregates, self._keying.row_columns, self._node.schema, schema)
-            time_column = event_time_of(self._node)
+            time_column, assigner = event_time_of(self._node), self._settings.assigner
+            is_by_time = self._keying.order_by[:1] in ((), (time_column,))
+            order = time_column if is_by_time and assigner.is_event_time else ""
+            aggregation = declared_aggregation(aggregates, self._keying.row_columns, self._node.schema, schema, order)
             function = declared_windows(self._settings, time_column, aggregation)
-            if self._keying.order_by[:1] not in ((), (time_column,)):
-                check_order(self._settings.assigner, aggregates)
+            if not is_by_time:
+                check_order(assigner, aggregates)
         except JobDefinitionError as e:
             e.add_facts(operator=uid)
             raise
