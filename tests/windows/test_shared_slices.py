@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import pairwise
+from typing import Annotated
 from unittest.mock import patch
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import SlidingEventTimeWindows
+from stateflow import SlidingEventTimeWindows, precision
 from stateflow.api.aggregates.aggregate import Accumulators
 from stateflow.api.column_windows.cumulative import cumulated
-from stateflow.api.column_windows.shared_slices import SliceRanges, merged_pairs
+from stateflow.api.column_windows.shared_slices import SliceRanges, merged_nodes
 from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.column_windows.time_windows import TimeWindowAggregates
 from stateflow.api.functions.vectorized import Array
@@ -62,11 +65,14 @@ def test_each_window_has_its_slices_in_order_in_few_parts(
             wanted[key, start] += f"{number},"
     window, nodes = ranges.nodes(len(of))
     longest = int((ranges.until - ranges.first).max())
-    merged = merged_pairs(_texts(len(of)), of, longest, Work().merge)["text"].to_pylist()
+    accumulators, positions = merged_nodes(_texts(len(of)), of, nodes, Work().merge)
+    merged = accumulators["text"].to_pylist()
     found: dict[tuple[int, int], str] = defaultdict(str)
-    for number, node in zip(window.tolist(), nodes.tolist(), strict=True):
-        found[int(ranges.of[number]), int(ranges.starts[number])] += merged[node]
+    for number, position in zip(window.tolist(), positions.tolist(), strict=True):
+        found[int(ranges.of[number]), int(ranges.starts[number])] += merged[position]
     assert found == wanted
+    # The sum of slices that no window has together may be too large for its column.
+    assert all(any(each in text for text in wanted.values()) for each in merged)
     assert len(nodes) <= len(wanted) * 2 * max(longest.bit_length(), 1)
 
 
@@ -89,6 +95,50 @@ class Summed(msgspec.Struct, frozen=True):
     total: int
     first: int
     last: int
+
+
+class Amount(msgspec.Struct, frozen=True):
+    key: str
+    at: int
+    value: int
+    price: Annotated[Decimal, precision(38, 0)]
+
+
+class Amounts(msgspec.Struct, frozen=True, order=True):
+    key: str
+    start: int
+    total: int | None
+    price: Annotated[Decimal, precision(38, 0)] | None
+
+
+LARGE = 5 * 10**18
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 0, LARGE), ("a", 1_000_000, LARGE), ("a", 1_001_000, 1)],
+        [("a", 0, 1), ("a", 1_000, 1), ("b", 0, LARGE), ("c", 0, LARGE)],
+    ],
+    ids=["of distant times", "of other keys"],
+)
+def test_sums_of_slices_that_no_window_contains_are_not_limited(rows: list[tuple[str, int, int]]) -> None:
+    columns = {"start": ("window_start",), "total": ("sum", "value"), "price": ("sum", "price")}
+
+    def declare(given_rows: KeyedStream[DataStream]) -> DataStream:
+        windows = given_rows.window(SlidingEventTimeWindows.of(ms(20_000), ms(1_000)))
+        return windows.aggregate_columns(columns, output=Amounts, uid="w")
+
+    wanted: dict[tuple[str, int], int] = defaultdict(int)
+    for key, at, value in rows:
+        for start in range(at - 19_000, at + 1_000, 1_000):
+            wanted[key, start] += value
+    with KeyedHarness(declare, KeyedInput(Amount, "key", event_time="at")) as h:
+        h.push(*(Amount(key, at, value, Decimal(value * 10**19)) for key, at, value in rows))
+        h.drain()
+        assert sorted(h.output) == [
+            Amounts(*window, value, Decimal(value * 10**19)) for window, value in sorted(wanted.items())
+        ]
 
 
 COLUMNS = {

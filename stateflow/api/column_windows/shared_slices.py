@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,9 +58,9 @@ class SliceRanges:
         return SliceRanges(self.of[positions], self.starts[positions], self.first[positions], self.until[positions])
 
     def nodes(self, count: int) -> tuple[Array, Array]:
-        """Returns for each part of each window the number of the window, and the number of the node in `merged_pairs`.
+        """Returns for each part of each window the number of the window, and the number of the node.
 
-        Parts are ordered by window and time.
+        Parts are ordered by window and time. Slices have the first numbers, then pairs of slices, and so on.
 
         Args:
             count: number of slices.
@@ -86,18 +87,31 @@ class SliceRanges:
         return every[order], np.concatenate(nodes)[order]
 
 
-def merged_pairs(slices: Accumulators, of: Array, longest: int, merge: Merge) -> Accumulators:
-    """Returns the accumulators of slices, then of pairs of them, of pairs of pairs, and so on.
+def merged_nodes(slices: Accumulators, of: Array, nodes: Array, merge: Merge) -> tuple[Accumulators, Array]:
+    """Returns accumulators, and the position among them of each of some nodes.
+
+    Nodes that others do not need are not merged: the sum of slices that no window has together may be too large.
 
     Args:
         slices: the accumulators of slices, ordered by key and time.
         of: the number of the key of each.
-        longest: the largest number of slices of a window.
+        nodes: the numbers of the nodes, of `SliceRanges.nodes`.
     """
-    levels, count, size = [slices], len(of), 2
-    while size <= longest:
-        count //= 2
-        pairs = taken(levels[-1], np.arange(2 * count))
-        levels.append(merge(pairs, np.arange(0, 2 * count, 2), of[: count * size : size]))
-        size *= 2
-    return joined(levels)
+    sizes = [len(of) >> level for level in range(len(of).bit_length())]
+    offsets = np.cumsum([0, *sizes])
+    is_needed = np.zeros(offsets[-1], bool)
+    is_needed[: len(of)] = True
+    is_needed[nodes] = True
+    levels = np.split(is_needed, offsets[1:-1])
+    for lower, upper in reversed(list(pairwise(levels))):
+        halves = 2 * np.flatnonzero(upper)
+        lower[halves] = lower[halves + 1] = True
+    merged = [slices]
+    for level, (lower, upper) in enumerate(pairwise(levels), 1):
+        needed = np.flatnonzero(upper)
+        if not len(needed):
+            break
+        first_halves = (np.cumsum(lower) - 1)[2 * needed]
+        pairs = taken(merged[-1], np.stack([first_halves, first_halves + 1], axis=1).ravel())
+        merged.append(merge(pairs, np.arange(0, 2 * len(needed), 2), of[needed << level]))
+    return joined(merged), (np.cumsum(is_needed) - 1)[nodes]

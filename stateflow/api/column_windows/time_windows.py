@@ -15,7 +15,7 @@ from stateflow.api.aggregates.aggregate import Accumulators
 from stateflow.api.aggregates.partial.aggregation import PartialAggregation, TimeSlices
 from stateflow.api.column_windows.accumulators import joined, taken
 from stateflow.api.column_windows.cumulative import Segments, cumulated
-from stateflow.api.column_windows.shared_slices import SliceRanges, merged_pairs
+from stateflow.api.column_windows.shared_slices import SliceRanges, merged_nodes
 from stateflow.api.column_windows.slices import Slicing, is_sorted, starts_of_groups
 from stateflow.api.column_windows.window_aggregates import Aggregation, ColumnWindowSettings, WindowAggregates, Windows
 from stateflow.api.functions.vectorized import Array
@@ -183,17 +183,16 @@ class TimeWindowAggregates(WindowAggregates):
         ranges = SliceRanges.of_slices(self._slicing, of, slices)
         ranges = ranges.at(np.flatnonzero(self._removal(ranges.starts + self._slicing.size) > self._watermark(state)))
         number, tree_nodes = ranges.nodes(len(of))
-        longest = int((ranges.until - ranges.first).max(initial=1))
-        merged = merged_pairs(
+        merged, positions = merged_nodes(
             accumulators,
             of,
-            longest,
+            tree_nodes,
             lambda some, starts, keys: self._columns.merged(
                 some, self._groups(state, starts, keys, len(next(iter(some.values()))))
             ),
         )
         return _WindowAssignments(
-            ranges.of[number], ranges.starts[number], tree_nodes, np.zeros(len(tree_nodes), np.int64), merged
+            ranges.of[number], ranges.starts[number], positions, np.zeros(len(positions), np.int64), merged
         )
 
     def _without_removed(self, assigned: _WindowAssignments, watermark: int) -> _WindowAssignments:
