@@ -72,7 +72,7 @@ def test_each_window_has_its_slices_in_order_in_few_parts(
         found[int(ranges.of[number]), int(ranges.starts[number])] += merged[position]
     assert found == wanted
     # The sum of slices that no window has together may be too large for its column.
-    assert all(any(each in text for text in wanted.values()) for each in merged)
+    assert all(any(f",{each}" in f",{text}" for text in wanted.values()) for each in merged)
     assert len(nodes) <= len(wanted) * 2 * max(longest.bit_length(), 1)
 
 
@@ -182,3 +182,35 @@ def test_a_key_with_thousands_of_overlapping_windows_is_processed_in_calls_of_li
     assert found == {window: (sum(values), values[0], values[-1]) for window, values in wanted.items()}
     # Each slice in each of its windows are three million.
     assert len(parts) >= 4 and max(parts) < 2 * limit
+
+
+@pytest.mark.parametrize("windows_of_row", [16, 200])
+def test_late_rows_are_processed_in_calls_of_limited_size(windows_of_row: int) -> None:
+    size, limit, count = 10 * windows_of_row, 1 << 12, 600
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(10))).allowed_lateness(ms(size))
+        return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
+
+    assignments: list[int] = []
+    assigned = TimeWindowAggregates._assigned
+
+    def counted(*given: object) -> object:
+        made = assigned(*given)  # type: ignore[arg-type]
+        assignments.append(len(made.of))
+        return made
+
+    with KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at")) as h:
+        h.push(Timed("a", 1, 5))
+        h.advance_watermark(size - 1)
+        first = len(h.output)
+        with (
+            patch.object(WindowVectorOperator, "additions_at_once", limit),
+            patch.object(TimeWindowAggregates, "_assigned", counted),
+        ):
+            h.push(*(Timed("a", 1, 3 if number % 2 else 7) for number in range(count)))
+        assert len(h.output) - first == count * windows_of_row
+        fired = [row for row in h.output[first:] if row.start == 0]
+    assert [row.total for row in fired] == list(range(2, count + 2))
+    assert sum(assignments) == count * windows_of_row
+    assert len(assignments) >= count * windows_of_row // limit and max(assignments) <= limit

@@ -149,11 +149,7 @@ class TimeWindowAggregates(WindowAggregates):
             order = np.lexsort((slices, of_row))
             batch, times = batch.take(pa.array(order)), times[order]
             of_row, slices = of_row[order], slices[order]
-        alone = np.zeros(len(times), np.int64)
-        if self._settings.lateness:
-            # A late row that is added to a window fires it, so it is not aggregated with other rows before.
-            is_late = slicing.earliest_end(slices) - 1 <= watermark
-            alone = np.where(is_late, np.arange(1, len(times) + 1), 0)
+        alone = np.where(self._is_alone(slices, watermark), np.arange(1, len(times) + 1), 0)
         starts = starts_of_groups(of_row, slices, alone)
         of, slices = of_row[starts], slices[starts]
         is_kept = self._removal(slicing.latest(slices) + slicing.size) > watermark
@@ -199,13 +195,30 @@ class TimeWindowAggregates(WindowAggregates):
         kept = np.flatnonzero(self._removal(assigned.starts + self._slicing.size) > watermark)
         return assigned if len(kept) == len(assigned.of) else assigned.at(kept)
 
-    def additions(self, times: Array, is_first: Array) -> Array:
+    def additions(self, times: Array, is_first: Array, watermark: int) -> Array:
         """Returns for each row about how many accumulators its windows need in addition to those of the row before."""
         slices = self._slicing.slices(times)
+        is_alone = self._is_alone(slices, watermark)
+        # Late rows share no accumulators with the rows that follow them.
+        is_first = is_first | np.append(True, is_alone[1:] != is_alone[:-1])[: len(slices)]
         if self.windows_of_row > _FEW:
-            return self._slicing.added(slices, is_first) * _PARTS
-        is_new = is_first | np.append(True, slices[1:] != slices[:-1])[: len(slices)]
-        return np.where(is_new, self._slicing.counts(slices), 0)
+            shared = self._slicing.added(slices, is_first) * _PARTS
+        else:
+            is_new = is_first | np.append(True, slices[1:] != slices[:-1])[: len(slices)]
+            shared = np.where(is_new, self._slicing.counts(slices), 0)
+        return np.where(is_alone, self._slicing.counts(slices), shared)
+
+    def _is_alone(self, slices: Array, watermark: int) -> Array:
+        """Returns which rows are late and may be added to windows, by their slices.
+
+        Such a row fires its windows, so it is not aggregated with other rows before.
+        """
+        if not self._settings.lateness:
+            return np.zeros(len(slices), bool)
+        slicing = self._slicing
+        is_late = slicing.earliest_end(slices) - 1 <= watermark
+        found: Array = is_late & (self._removal(slicing.latest(slices) + slicing.size) > watermark)
+        return found
 
     def _windows(self, assigned: _WindowAssignments, due: DueTimers) -> tuple[Windows, Array]:
         """Returns the windows that have assignments or are due, and for each assignment the number of its window.

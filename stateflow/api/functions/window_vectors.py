@@ -91,12 +91,13 @@ class WindowVectorFunction(VectorizedKeyedFunction):
         """Called as for `VectorizedKeyedFunction`, with a `WindowVectorState`."""
         raise NotImplementedError(f"{type(self).__name__} has no process_batch")
 
-    def additions(self, times: Array, is_first: Array) -> Array:
+    def additions(self, times: Array, is_first: Array, watermark: int) -> Array:
         """Returns for each row about how many accumulators its windows need in addition to those of the row before.
 
         Args:
             times: event times of the rows, in order within each key.
             is_first: which rows are the first of a key.
+            watermark: the watermark before the rows; the lowest integer before the first watermark.
         """
         return np.ones(len(times), np.int64)
 

@@ -94,7 +94,7 @@ class WindowVectorOperator(VectorOperator):
         times = np.zeros(len(rows), np.int64) if column is None else event_times(column)
         is_first = np.zeros(len(rows), bool)
         is_first[starts] = True
-        added = np.cumsum(self._windows.additions(times, is_first))
+        added = np.cumsum(self._windows.additions(times, is_first, self._watermark_before))
         is_in_order = bool(((times[1:] >= times[:-1]) | is_first[1:]).all())
         for first, last in calls_of(starts, added, self.additions_at_once):
             some, at = rows.slice(first, last), starts[(starts >= first) & (starts < last)]
@@ -114,6 +114,10 @@ class WindowVectorOperator(VectorOperator):
             watermark = int(before[-1])
         self._times_of_part = None
 
+    @property
+    def _watermark_before(self) -> int:
+        return NO_WATERMARK if self._watermark is None else self._watermark
+
     def _new_state(
         self, rows: SortedRows, keys: pa.RecordBatch, starts: Array, encoded: tuple[list[bytes], list[bytes]]
     ) -> VectorState:
@@ -126,7 +130,7 @@ class WindowVectorOperator(VectorOperator):
         return state
 
     def _times(self, rows: SortedRows, starts: Array) -> BatchTimes:
-        watermark = NO_WATERMARK if self._watermark is None else self._watermark
+        watermark = self._watermark_before
         before_rows = np.full(len(rows), watermark)
         if self._spec.source_times and rows.origins is not None and self._input.time is not None:
             times = event_times(rows.columns[self._input.time])
@@ -140,7 +144,7 @@ class WindowVectorOperator(VectorOperator):
         stored = [group + key + b"\0" for group, key in zip(due.groups, due.keys, strict=True)]
         columns = self._layout.read(stored).keys
         keys = pa.RecordBatch.from_arrays(columns, names=list(self._names))
-        watermark = NO_WATERMARK if self._watermark is None else self._watermark
+        watermark = self._watermark_before
         none = np.zeros(0, np.int64)
         times = BatchTimes(self._now, watermark, np.full(len(stored), watermark), none)
         return WindowVectorState(keys, none, self._state.batch_of(due.groups, due.keys), times, self._timers)
