@@ -1,11 +1,11 @@
-"""Windows by columns that overlap many times: few parts for each window, calls of limited size, work for late rows."""
+"""Windows by columns that overlap many times: parts of windows, sizes of calls, sums, work for late rows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated
 from unittest.mock import patch
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import SlidingEventTimeWindows, precision
+from stateflow import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows, precision
 from stateflow.api.aggregates.aggregate import Accumulators
 from stateflow.api.column_windows.cumulative import cumulated
 from stateflow.api.column_windows.shared_slices import SliceRanges, merged_nodes
@@ -25,9 +25,10 @@ from stateflow.api.column_windows.time_windows import TimeWindowAggregates
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.errors import StateError
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.windows.timed_rows import Timed, ms
+from tests.windows.timed_rows import LATE, Assigner, Timed, Total, ms
 
 
 class Work:
@@ -141,6 +142,33 @@ def test_sums_of_slices_that_no_window_contains_are_not_limited(rows: list[tuple
         ]
 
 
+class LimitedWork(Work):
+    """Refuses to merge texts that no window fires with."""
+
+    def __init__(self, fired: set[str]) -> None:
+        super().__init__()
+        self.fired = fired
+
+    def merge(self, some: Accumulators, starts: Array, of: Array) -> Accumulators:
+        made = super().merge(some, starts, of)
+        if not set(made["text"].to_pylist()) <= self.fired:
+            raise StateError("a text is too long")
+        return made
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_if_sums_are_limited_those_that_windows_fire_with_suffice(cuts: Sequence[Sequence[bool]]) -> None:
+    window = np.repeat(np.arange(len(cuts)), [len(each) for each in cuts])
+    parts = _texts(len(window))
+    texts, wanted, at = parts["text"].to_pylist(), [], 0
+    for each in cuts:
+        ends = [number for number, cut in enumerate(each, 1) if cut or number == len(each)]
+        wanted += ["".join(texts[at : at + end]) for end in ends]
+        at += len(each)
+    found = cumulated(parts, window, np.concatenate(cuts), LimitedWork({*wanted}).merge)
+    assert found.accumulators["text"].to_pylist() == wanted
+
+
 COLUMNS = {
     "start": ("window_start",),
     "total": ("sum", "value"),
@@ -214,3 +242,29 @@ def test_late_rows_are_processed_in_calls_of_limited_size(windows_of_row: int) -
     assert [row.total for row in fired] == list(range(2, count + 2))
     assert sum(assignments) == count * windows_of_row
     assert len(assignments) >= count * windows_of_row // limit and max(assignments) <= limit
+
+
+LATE_COLUMNS = {"total": ("sum", "value"), "start": ("window_start",), "end": ("window_end",)}
+
+
+def _late_sums(assigner: Assigner, lateness: int) -> KeyedHarness:
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(assigner).allowed_lateness(ms(lateness)).side_output_late_data(LATE)
+        return windows.aggregate_columns(LATE_COLUMNS, output=Total, uid="w")
+
+    return KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))
+
+
+@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(20)), EventTimeSessionWindows.with_gap(ms(20))])
+def test_only_the_sums_that_late_rows_fire_are_limited(assigner: Assigner) -> None:
+    changes = [-1, 0, 1, 1, -1, -1, -1, 1, 1, 1, -1]
+    values = [change << 62 for change in changes]
+    with _late_sums(assigner, 1000) as h:
+        h.push(Timed("a", values[0], 0))
+        h.advance_watermark(60)
+        h.push(*(Timed("a", value, 0) for value in values[1:]), Timed("b", 1 << 62, 0), Timed("b", -1 << 62, 0))
+        fired = {key: [row.total for row in h.output if row.key == key] for key in "ab"}
+        assert fired == {"a": list(accumulate(values)), "b": [1 << 62, 0]}
+        with pytest.raises(StateError, match="exceeds 64 bits") as raised:
+            h.push(*(Timed("a", value << 62, 0) for value in (1, 1, -1)))
+        assert raised.value.facts["sum"] == str(1 << 63)
