@@ -268,3 +268,13 @@ def test_only_the_sums_that_late_rows_fire_are_limited(assigner: Assigner) -> No
         with pytest.raises(StateError, match="exceeds 64 bits") as raised:
             h.push(*(Timed("a", value << 62, 0) for value in (1, 1, -1)))
         assert raised.value.facts["sum"] == str(1 << 63)
+
+
+@pytest.mark.parametrize("lateness", [0, 1])
+def test_sums_of_rows_that_are_too_late_are_not_limited(lateness: int) -> None:
+    with _late_sums(TumblingEventTimeWindows.of(ms(10)), lateness) as h:
+        h.advance_watermark(50)
+        late = [Timed("a", 1 << 62, at) for at in (3, 3, 4)]
+        h.push(*late, Timed("a", 7, 52))
+        h.drain()
+        assert h.output == [Total("a", 7, 50, 60)] and h.side_output(LATE) == late

@@ -149,22 +149,29 @@ class TimeWindowAggregates(WindowAggregates):
             order = np.lexsort((slices, of_row))
             batch, times = batch.take(pa.array(order)), times[order]
             of_row, slices = of_row[order], slices[order]
-        alone = np.where(self._is_alone(slices, watermark), np.arange(1, len(times) + 1), 0)
-        starts = starts_of_groups(of_row, slices, alone)
-        of, slices = of_row[starts], slices[starts]
+        is_alone = self._is_alone(slices, watermark)
+        starts = starts_of_groups(of_row, slices, np.where(is_alone, np.arange(1, len(times) + 1), 0))
+        of, slices, is_alone = of_row[starts], slices[starts], is_alone[starts]
         is_kept = self._removal(slicing.latest(slices) + slicing.size) > watermark
         if slicing.has_gaps:
             is_kept &= slicing.counts(slices) > 0
         if not is_kept.all():
-            is_left = ~np.repeat(is_kept, np.diff(starts, append=len(times)))
+            # Before aggregation: the sum of rows that are dropped may be too large.
+            counts = np.diff(starts, append=len(times))
+            is_left = ~np.repeat(is_kept, counts)
             self._output_late(batch, state, is_left & (times + self._settings.lateness <= watermark))
+            batch, counts = batch.filter(pa.array(~is_left)), counts[is_kept]
+            starts, of, slices = np.cumsum(counts) - counts, of[is_kept], slices[is_kept]
+            is_alone = is_alone[is_kept]
+        if not len(of):
+            return _WindowAssignments(of, slices, of, of, self._columns.nothing(0))
         accumulators = self._columns.of_rows(batch, self._groups(state, starts, of, len(batch)))
         if self.windows_of_row <= _FEW:
             part, first = slicing.windows(slices)
             return self._without_removed(
                 _WindowAssignments(of[part], first, part, starts[part], accumulators), watermark
             )
-        late, shared = np.flatnonzero(alone[starts]), np.flatnonzero((alone[starts] == 0) & is_kept)
+        late, shared = np.flatnonzero(is_alone), np.flatnonzero(~is_alone)
         part, first = slicing.windows(slices[late])
         each = _WindowAssignments(of[late][part], first, late[part], starts[late][part], accumulators)
         by_tree = self._assigned_by_tree(state, of[shared], slices[shared], taken(accumulators, shared))
