@@ -51,16 +51,17 @@ class Last(Aggregate):
 
 
 class ValueByTime(Aggregate):
-    """A value that is not null, and the event time of its row in microseconds since 1970.
+    """The first or last value by event time that is not null, stored with the event time of its row.
 
-    Of rows with the same time, the order is that of arrival. A value that was stored without its time is before others.
+    Times are in microseconds since 1970. Rows with the same time are in order of arrival. A value that an earlier
+    version stored without its time is before all others.
     """
 
     optional = frozenset({"time"})
     is_last: bool
 
     def __init__(self, column: Column, where: str, time_column: str) -> None:
-        """Aggregates a column as other aggregates do, by the column with the event time."""
+        """Aggregates a column in the order of `time_column`; other arguments as in `Aggregate`."""
         super().__init__(column, where)
         self._time_column = time_column
 
@@ -77,6 +78,7 @@ class ValueByTime(Aggregate):
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         added = self._selected(values)
         old, new = before[self._field], added[self._field]
+        # A row with the time of the stored one has arrived later: it is a new last value, and no new first one.
         is_later = _filled(added["time"]) >= _filled(before["time"])
         is_changed = _is_valid(new) & (~_is_valid(old) | (is_later == self.is_last))
         return {name: pc.if_else(pa.array(is_changed), added[name], before[name]) for name in self.fields}
@@ -92,7 +94,7 @@ class ValueByTime(Aggregate):
         return "last" if self.is_last else "first"
 
     def _selected(self, values: Values) -> Accumulators:
-        """Returns the accumulators of values with times."""
+        """Returns accumulators with the first or last pair of value and time of each key."""
         function, none = (np.maximum, _LOWEST) if self.is_last else (np.minimum, _HIGHEST)
         value, time = values.column.field(0), values.column.field(1)
         times = np.where(values.valid, _filled(time), none)

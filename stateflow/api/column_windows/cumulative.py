@@ -14,7 +14,7 @@ from stateflow.api.functions.vectorized import Array
 from stateflow.errors import StateError
 
 Merge = Callable[[Accumulators, Array, Array], Accumulators]
-"""Merges groups of adjacent accumulators, of which the start and the number of the key are given."""
+"""Merges groups of adjacent accumulators. Arguments: these, the start of each group, and the number of its key."""
 
 
 @dataclass(frozen=True)

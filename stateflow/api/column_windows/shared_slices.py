@@ -88,14 +88,14 @@ class SliceRanges:
 
 
 def merged_nodes(slices: Accumulators, of: Array, nodes: Array, merge: Merge) -> tuple[Accumulators, Array]:
-    """Returns accumulators, and the position among them of each of some nodes.
+    """Merges slices into nodes; returns accumulators, and for each of `nodes` its position among them.
 
-    Nodes that others do not need are not merged: the sum of slices that no window has together may be too large.
+    Only these nodes and the parts of them are merged: a sum of slices that no window has together may be too large.
 
     Args:
         slices: the accumulators of slices, ordered by key and time.
-        of: the number of the key of each.
-        nodes: the numbers of the nodes, of `SliceRanges.nodes`.
+        of: the number of the key of each slice.
+        nodes: numbers of nodes, as `SliceRanges.nodes` returns them.
     """
     sizes = [len(of) >> level for level in range(len(of).bit_length())]
     offsets = np.cumsum([0, *sizes])

@@ -18,7 +18,7 @@ MATERIALIZED = "materialized"
 
 
 class Materialize(KeyedProcessFunction[object, object]):
-    """Keeps the rows of a key that are not taken back.
+    """Keeps the rows of a key that are not taken back. A restore with fields of other names or types is refused.
 
     Args:
         schema: the columns of the rows.
