@@ -32,6 +32,7 @@ from stateflow.api.windows.assigners import (
 from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
 from stateflow.api.windows.functions import ProcessAllWindowFunction, ProcessWindowFunction, WindowContext
 from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
+from stateflow.state.kinds import slice_size
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
 from tests.windows.window_model import KEPT, Fired, Kind, Model, Row
@@ -246,6 +247,7 @@ def _check(history: History, method: str, backend: StateBackend) -> None:
     few = history.arrow_rows or 1 << 17
     with (
         patch.multiple(WindowVectorOperator, rows_at_once=few, additions_at_once=few),
+        patch.multiple(slice_size, _FIRST_BY_COLUMNS=few, MOST_BY_COLUMNS=few),
         patch.object(time_windows, "_FEW", 16 if history.arrow_rows is None else 1),
         patch.object(
             PartialAggregation, "apply", PartialAggregation.apply if history.arrow_rows is None else _by_pairs

@@ -1,4 +1,4 @@
-"""Windows by columns that overlap many times: parts of windows, sizes of calls, sums, work for late rows."""
+"""Windows by columns that overlap many times: parts of windows, sums, work for late rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from itertools import accumulate, pairwise
 from typing import Annotated
-from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -21,12 +20,10 @@ from stateflow.api.aggregates.aggregate import Accumulators
 from stateflow.api.column_windows.cumulative import cumulated
 from stateflow.api.column_windows.shared_slices import SliceRanges, merged_nodes
 from stateflow.api.column_windows.slices import Slicing
-from stateflow.api.column_windows.time_windows import TimeWindowAggregates
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.errors import StateError
-from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.windows.timed_rows import LATE, Assigner, Timed, Total, ms
 
@@ -88,14 +85,6 @@ def test_a_window_that_fires_many_times_needs_work_in_proportion(sizes: Sequence
             assert found.accumulators["text"][at + number].as_py() == "".join(texts[at : at + number + 1])
         at += size
     assert work.merged <= 2 * len(window) * max(sizes).bit_length()
-
-
-class Summed(msgspec.Struct, frozen=True):
-    key: str
-    start: int
-    total: int
-    first: int
-    last: int
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -167,81 +156,6 @@ def test_if_sums_are_limited_those_that_windows_fire_with_suffice(cuts: Sequence
         at += len(each)
     found = cumulated(parts, window, np.concatenate(cuts), LimitedWork({*wanted}).merge)
     assert found.accumulators["text"].to_pylist() == wanted
-
-
-COLUMNS = {
-    "start": ("window_start",),
-    "total": ("sum", "value"),
-    "first": ("first", "value"),
-    "last": ("last", "value"),
-}
-
-
-def test_a_key_with_thousands_of_overlapping_windows_is_processed_in_calls_of_limited_size() -> None:
-    size, slide, limit = 2000, 1, 1 << 14
-
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(slide)))
-        return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
-
-    rows = [Timed("a", number, number * 2 + number % 2) for number in range(1, 1500)] + [Timed("b", 1, 3)]
-    wanted: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for row in rows:
-        assert row.at is not None
-        for start in range(row.at - size + 1, row.at + 1):
-            wanted[row.key, start].append(row.value)
-    parts: list[int] = []
-    assigned = TimeWindowAggregates._assigned_by_tree
-
-    def counted(*given: object) -> object:
-        made = assigned(*given)  # type: ignore[arg-type]
-        parts.append(len(made.of))
-        return made
-
-    with (
-        patch.object(WindowVectorOperator, "additions_at_once", limit),
-        patch.object(TimeWindowAggregates, "_assigned_by_tree", counted),
-        KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at", out_of_orderness=ms(5))) as h,
-    ):
-        h.push(*rows)
-        h.drain()
-        found = {(row.key, row.start): (row.total, row.first, row.last) for row in h.output}
-        assert len(h.output) == len(found) and h.state_entries() == [] and h.timers() == []
-    assert found == {window: (sum(values), values[0], values[-1]) for window, values in wanted.items()}
-    # Each slice in each of its windows are three million.
-    assert len(parts) >= 4 and max(parts) < 2 * limit
-
-
-@pytest.mark.parametrize("windows_of_row", [16, 200])
-def test_late_rows_are_processed_in_calls_of_limited_size(windows_of_row: int) -> None:
-    size, limit, count = 10 * windows_of_row, 1 << 12, 600
-
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(10))).allowed_lateness(ms(size))
-        return windows.aggregate_columns(COLUMNS, output=Summed, uid="w")
-
-    assignments: list[int] = []
-    assigned = TimeWindowAggregates._assigned
-
-    def counted(*given: object) -> object:
-        made = assigned(*given)  # type: ignore[arg-type]
-        assignments.append(len(made.of))
-        return made
-
-    with KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at")) as h:
-        h.push(Timed("a", 1, 5))
-        h.advance_watermark(size - 1)
-        first = len(h.output)
-        with (
-            patch.object(WindowVectorOperator, "additions_at_once", limit),
-            patch.object(TimeWindowAggregates, "_assigned", counted),
-        ):
-            h.push(*(Timed("a", 1, 3 if number % 2 else 7) for number in range(count)))
-        assert len(h.output) - first == count * windows_of_row
-        fired = [row for row in h.output[first:] if row.start == 0]
-    assert [row.total for row in fired] == list(range(2, count + 2))
-    assert sum(assignments) == count * windows_of_row
-    assert len(assignments) >= count * windows_of_row // limit and max(assignments) <= limit
 
 
 LATE_COLUMNS = {"total": ("sum", "value"), "start": ("window_start",), "end": ("window_end",)}

@@ -136,6 +136,8 @@ class KeyContext:
         self.current_key: tuple[bytes, bytes] | None = None
         self.namespace = VOID_NAMESPACE
         self.per_key: set[bytes] = set()
+        self.bytes_read = 0
+        """Bytes of the entries that `read_many` has read since the last key batch."""
 
     def write_through(self) -> None:
         """Writes the pending changes to the backend."""
@@ -157,6 +159,7 @@ class KeyContext:
     def read_many(self, stored_keys: Sequence[bytes]) -> list[bytes | None]:
         """Returns the bytes of many entries, pending changes included."""
         found = self.backend.multi_get(stored_keys)
+        self.bytes_read += sum([len(data) for data in found if data])
         if not self.pending:
             return found
         return [self.pending.get(key, data) for key, data in zip(stored_keys, found, strict=True)]

@@ -246,9 +246,9 @@ class KeyedState:
             state.prefetch(keys)
 
     def batch_bytes(self) -> int:
-        """Returns the bytes that `begin_key_batch` has read, and those of changes that are not written yet."""
+        """Returns the bytes that were read for many keys at once, and those of changes that are not written yet."""
         changed = sum(len(key) + len(data or b"") for key, data in self._context.pending.items())
-        return changed + sum(state.prefetched_bytes for state in self._single_values)
+        return changed + self._context.bytes_read + sum(state.prefetched_bytes for state in self._single_values)
 
     def batch_of(self, groups: Sequence[bytes], keys: Sequence[bytes], row_times: RowTimes = None) -> KeyedStateBatch:
         """Returns the states of many distinct keys in the void namespace, valid until `end_key_batch`.
@@ -263,6 +263,7 @@ class KeyedState:
         """Writes the changes since the last key batch to the backend."""
         self.clear_key()
         self._context.write_through()
+        self._context.bytes_read = 0
         for state in self._single_values:
             state.clear_prefetched()
 

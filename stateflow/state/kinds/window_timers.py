@@ -14,14 +14,13 @@ from stateflow.state.backends.base import after_prefix
 from stateflow.state.columnar.key_encoding import WINDOW_BYTES, Integers, decode_times, decode_windows, encode_times
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
+from stateflow.state.kinds.slice_size import MOST_BY_COLUMNS, SliceSize
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers
 from stateflow.types.key_groups import KeyGroupRange
 
 _STORED_KEY = KEY_OFFSET + 8
 """Offset of the key in a stored timer: after key group, id and time."""
-_AT_ONCE = 200_000
-"""Number of due timers to hold in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,17 @@ class WindowTimers(Timers):
         stored = windows.stored_keys(TIMER_IDS[domain], encode_times(times))
         self._context.pending |= dict.fromkeys(stored)
 
-    def fire(self, domain: TimeDomain, until: int) -> Iterator[DueKeys]:
+    def fire(self, domain: TimeDomain, until: int, size: SliceSize) -> Iterator[DueKeys]:
         """Yields the timers of all keys up to `until` in order of time, those registered meanwhile included.
 
         They are deleted when they are yielded. Write the pending changes between two parts.
+
+        Args:
+            size: how many timers the next part has.
         """
         while groups := self._index.times[domain].take_due(until, self._owned):
             found = self._in_order(domain, until, groups)
-            while entries := list(islice(found, _AT_ONCE)):
+            while entries := list(islice(found, size.keys)):
                 self._context.pending |= dict.fromkeys(_stored(TIMER_IDS[domain], entries))
                 yield self._by_key(entries)
 
@@ -197,8 +199,8 @@ class WindowTimers(Timers):
         found: list[bytes] = []
         for group, earliest in groups.items():
             due = self._due_in_group(domain, group, earliest, until)
-            found += islice(due, _AT_ONCE - len(found) + 1)
-            if len(found) > _AT_ONCE:
+            found += islice(due, MOST_BY_COLUMNS - len(found) + 1)
+            if len(found) > MOST_BY_COLUMNS:
                 current = Firing(domain, until)
                 return heapq.merge(*(self._scan(current, *each) for each in groups.items()))
         return iter(sorted(_time_first(found)))

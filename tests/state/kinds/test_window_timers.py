@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.kinds import window_timers as module
 from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.slice_size import SliceSize
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.types.key_encoding import encode_key
@@ -42,10 +43,10 @@ class _Subtask:
     def delete(self, timers: set[Timer]) -> None:
         self._change(self._timers.delete_all, timers)
 
-    def fire(self, until: int) -> list[Timer]:
+    def fire(self, until: int, at_once: int) -> list[Timer]:
         fired: list[Timer] = []
         number = {address: key for key, address in enumerate(zip(*_addresses(range(6)), strict=True))}
-        for due in self._timers.fire(EVENT, until):
+        for due in self._timers.fire(EVENT, until, SliceSize(at_once)):
             keys = [number[address] for address in zip(due.groups, due.keys, strict=True)]
             fired += _as_tuples(due.timers, keys)
             self._state.end_key_batch()
@@ -82,7 +83,7 @@ def test_due_timers_fire_once_in_order_of_time(
     """All timers of some keys fire, each key's up to a time of its own; then those of all keys."""
     subtask, expected = _Subtask(), set[Timer]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_AT_ONCE", at_once)
+        patch.setattr(module, "MOST_BY_COLUMNS", at_once)
         for registered, deleted, of_keys, until in steps:
             subtask.register(registered)
             subtask.delete(deleted)
@@ -96,7 +97,7 @@ def test_due_timers_fire_once_in_order_of_time(
                 assert times == sorted(times)
             expected -= due
 
-            fired = subtask.fire(until)
+            fired = subtask.fire(until, at_once)
             due = {timer for timer in expected if timer[0] <= until}
             assert len(fired) == len(due) and set(fired) == due
             assert [timer[0] for timer in fired] == sorted(timer[0] for timer in fired)

@@ -20,11 +20,15 @@ from stateflow.runtime.task.row_conversion import event_times, group_starts
 from stateflow.runtime.task_spec import TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.columnar.key_reader import KeyLayout
+from stateflow.state.kinds.slice_size import SliceSize
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.window_timers import DueKeys
+from stateflow.types.columns.row_bytes import row_bytes
 
 _GROUP_BYTES = 2
+_ACCUMULATOR_BYTES = 128
+"""What one accumulator may take; those of a row with long texts count several times."""
 
 
 def calls_of(starts: Array, added: Numbers, limit: int) -> Iterator[tuple[int, int]]:
@@ -44,6 +48,14 @@ def calls_of(starts: Array, added: Numbers, limit: int) -> Iterator[tuple[int, i
         at = end
 
 
+def _accumulator_sizes(rows: SortedRows) -> Array:
+    """Returns how many accumulators of usual size each row counts as: it may be stored in each of its windows."""
+    found = np.zeros(len(rows), np.int64)
+    for column in rows.columns:
+        found += row_bytes(column)
+    return np.maximum(found // _ACCUMULATOR_BYTES, 1)
+
+
 class WindowVectorOperator(VectorOperator):
     """Calls a `WindowVectorFunction`; arguments as for `VectorOperator`, and the index of the timers in the backend."""
 
@@ -60,6 +72,7 @@ class WindowVectorOperator(VectorOperator):
         super().__init__(spec, info, backend, limits)
         self._windows: WindowVectorFunction = spec.function
         self._timers = self._state.window_timers(self._groups, index)
+        self._due_size = SliceSize.of_columns()
         self._now = epoch_milliseconds(info.processing_time)
         self._watermark = spec.watermark_before
         self._times_of_part: BatchTimes | None = None
@@ -75,9 +88,12 @@ class WindowVectorOperator(VectorOperator):
         self.advance()
         for domain, until in ((TimeDomain.EVENT_TIME, self._watermark), (TimeDomain.PROCESSING_TIME, self._now)):
             if until is not None:
-                for due in self._timers.fire(domain, until):
+                for due in self._timers.fire(domain, until, self._due_size):
                     call = partial(self._windows.on_timers, domain, due.timers, self._state_of_timers(due))
-                    yield from self._end_call(self._call("on_timers", call), TIMER_PHASE)
+                    emitted = self._call("on_timers", call)
+                    emitted_bytes = 0 if emitted is None else emitted.nbytes
+                    self._due_size.adapt(len(due.timers.of), self._state.batch_bytes() + emitted_bytes)
+                    yield from self._end_call(emitted, TIMER_PHASE)
 
     def take_side_outputs(self) -> Iterator[tuple[str, RowSchema, list[tuple[int, pa.RecordBatch]]]]:
         calls, self._calls = self._calls, []
@@ -86,7 +102,8 @@ class WindowVectorOperator(VectorOperator):
                 yield tag, self._spec.inputs[0].schema, [(phase, rows) for rows in batches]
 
     def _feed(self, rows: SortedRows) -> Iterator[tuple[int, pa.RecordBatch]]:
-        if len(rows) * self._windows.windows_of_row <= self.additions_at_once:
+        sizes = _accumulator_sizes(rows)
+        if int(sizes.sum()) * self._windows.windows_of_row <= self.additions_at_once:
             yield from super()._feed(rows)
             return
         starts = np.array(group_starts(rows.order, self._key_columns(rows)))
@@ -94,7 +111,7 @@ class WindowVectorOperator(VectorOperator):
         times = np.zeros(len(rows), np.int64) if column is None else event_times(column)
         is_first = np.zeros(len(rows), bool)
         is_first[starts] = True
-        added = np.cumsum(self._windows.additions(times, is_first, self._watermark_before))
+        added = np.cumsum(self._windows.additions(times, is_first, self._watermark_before) * sizes)
         is_in_order = bool(((times[1:] >= times[:-1]) | is_first[1:]).all())
         for first, last in calls_of(starts, added, self.additions_at_once):
             some, at = rows.slice(first, last), starts[(starts >= first) & (starts < last)]

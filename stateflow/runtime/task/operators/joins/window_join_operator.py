@@ -20,6 +20,7 @@ from stateflow.runtime.task.operators.window_vector_operator import WindowVector
 from stateflow.runtime.task_spec import PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.key_context import VOID_NAMESPACE
+from stateflow.state.kinds.slice_size import MOST_BY_COLUMNS, SliceSize
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import NO_WATERMARK
 
@@ -67,7 +68,9 @@ class WindowJoinOperator(WindowVectorOperator):
     def fire(self) -> Emitted:
         self.advance()
         if self._watermark is not None:
-            for due in self._timers.fire(TimeDomain.EVENT_TIME, self._watermark):
+            # Not by the size of their state: the rows of these windows are read in parts.
+            size = SliceSize(MOST_BY_COLUMNS)
+            for due in self._timers.fire(TimeDomain.EVENT_TIME, self._watermark, size):
                 call = partial(self._join.end_windows, due.timers, self._state_of_timers(due))
                 yield from self._emit(TIMER_PHASE, "on_timers", call)
 
