@@ -283,6 +283,8 @@ class Follower:
             kept = [c for c in self._open if c not in same]
             surplus = kept[: max(0, len(kept) + 1 - self._settings.keep)]
             self._open = deque([*kept[len(surplus) :], opened])
+            for checkpoint in self._open:
+                checkpoint.newest_groups = opened.groups
             remaining = {s.snapshot for c in self._open for s in c.open_subtasks()}
         failpoints.hit("serve.swapped")
         for checkpoint in [*same, *surplus]:

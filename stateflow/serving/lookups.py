@@ -63,6 +63,7 @@ class Lookups:
             WrongKeyType: a key is not of the recorded types.
             QueryTooLarge: the values are larger than an answer may be.
             NotYetAvailable: another server has a key.
+            CheckpointNotServed: the server got the key group of a key after a later checkpoint.
         """
         stored = self._stored_keys(request)
         by_store: dict[int, list[int]] = {}
@@ -123,6 +124,7 @@ class Lookups:
 
         Raises:
             NotYetAvailable: another server has one of the key groups.
+            CheckpointNotServed: the server got one of the key groups after a later checkpoint.
             ConfigError: `after` is not from a previous page.
         """
         token = page_token(request.after) if request.after else b""

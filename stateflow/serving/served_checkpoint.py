@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.errors import NotYetAvailable, UnknownState
+from stateflow.errors import CheckpointNotServed, NotYetAvailable, UnknownState
 from stateflow.query.columns.value_reader import ValueReader
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
@@ -107,6 +107,9 @@ class ServedCheckpoint:
         states: the queryable states by name; None for a name that several operators use.
         subtasks: the open subtasks by uid of the operator; the checkpoint becomes a user of their stores.
         groups: the key groups that are open.
+
+    Attributes:
+        newest_groups: the key groups that are open in the server's newest checkpoint.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class ServedCheckpoint:
         self.states = states
         self.subtasks = subtasks
         self.groups = groups
+        self.newest_groups = groups
         self._users = 1
         self._lock = threading.Lock()
 
@@ -175,14 +179,24 @@ class ServedCheckpoint:
 
         Raises:
             NotYetAvailable: another server has the key group.
+            CheckpointNotServed: the server got the key group after a later checkpoint.
         """
         # A store has all key groups of its subtask, and those of other servers are refused: otherwise clients with
         # older leases would never ask a server that has joined.
-        if not any(group in opened for opened in self.groups):
-            raise NotYetAvailable(
-                "the server does not have the key group", hint="ask another server", group=group, operator=operator
+        if any(group in opened for opened in self.groups):
+            return next((s.store.backend for s in self.subtasks[operator] if group in s.groups), None)
+        if any(group in opened for opened in self.newest_groups):
+            # Clients ask this server, as no other one has the key group: none will have this checkpoint of it.
+            raise CheckpointNotServed(
+                "the server does not have the key group open at the requested checkpoint",
+                hint="ask for a newer one, or read it with stateflow.read_state",
+                wanted=self.checkpoint_id,
+                group=group,
+                operator=operator,
             )
-        return next((s.store.backend for s in self.subtasks[operator] if group in s.groups), None)
+        raise NotYetAvailable(
+            "the server does not have the key group", hint="ask another server", group=group, operator=operator
+        )
 
 
 def queryable_states(manifest: Manifest, committed_ms: int | None) -> dict[str, QueryableState | None]:

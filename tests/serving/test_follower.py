@@ -19,6 +19,7 @@ from stateflow.serving.lookups import Lookups
 from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest
 from stateflow.serving.served_checkpoint import ServedCheckpoint
 from stateflow.storage import PosixStorage
+from stateflow.types.key_groups import KeyGroupRange
 from stateflow.types.serializers import decode_untyped
 from tests.serving.shops_job import ITEMS, SHOPS, Expected, Sale, ShopsJob, Totals
 from tests.support.errors import raises
@@ -104,6 +105,27 @@ def test_a_checkpoint_is_served_as_committed(jobs: ShopsJob, follower: Follower)
         with raises(NotYetAvailable, newest=ids[-1]), follower.checkpoint(**options):
             pass
     assert _problem(follower) == ""
+
+
+def test_key_groups_that_a_follower_gets_later_are_not_served_from_checkpoints_before(
+    jobs: ShopsJob, follower: Follower
+) -> None:
+    """Such an error is final: no other server announces the key group, so a client would ask this one again."""
+    follower.assign([KeyGroupRange(0, 7)])
+    before = jobs.sell(30)
+    follower.poll()
+    newest = jobs.sell(30)
+    follower.poll()
+    follower.assign([KeyGroupRange(4, 15)])
+    assert follower.poll()
+    for exactly, refused in ((before, {12: CheckpointNotServed}), (newest, {2: NotYetAvailable})):
+        with follower.checkpoint(exactly=exactly) as checkpoint:
+            for group in (2, 5, 12):
+                if group in refused:
+                    with raises(refused[group], group=group):
+                        checkpoint.store_of("totals", group)
+                else:
+                    assert checkpoint.store_of("totals", group) is not None
 
 
 @pytest.mark.parametrize("limit", [1, 100])
