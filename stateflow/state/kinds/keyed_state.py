@@ -246,9 +246,14 @@ class KeyedState:
             state.prefetch(keys)
 
     def batch_bytes(self) -> int:
-        """Returns the bytes that were read for many keys at once, and those of changes that are not written yet."""
+        """Returns the bytes that `begin_key_batch` has read, and those of changes that are not written yet."""
         changed = sum(len(key) + len(data or b"") for key, data in self._context.pending.items())
-        return changed + self._context.bytes_read + sum(state.prefetched_bytes for state in self._single_values)
+        return changed + sum(state.prefetched_bytes for state in self._single_values)
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes of the entries that were read as columns since the last key batch."""
+        return self._context.bytes_read
 
     def batch_of(self, groups: Sequence[bytes], keys: Sequence[bytes], row_times: RowTimes = None) -> KeyedStateBatch:
         """Returns the states of many distinct keys in the void namespace, valid until `end_key_batch`.

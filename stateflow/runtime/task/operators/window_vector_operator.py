@@ -92,7 +92,7 @@ class WindowVectorOperator(VectorOperator):
                     call = partial(self._windows.on_timers, domain, due.timers, self._state_of_timers(due))
                     emitted = self._call("on_timers", call)
                     emitted_bytes = 0 if emitted is None else emitted.nbytes
-                    self._due_size.adapt(len(due.timers.of), self._state.batch_bytes() + emitted_bytes)
+                    self._due_size.adapt(len(due.timers.of), self._state.bytes_read + emitted_bytes)
                     yield from self._end_call(emitted, TIMER_PHASE)
 
     def take_side_outputs(self) -> Iterator[tuple[str, RowSchema, list[tuple[int, pa.RecordBatch]]]]:
