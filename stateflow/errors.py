@@ -35,7 +35,7 @@
     │   ├── UnknownKey                 the state has no value for the key
     │   ├── WrongKeyType               a key does not have the recorded types of the state's key
     │   ├── NotYetAvailable            no server, or no checkpoint as new as requested: a retry may succeed
-    │   ├── CheckpointNotServed        the requested checkpoint is older than those that servers keep open
+    │   ├── CheckpointNotServed        the requested checkpoint is older than those that servers have open
     │   ├── Unauthorized               the token is missing or wrong
     │   └── QueryTooLarge              a request or an answer exceeds the limits of the server
     ├── RequestTimeout                 a run did not answer in time: retry, or check whether a run is active
@@ -323,7 +323,7 @@ class NotYetAvailable(QueryError):
 
 
 class CheckpointNotServed(QueryError):
-    """The requested checkpoint is older than the checkpoints that the servers keep open."""
+    """The servers do not have the requested checkpoint open: it is too old, or the key has moved to another server."""
 
     code = "checkpoint-not-served"
 

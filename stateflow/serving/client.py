@@ -117,7 +117,7 @@ class QueryableStateClient:
             UnknownKey: the key has no value at the checkpoint.
             WrongKeyType: the key is not of the recorded types.
             NotYetAvailable: no server answered in time, or none has a checkpoint that is as new as requested.
-            CheckpointNotServed: servers no longer have the checkpoint `exactly` open.
+            CheckpointNotServed: servers no longer have the checkpoint `exactly` open, or not for a key that has moved.
             Unauthorized: the token is missing or wrong.
         """
         (result,) = self.get_many(name, [key], None if map_key is None else [map_key], **options)

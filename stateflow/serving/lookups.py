@@ -55,6 +55,7 @@ class Lookups:
         self.state: QueryableState = checkpoint.state(request.state)
         self._id = state_id(self.state.schema.name)
         self._namespace = encoded((request.namespace,))
+        self._exactly = request.exactly is not None
 
     def get(self, request: GetRequest) -> list[bytes | None]:
         """Returns the stored value of each key, without timestamp; None for a key without one, or with an expired one.
@@ -63,7 +64,7 @@ class Lookups:
             WrongKeyType: a key is not of the recorded types.
             QueryTooLarge: the values are larger than an answer may be.
             NotYetAvailable: another server has a key.
-            CheckpointNotServed: the server got the key group of a key after a later checkpoint.
+            CheckpointNotServed: the server has the key group of a key in later checkpoints only.
         """
         stored = self._stored_keys(request)
         by_store: dict[int, list[int]] = {}
@@ -124,7 +125,7 @@ class Lookups:
 
         Raises:
             NotYetAvailable: another server has one of the key groups.
-            CheckpointNotServed: the server got one of the key groups after a later checkpoint.
+            CheckpointNotServed: the server has one of the key groups in later checkpoints only.
             ConfigError: `after` is not from a previous page.
         """
         token = page_token(request.after) if request.after else b""
@@ -201,7 +202,7 @@ class Lookups:
         return group.to_bytes(_GROUP_BYTES) + self._id + encoded(key) + self._namespace
 
     def _store(self, group: int) -> KeyedStateBackend | None:
-        return self._checkpoint.store_of(self.state.operator, group)
+        return self._checkpoint.store_of(self.state.operator, group, exactly=self._exactly)
 
     def _check_map(self, prefix: str | None) -> None:
         schema = self.state.schema

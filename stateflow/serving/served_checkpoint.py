@@ -174,19 +174,22 @@ class ServedCheckpoint:
             )
         return found
 
-    def store_of(self, operator: str, group: int) -> KeyedStateBackend | None:
+    def store_of(self, operator: str, group: int, *, exactly: bool) -> KeyedStateBackend | None:
         """Returns the store with a key group of an operator; None if the key group has no state.
+
+        Args:
+            exactly: whether the query names this checkpoint, so that a newer one is no answer.
 
         Raises:
             NotYetAvailable: another server has the key group.
-            CheckpointNotServed: the server got the key group after a later checkpoint.
+            CheckpointNotServed: the server has the key group in later checkpoints only.
         """
         # A store has all key groups of its subtask, and those of other servers are refused: otherwise clients with
         # older leases would never ask a server that has joined.
         if any(group in opened for opened in self.groups):
             return next((s.store.backend for s in self.subtasks[operator] if group in s.groups), None)
-        if any(group in opened for opened in self.newest_groups):
-            # Clients ask this server, as no other one has the key group: none will have this checkpoint of it.
+        if exactly and any(group in opened for opened in self.newest_groups):
+            # A retry does not help: the server before has dropped the key group, or is about to.
             raise CheckpointNotServed(
                 "the server does not have the key group open at the requested checkpoint",
                 hint="ask for a newer one, or read it with stateflow.read_state",

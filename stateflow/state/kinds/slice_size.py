@@ -9,7 +9,7 @@ MOST = 10_000
 MOST_BY_COLUMNS = 200_000
 """The largest number when their state is read as columns."""
 _FIRST = 128
-_FIRST_BY_COLUMNS = 1 << 13
+_FIRST_BY_COLUMNS = 1 << 10
 _GROWTH = 4
 _BYTES = 2 << 20
 """What to hold at once, as stored bytes; objects in Python take several times that."""
@@ -36,7 +36,7 @@ class SliceSize:
 
     @classmethod
     def of_columns(cls) -> SliceSize:
-        """Returns the number for state that is read as columns: less for each key, and more for each slice."""
+        """Returns the size for state that is read as columns, which needs less memory for each key."""
         return cls(_FIRST_BY_COLUMNS, MOST_BY_COLUMNS, _BYTES_BY_COLUMNS)
 
     def adapt(self, keys: int, state_bytes: int, emitted: int = 0) -> None:
@@ -44,8 +44,8 @@ class SliceSize:
 
         Args:
             keys: how many keys the last slice had.
-            state_bytes: the bytes that were read and written for them.
-            emitted: how many rows were emitted for them.
+            state_bytes: the bytes that were read, written or emitted for them.
+            emitted: how many rows of unknown size were emitted for them.
         """
         used = max(state_bytes + emitted * _ROW_BYTES, 1)
         self.keys = max(1, min(keys * self.bytes // used, self.keys * _GROWTH, self.most))

@@ -56,6 +56,18 @@ def _accumulator_sizes(rows: SortedRows) -> Array:
     return np.maximum(found // _ACCUMULATOR_BYTES, 1)
 
 
+def _with_sizes(additions: Array, sizes: Array) -> Array:
+    """Returns additions as accumulators of usual size.
+
+    A row without additions shares the accumulators of the row before. They may have the largest texts of these rows.
+    """
+    starts = np.flatnonzero(additions)
+    found = additions.copy()
+    if len(starts):
+        found[starts] *= np.maximum.reduceat(sizes, starts)
+    return found
+
+
 class WindowVectorOperator(VectorOperator):
     """Calls a `WindowVectorFunction`; arguments as for `VectorOperator`, and the index of the timers in the backend."""
 
@@ -111,7 +123,8 @@ class WindowVectorOperator(VectorOperator):
         times = np.zeros(len(rows), np.int64) if column is None else event_times(column)
         is_first = np.zeros(len(rows), bool)
         is_first[starts] = True
-        added = np.cumsum(self._windows.additions(times, is_first, self._watermark_before) * sizes)
+        additions = self._windows.additions(times, is_first, self._watermark_before)
+        added = np.cumsum(_with_sizes(additions, sizes))
         is_in_order = bool(((times[1:] >= times[:-1]) | is_first[1:]).all())
         for first, last in calls_of(starts, added, self.additions_at_once):
             some, at = rows.slice(first, last), starts[(starts >= first) & (starts < last)]

@@ -69,7 +69,7 @@ class WindowJoinOperator(WindowVectorOperator):
         self.advance()
         if self._watermark is not None:
             # Not by the size of their state: the rows of these windows are read in parts.
-            size = SliceSize(MOST_BY_COLUMNS)
+            size = SliceSize(MOST_BY_COLUMNS, MOST_BY_COLUMNS)
             for due in self._timers.fire(TimeDomain.EVENT_TIME, self._watermark, size):
                 call = partial(self._join.end_windows, due.timers, self._state_of_timers(due))
                 yield from self._emit(TIMER_PHASE, "on_timers", call)
