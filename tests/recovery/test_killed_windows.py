@@ -1,5 +1,5 @@
-"""Savepoints, restores and new job roots of jobs with open windows and timers, killed at each step: when the step is
-repeated, the results at the end of the input are those of plain Python."""
+"""Savepoints, restores, claims, forks and new job roots of jobs with open windows and timers, killed at each step: when
+the step is repeated, the results at the end of the input are those of plain Python."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ NAMES = ["late_windows", "triggered_windows", "windows"]
 CREATE = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--json")
 OF_EACH_FORMAT = [*product(MAKING, ["native"]), *product([*MAKING, "savepoint.share"], ["canonical"])]
 BEGINNING = ["begin.created", "begin.imported", "begin.adopted", "claim.after", "task.restored:3", "task.fired:3"]
+FORKING = ["fork.pinned", "fork.created", "fork.imported", "fork.adopted"]
+CLAIM = ("--claim-mode", "claim")
 DRAIN = {"run__drain": "yes"}
 
 
@@ -107,6 +109,44 @@ def test_open_windows_survive_a_killed_start_from_a_savepoint(job: OracleJob, tm
 
 
 @pytest.mark.parametrize(
+    ("name", "point"),
+    mostly_slow(product(NAMES, ["savepoint.claimed", *BEGINNING]), [("windows", "savepoint.claimed")]),
+)
+def test_open_windows_survive_a_killed_start_that_claims_the_savepoint(
+    job: OracleJob, tmp_path: Path, point: str
+) -> None:
+    savepoint = _savepoint(job, tmp_path)
+    new = _new_root(job, tmp_path, parallelism=3, checkpoints__retained=1)
+    assert _start(new, savepoint, *CLAIM, failpoint=point).code == KILLED
+    _start(new, savepoint, *CLAIM).check()
+    new.check_all(drained=False)
+    _check_end(new)
+    assert not Path(savepoint).exists()
+
+
+@pytest.mark.parametrize(("name", "point"), mostly_slow(product(["windows"], FORKING), [("windows", "fork.created")]))
+def test_open_windows_are_in_a_killed_fork(job: OracleJob, tmp_path: Path, point: str) -> None:
+    """The fork has input and tables of its own; its tables have what comes after the savepoint.
+
+    Only of this job is each result emitted once, so that the tables of both have the results of all rows.
+    """
+    fork = copy(job)
+    fork.folder = tmp_path / "fork"
+    fork.folder.mkdir()
+    fork.deliver_more(0)
+    command = ("fork", _savepoint(job, tmp_path), "--into", str(fork.root))
+    assert job.command(*command, failpoint=point).code == KILLED
+    job.command(*command).check()
+    fork.settings = {**job.settings, "parallelism": 3}
+    fork.deliver_more(20)
+    fork.finish()
+    fork.finish(**DRAIN)
+    before, after = job.found(), fork.found()
+    assert {name: before[name] + after[name] for name in before} == fork.wanted()
+    _check_end(job)
+
+
+@pytest.mark.parametrize(
     ("name", "step"), mostly_slow(product(NAMES, ["share", "rekeyed"]), [("triggered_windows", "rekeyed")])
 )
 def test_open_windows_survive_a_killed_change_of_max_parallelism(job: OracleJob, tmp_path: Path, step: str) -> None:
@@ -138,6 +178,6 @@ def _new_root(job: OracleJob, folder: Path, **settings: object) -> OracleJob:
     return new
 
 
-def _start(new: OracleJob, savepoint: str, failpoint: str = "") -> Ended:
-    command = ("run", new.job_file, "--from-savepoint", savepoint, "--tables", "continue")
+def _start(new: OracleJob, savepoint: str, *more: str, failpoint: str = "") -> Ended:
+    command = ("run", new.job_file, "--from-savepoint", savepoint, "--tables", "continue", *more)
     return new.command(*command, failpoint=failpoint, with_job=True)
