@@ -3,6 +3,7 @@ the step is repeated, the results at the end of the input are those of plain Pyt
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from copy import copy
 from itertools import product
@@ -17,12 +18,14 @@ from tests.support.job_fixture import KILLED, mostly_slow
 from tests.support.oracle_job import OracleJob
 from tests.support.processes import Ended, wait_for
 from tests.support.restores import go_back, kill_at_each_step, plan
+from tests.windows.windows_job import WindowsJob
 
 NAMES = ["late_windows", "triggered_windows", "windows"]
 CREATE = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--json")
 OF_EACH_FORMAT = [*product(MAKING, ["native"]), *product([*MAKING, "savepoint.share"], ["canonical"])]
 BEGINNING = ["begin.created", "begin.imported", "begin.adopted", "claim.after", "task.restored:3", "task.fired:3"]
 FORKING = ["fork.pinned", "fork.created", "fork.imported", "fork.adopted"]
+RELOCATING = ["relocate.claimed", "relocate.stored", "relocate.adopted"]
 CLAIM = ("--claim-mode", "claim")
 DRAIN = {"run__drain": "yes"}
 
@@ -92,6 +95,26 @@ def test_open_windows_survive_a_restore_that_is_killed_at_each_step(job: OracleJ
     job.settings = {**job.settings, "parallelism": 3, "state__backend": "filesystem"}
     kill_at_each_step(job, plan(job, "mine"))
     assert job.found() == saved
+    _check_end(job)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_open_windows_survive_a_relocation_that_is_killed_at_each_step(tmp_path: Path) -> None:
+    job = WindowsJob(tmp_path / "job", {"job__spark": "yes"}, "windows")
+    job.deliver_more(30)
+    job.finish()
+    assert job.waiting()
+    old, new = job.folder / "in", tmp_path / "moved"
+    shutil.move(old, new)
+    relocate = ("source", "relocate", "--source", "readings", "--from", str(old), "--to", str(new), "--json")
+    for point in RELOCATING:
+        assert job.command(*relocate, failpoint=point).code == KILLED
+    job.command(*relocate).check()
+    old.symlink_to(new)  # where the job's rows are written
+    job.settings = {**job.settings, "job__input": new}
+    job.deliver_more(20)
+    job.finish()
     _check_end(job)
 
 

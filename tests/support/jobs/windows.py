@@ -1,6 +1,7 @@
 """Hours and sessions of readings, by rows and by columns, and hours of all sensors together.
 
-``job.folder`` has ``readings.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
+``job.folder`` has ``readings.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``,
+or of ``job.input``.
 """
 
 import json
@@ -70,7 +71,7 @@ def added(first: Reading, second: Reading) -> Reading:
 
 def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | ScriptedSource:
     if env.parameter("spark", "no") == "yes":
-        return FileSource(folder / "in", schema=Reading, format="json")
+        return FileSource(env.parameter("input", str(folder / "in")), schema=Reading, format="json")
     script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
     return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=int(env.parameter("batch_rows", "10")))
 
