@@ -57,7 +57,7 @@ def _accumulator_sizes(rows: SortedRows) -> Array:
 
 
 def _with_sizes(additions: Array, sizes: Array) -> Array:
-    """Returns additions as accumulators of usual size.
+    """Returns how many accumulators of usual size the additions of each row count as.
 
     A row without additions shares the accumulators of the row before. They may have the largest texts of these rows.
     """
