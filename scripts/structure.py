@@ -10,35 +10,13 @@ import argparse
 import ast
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("stateflow", "plugins/stateflow_airflow")
-
-PUBLIC_CONSTRUCTORS = {
-    "stateflow/connectors/files/source.py": "FileSource: keyword arguments of the public API, most with a default",
-    "stateflow/connectors/kafka/sink.py": "KafkaSink: the same",
-    "stateflow/connectors/kafka/source.py": "KafkaSource: the same",
-    "stateflow/connectors/spark.py": "SparkSource: the same",
-    "stateflow/connectors/delta/sink.py": "DeltaSink: the same",
-    "stateflow/connectors/delta/source.py": "DeltaSource: the same",
-    "stateflow/connectors/partitioned/source.py": "PartitionedSource: the same",
-    "stateflow/connectors/postgres/sink.py": "PostgresSink: the same",
-}
-"""Modules whose `__init__` may have more parameters than others, each with the reason."""
-PUBLIC_FUNCTIONS = {
-    "stateflow/query/columns/reader.py": {"read_state": "callers name what to select, as for pandas.read_parquet"},
-    "stateflow/api/streams/all_windowed_stream.py": {"aggregate": "two functions, and the keywords of every operator"},
-    "stateflow/api/streams/windowed_stream.py": {"aggregate": "two functions, and the keywords of every operator"},
-    "stateflow/api/streams/keyed_ranking.py": {
-        "deduplicate": "a clause of SQL each, all of them with a default",
-        "top_n": "a clause of SQL each, most of them with a default",
-    },
-    "stateflow/replay/replay_batch.py": {"replay_batch": "the options of the command, most of them with a default"},
-}
-"""Functions that may have more parameters than others, by module, each with the reason."""
+LONG_MODULE = 700
+"""Lines of a module above which its subject is worth a second look. This is a remark, not a limit."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
@@ -91,15 +69,11 @@ def measures(modules: Sequence[Module]) -> list[Measure]:
     """Returns all measures in the order in which they are printed."""
     definitions = [each for module in modules for each in _definitions(module)]
     functions = [(place, node) for place, node in definitions if not isinstance(node, ast.ClassDef)]
-    classes = [(place, node) for place, node in definitions if isinstance(node, ast.ClassDef)]
     cycles = import_cycles(import_graph(modules))
     return [
         Measure("import cycles", len(cycles), 0, [" -> ".join(cycle) for cycle in cycles]),
-        _largest("modules in a folder", 14, _folder_sizes(modules)),
-        _largest("lines of a module", 400, {str(m.path): len(m.text.splitlines()) for m in modules}),
         _largest("lines of a function", 50, {place: _length(node) for place, node in functions}),
-        _largest("lines of a class", 250, {place: _length(node) for place, node in classes}),
-        _largest("parameters of a function", 5, dict(_parameters(functions, _operator_constructors(modules)))),
+        _largest("positional parameters of a function", 5, dict(_positional_parameters(functions))),
         _number("public definitions without docstring", 0, _undocumented(modules)),
         _number("fmt: skip", 0, _matches(modules, r"#\s*fmt:\s*(skip|off)")),
         _number("type: ignore", 10, _matches(modules, r"#\s*type:\s*ignore")),
@@ -162,39 +136,12 @@ def _length(node: Definition) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def _folder_sizes(modules: Iterable[Module]) -> dict[str, int]:
-    sizes: defaultdict[str, int] = defaultdict(int)
-    for module in modules:
-        if module.path.name != "__init__.py":
-            sizes[str(module.path.parent)] += 1
-    return sizes
-
-
-def _operator_constructors(modules: Iterable[Module]) -> set[ast.AST]:
-    """Returns the constructors of the classes that derive from Airflow's BaseOperator, directly or indirectly."""
-    classes = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
-    operators = {"BaseOperator"}
-    while found := {c.name for c in classes if c.name not in operators and operators & set(map(ast.unparse, c.bases))}:
-        operators |= found
-    methods = [method for c in classes if c.name in operators for method in c.body]
-    return {method for method in methods if isinstance(method, Function) and method.name == "__init__"}
-
-
-def _parameters(functions: Iterable[tuple[str, Function]], operators: set[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Counts parameters without ``self`` and ``cls``, and not those of Click commands: these are command-line options.
-
-    Keyword-only parameters of an Airflow operator do not count either: DAG files pass each by name, and Airflow renders
-    templates in the attribute of the same name (`template_fields`), so they cannot be grouped in an object.
-    """
+def _positional_parameters(functions: Iterable[tuple[str, Function]]) -> Iterator[tuple[str, int]]:
+    """Counts parameters without ``self`` and ``cls``. Those of Click commands are options of the command line."""
     for place, node in functions:
         if any("command" in ast.unparse(d) or "option" in ast.unparse(d) for d in node.decorator_list):
             continue
-        arguments = node.args
-        path = place.partition(":")[0]
-        if (node.name == "__init__" and path in PUBLIC_CONSTRUCTORS) or node.name in PUBLIC_FUNCTIONS.get(path, {}):
-            continue
-        keywords = [] if node in operators else arguments.kwonlyargs
-        names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *keywords)]
+        names = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
         yield place, len([name for name in names if name not in ("self", "cls")])
 
 
@@ -242,16 +189,20 @@ def _number(title: str, limit: int, places: Iterable[str]) -> Measure:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the measures; returns 1 when a limit is exceeded."""
+    """Prints the measures and long modules; returns 1 when a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worst", type=int, default=0, metavar="N")
     given = parser.parse_args(arguments)
-    found = measures(read_modules(Path(__file__).parents[1]))
+    modules = read_modules(Path(__file__).parents[1])
+    found = measures(modules)
     for each in found:
         mark = "" if each.value <= each.limit else f"  above the limit in {len(each.places)} places"
         print(f"{each.title:<40}{each.value:>6} of {each.limit}{mark}")
         for place in each.places[: given.worst]:
             print(f"    {place}")
+    for module in modules:
+        if (lines := len(module.text.splitlines())) > LONG_MODULE:
+            print(f"{module.path} has {lines} lines: is it one subject?")
     return int(any(each.value > each.limit for each in found))
 
 

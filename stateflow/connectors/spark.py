@@ -44,7 +44,7 @@ class SparkSource(Source):
     package: str = ""
     """Maven coordinate of Spark's source, for an error; empty if it is not known."""
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+    def __init__(
         self,
         format: str,
         *,

@@ -12,7 +12,7 @@ from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest, replay
 from stateflow.types.key_values import plain_key
 
 
-def replay_batch(  # noqa: PLR0913 - a public function whose other arguments are keywords with defaults
+def replay_batch(
     job_file: str | Path,
     job_root: str,
     batch: int,

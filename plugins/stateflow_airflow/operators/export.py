@@ -45,7 +45,7 @@ class StateflowExportOperator(JobRootOperator):
     template_fields: Sequence[str] = ("job_root", "operator_uid", "state_name", "into", "stored_as", "snapshot")
     ui_color = "#dff2e1"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,

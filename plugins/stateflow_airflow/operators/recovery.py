@@ -81,7 +81,7 @@ class StateflowRestorePlanOperator(JobOperator):
     template_fields_renderers = {"settings": "json"}
     ui_color = "#fdf1cf"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job: str,
@@ -172,7 +172,7 @@ class StateflowRestoreOperator(JobOperator):
     template_fields_renderers = {"settings": "json", "plan": "json", "approval": "json"}
     ui_color = "#f9d6d5"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job: str,
@@ -234,7 +234,7 @@ class StateflowForkOperator(JobRootOperator):
     template_fields: Sequence[str] = ("job_root", "target", "into", "shadow", "from_other_job", "reason")
     ui_color = "#d9e8fb"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,

@@ -56,7 +56,7 @@ class StateflowRetentionOperator(JobRootOperator):
     template_fields_renderers = {"approval": "json"}
     ui_color = "#e8e4f3"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,
@@ -164,7 +164,7 @@ class StateflowTablesOperator(JobOperator):
     template_fields_renderers = {"settings": "json"}
     ui_color = "#e8e4f3"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job: str,

@@ -115,7 +115,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json", "approval": "json"}
     ui_color = "#d7ecf7"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job: str,

@@ -69,7 +69,7 @@ class StateflowSavepointOperator(JobOperator):
     template_fields_renderers = {"settings": "json"}
     ui_color = "#dff2e1"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,
@@ -202,7 +202,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json", "approval": "json"}
     ui_color = "#f7e3d4"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per option
+    def __init__(
         self,
         *,
         drain: bool | str = False,
@@ -316,7 +316,7 @@ class StateflowRekeyOperator(JobRootOperator):
     template_fields: Sequence[str] = ("job_root", "savepoint", "max_parallelism", "into", "name", "reason")
     ui_color = "#dff2e1"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,

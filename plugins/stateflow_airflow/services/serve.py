@@ -44,7 +44,7 @@ class StateflowServeOperator(JobRootOperator):
     template_fields: Sequence[str] = ("job_root", "host", "port", "token_file", "advertise")
     ui_color = "#dfe9f2"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,

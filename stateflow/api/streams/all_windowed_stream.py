@@ -66,7 +66,7 @@ class AllWindowedStream(Generic[Stream]):
         keyed = _keyed(window_function, uid)
         return self._windows.reduce(function, keyed, output=output, uid=uid, on_error=on_error)
 
-    def aggregate(  # noqa: PLR0913 - a public function whose other arguments are keywords, most of them with a default
+    def aggregate(
         self,
         function: AggregateFunction[In, Acc, Out],
         window_function: ProcessAllWindowFunction[Out, object] | None = None,

@@ -29,7 +29,7 @@ Keep = Literal["first", "last"]
 class KeyedRanking(KeyedInput[Stream]):
     """Deduplication and top-n, by columns."""
 
-    def deduplicate(  # noqa: PLR0913 - keyword arguments of a public method, all with a default
+    def deduplicate(
         self,
         *,
         keep: Keep = "first",
@@ -80,7 +80,7 @@ class KeyedRanking(KeyedInput[Stream]):
             return reduced._ranking(KeepFirst(ttl), uid, "deduplicate first", None)
         return reduced._ranking(KeepLast(), uid, "deduplicate last", upserts)
 
-    def top_n(  # noqa: PLR0913 - keyword arguments of a public method, most of them with a default
+    def top_n(
         self,
         n: int,
         *,

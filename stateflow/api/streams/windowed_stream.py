@@ -150,7 +150,7 @@ class WindowedStream(WindowColumns[Stream]):
         operator = self._operator_of(contents, window_function)
         return self._operator(operator, RowSchema.of(output or row_class), uid, self._name("reduce"), on_error)
 
-    def aggregate(  # noqa: PLR0913 - a public function whose other arguments are keywords, most of them with a default
+    def aggregate(
         self,
         function: AggregateFunction[In, Acc, Out],
         window_function: ProcessWindowFunction[Out, object] | None = None,

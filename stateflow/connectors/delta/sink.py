@@ -102,7 +102,7 @@ class DeltaSink(Sink):
             `schema_evolution` is not one of its values, or `register_as` is no such name.
     """
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, all but one with a default
+    def __init__(
         self,
         table: str | os.PathLike[str],
         *,

@@ -77,7 +77,7 @@ class DeltaSource(SparkSource):
     start_kinds = frozenset(StartKind)
     package = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+    def __init__(
         self,
         table: str | os.PathLike[str],
         *,

@@ -64,7 +64,7 @@ class FileSource(Source):
             `columns` is given for a format for which it would have no effect.
     """
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+    def __init__(
         self,
         path: str | Path,
         *,

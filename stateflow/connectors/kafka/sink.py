@@ -76,7 +76,7 @@ class KafkaSink(StagedSink):
         JobDefinitionError: an option is one that the sink sets itself, or `topic` is empty.
     """
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+    def __init__(
         self,
         bootstrap_servers: str,
         *,

@@ -101,7 +101,7 @@ class KafkaSource(Source):
     start_kinds = frozenset(StartKind)
     has_splits = True
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, most of them with a default
+    def __init__(
         self,
         bootstrap_servers: str,
         *,

@@ -71,7 +71,7 @@ class PartitionedSource(LocalSource):
     has_splits = True
     start_kinds = frozenset({StartKind.EARLIEST, StartKind.LATEST, StartKind.POSITION})
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments with defaults
+    def __init__(
         self,
         *,
         schema: type[object],

@@ -59,7 +59,7 @@ class PostgresSink(StagedSink):
         EnvironmentUnsupported: psycopg is not installed; only the driver needs it.
     """
 
-    def __init__(  # noqa: PLR0913 - a public constructor of keyword arguments, all but two with a default
+    def __init__(
         self,
         conninfo: str,
         table: str,

@@ -29,11 +29,12 @@ from stateflow.similar_names import did_you_mean
 from stateflow.types.key_groups import KeyGroupRange
 
 
-def read_state(  # noqa: PLR0913 - callers name what to select
+def read_state(
     location: str,
     operator: str,
     state: str,
     snapshot: int | str | None = None,
+    *,
     columns: Sequence[str] | None = None,
     keys: Iterable[object] | None = None,
     key_groups: tuple[int, int] | None = None,

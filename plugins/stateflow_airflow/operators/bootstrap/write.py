@@ -87,7 +87,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
     )
     template_fields_renderers = {"settings": "json"}
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job: str,
@@ -179,7 +179,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
     template_fields: Sequence[str] = ("savepoint", "into", "job_root", "remove", "job", "name", "reason", "settings")
     template_fields_renderers = {"settings": "json"}
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         savepoint: str,

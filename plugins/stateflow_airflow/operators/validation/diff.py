@@ -60,7 +60,7 @@ class StateflowDiffOperator(JobRootOperator):
     )
     ui_color = "#dff2e1"
 
-    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
+    def __init__(
         self,
         *,
         job_root: str,
