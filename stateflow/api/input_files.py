@@ -1,14 +1,21 @@
-"""Unreadable input files: finds them in Spark's error texts, and distinguishes them from transient failures."""
+"""Input files: the parts that tasks read, formats, and unreadable files, which are found in the texts of errors."""
 
 from __future__ import annotations
 
+import base64
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal
-from urllib.parse import quote, unquote
+from typing import Literal, Protocol
+from urllib.parse import quote, unquote, urlsplit
 
+import msgspec
+import pyarrow as pa
+
+from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed, CorruptInput, StateflowError
+from stateflow.types.decoders import msgpack_decoder
 
 OnCorruptFile = Literal["fail", "quarantine"]
 FAIL, QUARANTINE = "fail", "quarantine"
@@ -32,15 +39,84 @@ _LEGAL_IN_URI = "/_-!.~'()*,;:$&+=@"
 """Characters that Java's URI, with which Spark writes paths, does not encode, in addition to letters and digits."""
 _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
+_SHOWN_REASON = 300
+_CORRUPT_MARK = re.compile(r"\[stateflow-corrupt-file:([A-Za-z0-9+/=]+)\]")
+_corrupt = msgpack_decoder(tuple[str, str, str])
+
+
+@dataclass(frozen=True)
+class FileShare:
+    """A part of a local file that one task reads.
+
+    Attributes:
+        path: absolute path of the file.
+        begin: first byte of the range whose rows belong to the share.
+        end: the byte after that range. The shares of a file cover bytes 0 to `size`, or 0 to 1 if the file is empty.
+        size: size of the file when the batch was planned.
+    """
+
+    path: str
+    begin: int
+    end: int
+    size: int
+
+
+class FileFormat(Protocol):
+    """Reads files in tasks, without Spark. It is pickled.
+
+    Attributes:
+        splits: whether several tasks may read ranges of one file. Otherwise a share is always a whole file.
+    """
+
+    @property
+    def splits(self) -> bool: ...
+
+    def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a share in the order of the file, as batches with the Arrow schema of `schema`.
+
+        The shares of a file, read one after another, have each row exactly once, and in order.
+
+        Raises:
+            CannotRead: only Spark may be able to read the file as declared.
+            CorruptContent: the file is not of the declared form.
+            OSError: the file cannot be read now.
+        """
+        ...
+
+
+class CannotRead(Exception):
+    """A file that only Spark may be able to read as declared: Spark reads all further files of the run."""
+
+
+class CorruptContent(Exception):
+    """A file that is not of the declared form: the run ends with `CorruptInput`, or skips the file.
+
+    Args:
+        path: absolute path of the file.
+        reason: what is wrong, in words.
+        position: where, such as ``"line 17"``; empty if the whole file is wrong.
+    """
+
+    def __init__(self, path: str, reason: str, position: str = "") -> None:
+        super().__init__(path, reason, position)
+        self.path = path
+        self.reason = reason
+        self.position = position
+
+    def __str__(self) -> str:
+        # Spark forwards only texts of errors, with stack traces around them.
+        reason, position = self.reason[:_SHOWN_REASON], self.position[:_SHOWN_REASON]
+        mark = base64.b64encode(msgspec.msgpack.encode((self.path, reason, position))).decode()
+        return f"{self.path}: {_with_position(reason, position)} [stateflow-corrupt-file:{mark}]"
 
 
 @dataclass(frozen=True)
 class UnreadableFile:
-    """A file that Spark could not read.
+    """A file that could not be read.
 
     Attributes:
         file: percent-encoded URI, as in Spark's source log.
-        reason: Spark's text of the innermost cause.
+        reason: the cause, as a task or the innermost exception of Spark names it.
         is_corrupt: whether the cause is the file's content; otherwise a retry may succeed.
         was_deleted: whether the file was deleted after Spark had listed it.
     """
@@ -92,8 +168,18 @@ def plain_path(uri: str) -> str:
     return re.sub(r"^file:/+", "/", unquote(uri))
 
 
+def local_path(uri: str) -> str | None:
+    """Returns the path of a local file from its percent-encoded URI; None for a file elsewhere."""
+    address = urlsplit(uri)
+    return unquote(address.path) if address.scheme == "file" else None
+
+
 def unreadable_in(text: str) -> UnreadableFile | None:
-    """Returns the unreadable file that Spark names in an error text; None if it names none."""
+    """Returns the unreadable file that Spark, or a task, names in an error text; None if it names none."""
+    mark = _CORRUPT_MARK.search(text)
+    if mark is not None:
+        path, reason, position = _corrupt.decode(base64.b64decode(mark[1]))
+        return UnreadableFile(file_uri(PurePath(path)), _with_position(reason, position), is_corrupt=True)
     found = _READING.search(text)
     if found is None:
         return None
@@ -101,6 +187,10 @@ def unreadable_in(text: str) -> UnreadableFile | None:
     was_deleted = found["kind"] == "FILE_NOT_EXIST"
     is_transient = found["kind"] == "UNSUPPORTED_FILE_SYSTEM" or any(map(_TRANSIENT.search, causes))
     return UnreadableFile(found["file"], _reason(text, found, causes), not (was_deleted or is_transient), was_deleted)
+
+
+def _with_position(reason: str, position: str) -> str:
+    return f"{position}: {reason}" if position else reason
 
 
 def _reason(text: str, found: re.Match[str], causes: list[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stateflow.api.dead_letters import OnError
-from stateflow.api.input_files import OnCorruptFile
+from stateflow.api.input_files import FileFormat, OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import InputLost, StateflowError
@@ -174,11 +174,8 @@ class Source(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no files")
 
-    def plain_files(self, files: Sequence[str]) -> Sequence[str] | None:
-        """Returns the local paths of Parquet files that Spark reads without options, and tasks can read as well.
-
-        A batch whose rows only functions in Python take may then read them by Arrow. Returns None if only Spark can
-        read some file as the source declares it.
+    def file_format(self, files: Sequence[str]) -> FileFormat | None:
+        """Returns what reads the files of a batch in tasks; None if only Spark can read them as the source declares.
 
         Args:
             files: percent-encoded URIs, as in the source's log.

@@ -1,13 +1,61 @@
-"""Footers of local Parquet files: corrupt files, row sizes, and timestamps that Spark cannot read."""
+"""Local Parquet files, read by Arrow, and their footers: corrupt files, row sizes, and nanoseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from pyarrow import lib, parquet
 
-from stateflow.api.input_files import reason_in
+from stateflow.api.input_files import CannotRead, FileShare, reason_in
+from stateflow.api.schema import RowSchema
+
+_ROWS_AT_ONCE = 1 << 14
+_BYTES_AT_ONCE = 1 << 25
+_READ_TYPES = (
+    pa.types.is_int64,
+    pa.types.is_float64,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_decimal128,
+)
+_OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+
+
+@dataclass(frozen=True)
+class ParquetFormat:
+    """Parquet files, read by Arrow. A row group belongs to the share that has its middle."""
+
+    splits = True
+
+    def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
+        """See `FileFormat.read`. The file must have each column once, with a type whose values are read unchanged.
+
+        Raises:
+            CannotRead: the file is missing or corrupt, has other columns or types, or was written again after the files
+                of the batch were divided: shares of two versions may not have each row once.
+        """
+        try:
+            with pa.OSFile(share.path) as source, parquet.ParquetFile(source) as file:
+                if source.size() != share.size:
+                    raise ValueError(f"the file has {source.size()} bytes, and had {share.size}")
+                _check(file, schema)
+                for at in range(file.num_row_groups):
+                    if share.begin <= _middle(file, at, share) < share.end:
+                        yield from _rows_of_group(file, at, schema)
+        except (OSError, pa.ArrowException, ValueError) as e:
+            raise CannotRead(f"{share.path}: {type(e).__name__}: {e}"[:500]) from e
+
+
+def can_read(schema: RowSchema) -> bool:
+    """Returns whether `ParquetFormat` reads the types of all columns."""
+    kinds = {column.name: column.arrow_type for column in schema.columns}
+    return all("." not in name and any(of(kind) for of in _READ_TYPES) for name, kind in kinds.items())
 
 
 def truncation_of(file: Path) -> str | None:
@@ -46,3 +94,55 @@ def first_with_nanoseconds(files: Iterable[Path]) -> Path | None:
         if any(str(kind).startswith("timestamp[ns") for kind in types):
             return file
     return None
+
+
+def _rows_of_group(file: parquet.ParquetFile, group: int, schema: RowSchema) -> Iterator[pa.RecordBatch]:
+    found = file.metadata.row_group(group)
+    rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * max(1, found.num_rows) // max(1, found.total_byte_size)))
+    names = list(schema.names)
+    for batch in file.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):
+        columns = [batch.column(name) for name in names]
+        same = [
+            column if column.type.equals(declared.arrow_type) else column.cast(declared.arrow_type)
+            for column, declared in zip(columns, schema.columns, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(same, schema=schema.arrow)
+
+
+def _middle(file: parquet.ParquetFile, group: int, share: FileShare) -> int:
+    """Returns the middle of a row group. Each row group is in one share of its file, whatever the footer says."""
+    found = file.metadata.row_group(group)
+    columns = [found.column(at) for at in range(found.num_columns)]
+    begin = min((_first_page(column) for column in columns), default=0)
+    middle: int = begin + sum(column.total_compressed_size for column in columns) // 2
+    return min(max(middle, 0), max(share.size - 1, 0))
+
+
+def _first_page(column: parquet.ColumnChunkMetaData) -> int:
+    data: int = column.data_page_offset
+    return min(data, column.dictionary_page_offset) if column.has_dictionary_page else data
+
+
+def _check(file: parquet.ParquetFile, schema: RowSchema) -> None:
+    """Raises ValueError unless the file has each declared column once, with a type whose values are read unchanged."""
+    known = file.metadata.metadata or {}
+    if any(name in known for name in _OLD_CALENDAR) or known.get(b"org.apache.spark.version", b"4") < b"3":
+        raise ValueError("the file may have dates of the Julian calendar")
+    found = file.schema_arrow
+    lower = [name.lower() for name in found.names]
+    for column in schema.columns:
+        at = found.get_field_index(column.name)
+        if at < 0 or lower.count(column.name.lower()) != 1:
+            raise ValueError(f"the file does not have the column {column.name} once")
+        if not _is_read_alike(found.field(at).type, column.arrow_type):
+            raise ValueError(f"the column {column.name} has the type {found.field(at).type}")
+
+
+def _is_read_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
+    kinds = pa.types
+    if kinds.is_int64(wanted):
+        return bool(kinds.is_signed_integer(given))
+    if kinds.is_timestamp(wanted):
+        is_timestamp = kinds.is_timestamp(given) and given.unit in ("ms", "us")
+        return bool(is_timestamp and (given.tz is None) == (wanted.tz is None))
+    return bool(given.equals(wanted))

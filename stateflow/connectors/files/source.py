@@ -12,7 +12,17 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from stateflow.api.input_files import FAIL, NANOSECONDS, QUARANTINE, OnCorruptFile, hint_for, reason_in, unreadable_in
+from stateflow.api.input_files import (
+    FAIL,
+    NANOSECONDS,
+    QUARANTINE,
+    FileFormat,
+    OnCorruptFile,
+    hint_for,
+    local_path,
+    reason_in,
+    unreadable_in,
+)
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
@@ -176,9 +186,12 @@ class FileSource(Source):
         # As Spark's own file source reads its files: their names are not patterns.
         return reader.option("__globPaths__", "false").load([unquote(file) for file in files])
 
-    def plain_files(self, files: Sequence[str]) -> list[str] | None:
-        """See `Source.plain_files`."""
-        return _plain_paths(files) if self.format == "parquet" and not self.options else None
+    def file_format(self, files: Sequence[str]) -> FileFormat | None:
+        """See `Source.file_format`: Parquet files without options of Spark's reader."""
+        from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
+
+        is_plain = self.format == "parquet" and not self.options and can_read(self.schema)
+        return ParquetFormat() if is_plain and all(map(_is_plain, files)) else None
 
     def truncated(self, files: Sequence[str]) -> dict[str, str]:
         """See `Source.truncated`: reads the footers of local Parquet files."""
@@ -295,12 +308,10 @@ def _option(options: Mapping[str, str], lower_name: str) -> str:
     return next((str(v).lower() for name, v in options.items() if name.lower() == lower_name), "")
 
 
-def _plain_paths(files: Sequence[str]) -> list[str] | None:
-    """Returns the paths of local files; None if a file is not local, or a folder's name may have a column's value."""
-    addresses = list(map(urlsplit, files))
-    paths = [unquote(address.path) for address in addresses]
-    is_plain = all(a.scheme == "file" and "=" not in path for a, path in zip(addresses, paths, strict=True))
-    return paths if is_plain else None
+def _is_plain(file: str) -> bool:
+    """Returns whether a file is local, and no folder's name may have a column's value."""
+    path = local_path(file)
+    return path is not None and "=" not in path
 
 
 def _check_one_limit(files: int | None, rows: int) -> None:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph.nodes import SourceNode
-from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, unreadable_in
+from stateflow.api.input_files import QUARANTINE, UnreadableFile, local_path, plain_path, unreadable_in
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.quarantine import SkippedFile
-from stateflow.runtime.spark.file_reader import SourceRows, can_read
+from stateflow.runtime.spark.file_reader import SourceRows, TaskFiles
 from stateflow.runtime.spark.frames import empty_frame, source_frame
 
 log = logging.getLogger(__name__)
@@ -62,12 +62,14 @@ class BatchInput:
             )
         )
 
-    def _files_for_tasks(self) -> dict[str, Sequence[str]]:
-        """Returns the paths of files that tasks may read, by uid, of sources that have only such files."""
-        files = self._files()
-        possible = [node.uid for node in self._nodes if can_read(node.schema)]
-        paths = {uid: self._sources[uid].plain_files(files[uid]) for uid in possible}
-        return {uid: found for uid, found in paths.items() if found is not None}
+    def _files_for_tasks(self) -> dict[str, TaskFiles]:
+        """Returns the files that tasks read, by uid, of sources all of whose files they can read."""
+        found = {}
+        for uid, files in self._files().items():
+            format, paths = self._sources[uid].file_format(files), list(map(local_path, files))
+            if format is not None:
+                found[uid] = TaskFiles(format, tuple(path for path in paths if path is not None))
+        return found
 
     def skip_corrupt(self, error: Exception) -> bool:
         """Finds the file that a batch failed on, and skips it if the job permits that.

@@ -14,11 +14,12 @@ from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from stateflow.api.input_files import CannotRead
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.file_reader import CannotRead, SourceRows
+from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import empty_rows
 from stateflow.runtime.spark.inputs import Files, Inputs
 from stateflow.runtime.spark.python_functions import composed, sources_before_functions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame
 
 from stateflow.api.graph.nodes import Node, SourceNode
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.file_reader import FileReader, reader_of, useful_partitions
+from stateflow.runtime.spark.file_reader import FileReader, TaskFiles, useful_partitions
 from stateflow.runtime.spark.frames import split_sources
 
-Files = Mapping[SourceNode, Sequence[str]]
-"""Paths of Parquet files that tasks read, by source."""
+Files = Mapping[SourceNode, TaskFiles]
+"""Files that tasks read, by source."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Inputs:
     @cached_property
     def readers(self) -> Mapping[Node, FileReader]:
         """The readers of files before a shuffle, by source."""
-        found: dict[Node, FileReader] = {}
-        for node, paths in self.files.items():
-            found[node] = reader_of(paths, node.schema, useful_partitions(paths, self.cores))
-        return found
+        return {
+            node: FileReader.of(files, node.schema, useful_partitions(files, self.cores))
+            for node, files in self.files.items()
+        }

@@ -20,7 +20,7 @@ from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.graph.traversal import leaves_of
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.file_reader import reader_of
+from stateflow.runtime.spark.file_reader import FileReader
 from stateflow.runtime.spark.frames import FrameBuilder
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.python_functions import ArrowFunction, Batches, composed, functions_after
@@ -77,7 +77,7 @@ def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[
     start, functions = functions_after(node, info)
     if not isinstance(start, SourceNode) or start not in inputs.files:
         return None
-    reader = reader_of(inputs.files[start], start.schema, level.targets)
+    reader = FileReader.of(inputs.files[start], start.schema, level.targets)
     renamed = partial(_renamed, node.schema.names)
     return reader.frame(inputs.rows.sparkSession), composed((reader.read, *functions, renamed))
 

@@ -15,16 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import precision
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, unreadable_in
 from stateflow.api.schema import RowSchema
-from stateflow.runtime.spark.file_reader import (
-    CannotRead,
-    FileShare,
-    can_read,
-    read_share,
-    shares_of,
-    useful_partitions,
-)
+from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
+from stateflow.errors import CorruptInput
+from stateflow.runtime.spark.file_reader import TaskFiles, shares_of, useful_partitions
 
+PARQUET = ParquetFormat()
 TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone
 
 
@@ -68,7 +65,7 @@ def whole(path: Path) -> FileShare:
 
 
 def numbers_of(path: Path, schema: RowSchema = SCHEMA) -> list[int]:
-    return [n for batch in read_share(whole(path), schema) for n in batch.column("number").to_pylist()]
+    return [n for batch in PARQUET.read(whole(path), schema) for n in batch.column("number").to_pylist()]
 
 
 @given(sizes=st.lists(st.integers(0, 10**7), max_size=8), partitions=st.integers(1, 9))
@@ -92,7 +89,7 @@ def test_tasks_together_read_each_row_once_in_the_order_of_the_files(tmp_path: P
     for at, path in enumerate(paths):
         pq.write_table(rows(at * 100, 100), path, row_group_size=[100, 9, 1, 50][at])
     shares = shares_of([(str(path), path.stat().st_size) for path in paths], partitions)
-    found = [[batch for share in each for batch in read_share(share, SCHEMA)] for each in shares]
+    found = [[batch for share in each for batch in PARQUET.read(share, SCHEMA)] for each in shares]
     read = pa.Table.from_batches([batch for batches in found for batch in batches])
     assert read.equals(pa.concat_tables([rows(at * 100, 100) for at in range(4)]).cast(SCHEMA.arrow))
 
@@ -105,7 +102,7 @@ def test_types_whose_values_all_fit_are_read(tmp_path: Path, column: str, kind: 
     given_rows = rows(0, 100)
     at = given_rows.schema.get_field_index(column)
     pq.write_table(given_rows.set_column(at, column, given_rows[column].cast(kind)), tmp_path / "rows.parquet")
-    (batch,) = read_share(whole(tmp_path / "rows.parquet"), SCHEMA)
+    (batch,) = PARQUET.read(whole(tmp_path / "rows.parquet"), SCHEMA)
     assert pa.Table.from_batches([batch]).equals(given_rows.cast(SCHEMA.arrow))
 
 
@@ -164,7 +161,7 @@ def test_damaged_files_are_left_to_spark(tmp_path: Path, damage: str) -> None:
     size = path.stat().st_size if path.exists() else 1000
     (share,) = shares_of([(str(path), size)], 1)[0]
     with pytest.raises(CannotRead):
-        list(read_share(share, SCHEMA))
+        list(PARQUET.read(share, SCHEMA))
 
 
 @pytest.mark.parametrize("count", [50, 150])
@@ -172,17 +169,17 @@ def test_a_file_that_was_written_again_is_left_to_spark(tmp_path: Path, count: i
     path = tmp_path / "rows.parquet"
     pq.write_table(rows(0, 100), path, row_group_size=20)
     shares = shares_of([(str(path), path.stat().st_size)], 2)
-    assert sum(len(batch) for each in shares for share in each for batch in read_share(share, SCHEMA)) == 100
+    assert sum(len(batch) for each in shares for share in each for batch in PARQUET.read(share, SCHEMA)) == 100
     pq.write_table(rows(0, count), path, row_group_size=20)
     for (share,) in shares:
         with pytest.raises(CannotRead, match="had"):
-            list(read_share(share, SCHEMA))
+            list(PARQUET.read(share, SCHEMA))
 
 
 def test_wide_rows_are_read_in_small_batches(tmp_path: Path) -> None:
     table = rows(0, 64).set_column(1, "text", pa.array([f"{n}" * (1 << 19) for n in range(10, 74)]))
     pq.write_table(table, tmp_path / "rows.parquet", use_dictionary=False)
-    sizes = [batch.nbytes for batch in read_share(whole(tmp_path / "rows.parquet"), SCHEMA)]
+    sizes = [batch.nbytes for batch in PARQUET.read(whole(tmp_path / "rows.parquet"), SCHEMA)]
     assert sum(sizes) > 1 << 26
     assert max(sizes) <= 1 << 25
 
@@ -195,10 +192,14 @@ def test_columns_of_scalars_can_be_read() -> None:
 def test_few_bytes_are_read_in_one_partition(tmp_path: Path) -> None:
     pq.write_table(rows(0, 10), tmp_path / "small.parquet")
     (tmp_path / "large.parquet").write_bytes(bytes(9 << 20))
-    assert useful_partitions([str(tmp_path / "small.parquet")] * 3, 8) == 1
-    assert useful_partitions([str(tmp_path / "large.parquet")], 8) == 3
-    assert useful_partitions([str(tmp_path / "large.parquet")], 2) == 2
-    assert useful_partitions([], 2) == 1
+
+    def partitions(*names: str, cores: int) -> int:
+        return useful_partitions(TaskFiles(PARQUET, tuple(str(tmp_path / f"{name}.parquet") for name in names)), cores)
+
+    assert partitions("small", "small", "small", cores=8) == 1
+    assert partitions("large", cores=8) == 3
+    assert partitions("large", cores=2) == 2
+    assert partitions(cores=2) == 1
 
 
 def test_a_share_reads_timestamps_in_utc(tmp_path: Path) -> None:
@@ -207,5 +208,22 @@ def test_a_share_reads_timestamps_in_utc(tmp_path: Path) -> None:
 
     zone = pa.timestamp("ms", "Europe/Berlin")
     pq.write_table(pa.table({"time": pa.array([0], zone)}), tmp_path / "rows.parquet")
-    (batch,) = read_share(whole(tmp_path / "rows.parquet"), RowSchema.of(Zoned))
+    (batch,) = PARQUET.read(whole(tmp_path / "rows.parquet"), RowSchema.of(Zoned))
     assert batch.column("time").to_pylist() == [datetime(1970, 1, 1, tzinfo=UTC)]
+
+
+@given(sizes=st.lists(st.integers(0, 10**7), max_size=8), partitions=st.integers(1, 9))
+def test_a_file_that_cannot_be_divided_is_in_one_partition(sizes: list[int], partitions: int) -> None:
+    shares = shares_of([(str(at), size) for at, size in enumerate(sizes)], partitions, splits=False)
+    assert len(shares) == partitions
+    flat = [(share.path, share.begin, share.end) for of_partition in shares for share in of_partition]
+    assert flat == [(str(at), 0, max(1, size)) for at, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("position", ["", "line 17"])
+def test_a_corrupt_file_is_found_in_the_text_of_an_error(position: str) -> None:
+    path = "/in/a [1]%\n\u00e4.json"
+    found = unreadable_in(f"Traceback …\n{CorruptContent(path, 'not an object', position)}\n\tat x.y(Z.java:1)")
+    assert found is not None and found.is_corrupt and found.path == path
+    assert found.reason == ("line 17: not an object" if position else "not an object")
+    assert isinstance(found.error(), CorruptInput)

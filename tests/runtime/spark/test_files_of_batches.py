@@ -19,13 +19,14 @@ from stateflow import FileSource, StreamExecutionEnvironment
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.clock import ManualClock
+from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.environment import declare
 from stateflow.errors import UserCodeError
 from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.file_reader import SourceRows, useful_partitions
+from stateflow.runtime.spark.file_reader import SourceRows, TaskFiles, useful_partitions
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 
 
@@ -121,7 +122,8 @@ class Batch:
         plan = plan_job(declare(declared, "job", ({},))[0].graph, parallelism)
         of = BatchId(ManualClock(1).new_id(), 1, self._ordinal, datetime.now(UTC))
         work = BatchWork(plan, BatchInfo(of, TaskSettings(128), self._environment), {})
-        return self.executor.execute(SourceRows(self.frame, lambda: {"rows": self.files}), work)
+        files = TaskFiles(ParquetFormat(), tuple(self.files))
+        return self.executor.execute(SourceRows(self.frame, lambda: {"rows": files}), work)
 
 
 def _columns(first: int, count: int) -> dict[str, Any]:
@@ -162,7 +164,10 @@ def test_two_passes_over_files_in_several_partitions_have_all_rows(spark_session
     for at in range(2):
         pq.write_table(pa.table(columns).slice(at, 1), batch.folder / f"large{at}.parquet")
     # The tasks of the second pass are numbered after those of the first.
-    assert useful_partitions(batch.files, spark_session.sparkContext.defaultParallelism) > 1
+    assert (
+        useful_partitions(TaskFiles(ParquetFormat(), tuple(batch.files)), spark_session.sparkContext.defaultParallelism)
+        > 1
+    )
     assert printed(batch.run(read_twice)) == list(range(COUNT + 2))
 
 
