@@ -36,7 +36,6 @@ from stateflow.runtime.preflight import (
     check_start,
     not_checked,
     repeated_output,
-    reused_tables,
     start_errors,
     unregistered_tables,
     warnings,
@@ -65,6 +64,7 @@ class RunRequest:
         on_start: called when the job is claimed and restored.
         on_batch: called after each committed batch.
         initial_savepoint: savepoint that a new job root begins with; ignored by a root that has begun with it.
+        shares_tables: whether sinks of the same uid of other job roots may write to the tables, too.
     """
 
     job_file: Path
@@ -75,6 +75,7 @@ class RunRequest:
     on_start: Callable[[JobRun], None] = lambda run: None
     on_batch: Callable[[BatchResult], None] = lambda result: None
     initial_savepoint: InitialSavepoint | None = None
+    shares_tables: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,17 +117,16 @@ class PreparedJob:
             with_spark: start Spark for the checks that need it, unless another check has refused the run.
         """
         found = tuple(start_errors(self.start, needs))
-        known = self.warnings + reused_tables(self.start)
         # Spark would report a known problem, such as a missing folder, a second time in other words.
         if found or not (with_spark and self.start.on_spark):
-            return Findings(found, known, not_checked(self.start))
+            return Findings(found, self.warnings, not_checked(self.start))
         try:
             started, _ = start_spark(self.start, self.job_file)
         except StateflowError as e:
-            return Findings((e,), known, not_checked(self.start))
+            return Findings((e,), self.warnings, not_checked(self.start))
         refused = tuple(start_errors(started, [Needs.SPARK]))
         more = () if refused else warnings(started)
-        return Findings(refused, (*known, *more), not_checked(started))
+        return Findings(refused, (*self.warnings, *more), not_checked(started))
 
 
 def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsLayer, ...] = ()) -> PreparedJob:
@@ -174,9 +174,9 @@ def run_job(request: RunRequest) -> RunResult:
     clock = SystemClock()
     began = clock.monotonic()
     prepared = prepare(request.job_file, request.job_root, request.layers)
-    start = prepared.start
+    start = replace(prepared.start, shares_tables=request.shares_tables)
     assert start.storage is not None
-    for warning in prepared.warnings + (() if request.initial_savepoint else reused_tables(start)):
+    for warning in prepared.warnings:
         log_event(_log, logging.WARNING, "warning", text=warning, warning=warning)
     if request.initial_savepoint:
         check_start(start, [Needs.NOTHING])
@@ -269,7 +269,13 @@ class _Runs:
         request, services = self.request, self._services
         self._restarts = number
         request.on_step("restoring the newest checkpoint")
-        job = create_or_open_job(self.planned.graph, self.planned.settings, services.storage, services.clock)
+        job = create_or_open_job(
+            self.planned.graph,
+            self.planned.settings,
+            services.storage,
+            services.clock,
+            shares_tables=request.shares_tables,
+        )
         if number == 0 and (timeout := self.planned.settings.run.take_over) is not None:
             if active_generation(job.root):
                 request.on_step("preparing the first batch")

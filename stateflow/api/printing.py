@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
-from stateflow.api.sink import Delivery, Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
+from stateflow.api.sink import (
+    Delivery,
+    Sink,
+    SinkContext,
+    SinkRewind,
+    SinkTable,
+    SinkWriter,
+    Successor,
+    TableChanges,
+    Writing,
+)
 from stateflow.errors import JobDefinitionError
 from stateflow.state.handles import Committable
 
@@ -90,6 +100,7 @@ class _StandardOutput:
 
     version = 0
     token: int | None = None
+    successor: Successor | None = None
 
     def __init__(self, table_id: str) -> None:
         self.table_id = table_id
@@ -109,4 +120,7 @@ class _StandardOutput:
         return TableChanges("standard output", published=False, others=())
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
+        return self.version
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
         return self.version

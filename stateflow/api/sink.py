@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -170,6 +170,30 @@ class TableChanges:
     others: tuple[OtherCommit, ...]
 
 
+@dataclass(frozen=True)
+class Successor:
+    """The sink of another job root that has taken over a table.
+
+    Attributes:
+        application: its name in the table.
+        root: URI of its job root.
+    """
+
+    application: str
+    root: str
+
+    @property
+    def text(self) -> str:
+        """How a table stores it."""
+        return f"{self.application} {self.root}"
+
+    @classmethod
+    def parse(cls, text: str) -> Successor:
+        """Returns the successor that a table has stored as a text."""
+        application, _, root = text.partition(" ")
+        return cls(application, root)
+
+
 class SinkTable(Protocol):
     """A handle of a sink's table at one version. A commit fails if the application has committed since.
 
@@ -179,11 +203,14 @@ class SinkTable(Protocol):
         token: the last checkpoint that this application published; 0 if there is none. None for a table that stores no
             tokens, such as a terminal: then the log decides, and output that was published just before a run died is
             published again.
+        successor: the sink that has taken over the table from this application, which must not write any more; None
+            if none has.
     """
 
     table_id: str
     version: int
     token: int | None
+    successor: Successor | None = None
 
     def missing(self, committables: list[Committable]) -> list[str]:
         """Returns the paths of files that do not exist or have another size."""
@@ -216,6 +243,19 @@ class SinkTable(Protocol):
         handle was made: open the table again and decide again. If the token is set then, the rewind is complete.
 
         Raises: as `plan_rewind`; nothing is changed then.
+        """
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        """Sets the token, and makes this application the successor of others, which can commit nothing from then on.
+
+        One atomic and durable step, except for systems whose transactions belong to one application: these fence
+        the former applications first, and repeat that without harm. Returns the table's new version. Returns None if
+        the table has changed since this handle was made, or if a former application has another token.
+
+        Args:
+            token: the token of this application, larger than any before.
+            former: the tokens of the former applications.
+            by: this application and its job root.
         """
 
 
@@ -276,10 +316,10 @@ class Sink(ABC):
         )
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        """Returns the ids of other jobs whose sink of the same uid is known to have written to the table.
+        """Returns the ids of other jobs whose sink of the same uid has published to the table, and still may.
 
-        If a new job root would use such a table, its path is probably mistyped: the first run would write all rows a
-        second time.
+        The tokens of the table decide. A sink that another one has taken over from does not count. A new job root that
+        used such a table would read all input again, and write its rows a second time.
         """
         return frozenset()
 

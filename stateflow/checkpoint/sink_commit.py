@@ -85,7 +85,13 @@ class PublishingSink(Protocol):
         """Path or address of its table, for display; empty for a sink without one."""
 
     def open_table(self) -> TableHandle:
-        """Returns the current table. Raises SinkDiverged or SinkRefused for a table that may not be written."""
+        """Returns the current table.
+
+        Raises Fenced if another job root has taken it over, SinkDiverged or SinkRefused if it may not be written.
+        """
+
+    def check_unshared(self) -> None:
+        """Raises ConfigError if the sink of the same uid of another job root writes to the table."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,10 @@ def _publish_with_retries(
     for _ in range(_TRIES):
         table = sink.open_table()
         _check_identity(sink, table, output.known)
+        if not output.known.table_id or table.token is None:
+            # The first output, or a token that is gone: nothing else shows whether another job root began meanwhile.
+            # After the handle was made, so that what follows this check makes the commit fail.
+            sink.check_unshared()
         failpoints.hit("publish.before")
         decision = judge(_token(table, output.known))
         if decision is Decision.ALREADY:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
-from stateflow.api.sink import Delivery, SinkContext, SinkRewind, SinkTable, TableChanges
+from stateflow.api.sink import Delivery, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.staged_output import StagedSink, StagedTable
@@ -136,6 +136,10 @@ class _Calls(StagedTable):
         return TableChanges(_name(self._function), published=False, others=())
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
+        return self.version
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        # Its receiver fences no job.
         return self.version
 
     def _call(self, rows: pa.Table, token: int) -> None:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, TableChanges, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, Successor, TableChanges, Writing
 from stateflow.clock import SystemClock, is_timestamp
-from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, StorageError
+from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, SinkRefused, StorageError
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
@@ -133,11 +133,13 @@ class StagedTable(ABC):
         table_id: id of the table.
         version: version of the table when the handle was created. A system without versions of tables uses the token.
         token: the last checkpoint that this application published, read from the system; 0 if there is none.
+        successor: the sink that has taken over the table from this application; None if none has.
     """
 
     table_id: str
     version: int
     token: int | None
+    successor: Successor | None = None
 
     def __init__(self, context: SinkContext) -> None:
         self.context = context
@@ -195,6 +197,18 @@ class StagedTable(ABC):
     @abstractmethod
     def rewind(self, to_version: int | None, token: int) -> int | None:
         """As `SinkTable.rewind`."""
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        """As `SinkTable.take_over`. This one refuses it.
+
+        Raises:
+            SinkRefused: the sink cannot prevent the former applications from writing.
+        """
+        raise SinkRefused(
+            "the sink cannot take over its table from another job root",
+            hint="give the sink its own table; or implement take_over in its table",
+            sink=self.context.uid,
+        )
 
 
 def staged_key(context: SinkContext, writing: Writing) -> str:

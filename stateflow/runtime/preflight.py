@@ -21,7 +21,7 @@ from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_for
 from stateflow.clock import Clock
 from stateflow.config.settings import EXACTLY_ONCE, Settings
 from stateflow.errors import StateflowError
-from stateflow.runtime.job.loader import check_format, graph_of_job_root, open_job
+from stateflow.runtime.job.loader import check_format, check_unshared_tables, graph_of_job_root, open_job
 from stateflow.runtime.job.start_checks import StartChecks
 from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
 from stateflow.runtime.spark.session.settings import check_master, check_required, check_root, check_sinks
@@ -52,6 +52,7 @@ class StartContext:
         storage: storage of the job root; None if the job root is not known.
         session: None before Spark starts.
         reads: the sources as Spark reads them, in order of uids; empty without a session.
+        shares_tables: whether sinks of the same uid of other job roots may write to the tables, too.
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class StartContext:
     storage: Storage | None = None
     session: SparkSession | None = None
     reads: tuple[Source, ...] = ()
+    shares_tables: bool = False
 
     @property
     def plan(self) -> JobPlan:
@@ -157,6 +159,11 @@ def _sink_tables(start: StartContext) -> None:
         node.sink.check(SinkContext("", node.uid, node.parent.schema))
 
 
+def _shared_tables(start: StartContext) -> None:
+    if not (start.has_root or start.shares_tables):
+        check_unshared_tables(start.graph)
+
+
 def _job_root(start: StartContext) -> None:
     storage, settings = start.storage, start.settings
     assert storage is not None
@@ -233,6 +240,7 @@ CHECKS = (
     StartCheck("sink-hosts", Needs.NOTHING, _sink_hosts),
     StartCheck("source-settings", Needs.NOTHING, _source_settings),
     StartCheck("sink-tables", Needs.NOTHING, _sink_tables),
+    StartCheck("shared-tables", Needs.ROOT, _shared_tables),
     StartCheck("root-hosts", Needs.ROOT, _root_hosts),
     StartCheck("job-root", Needs.ROOT, _job_root),
     StartCheck("checkpoint", Needs.ROOT, _checkpoint),
@@ -297,22 +305,6 @@ def unregistered_tables(start: StartContext) -> tuple[str, ...]:
         f"the table {e.location} is not registered as {e.text}: the job runs without Spark"
         for node in start.graph.sinks
         if (e := node.sink.catalog_entry) is not None
-    )
-
-
-def reused_tables(start: StartContext) -> tuple[str, ...]:
-    """Returns a warning for each table that the same sink of another job root has written, if this job root is new.
-
-    A mistyped job root has this effect.
-    """
-    if start.storage is None or start.has_root:
-        return ()
-    contexts = [(node.sink, SinkContext("", node.uid, node.parent.schema)) for node in start.graph.sinks]
-    return tuple(
-        f"sink {context.uid}: a job with another job root has written {sink.location}, and {start.storage.uri} is new: "
-        "the first run reads all input and appends its rows to that table. Check the job root"
-        for sink, context in contexts
-        if sink.other_jobs(context)
     )
 
 

@@ -11,7 +11,7 @@ from stateflow.checkpoint.log.documents import EntryRef, PendingOutput, Publishe
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.sink_commit import Decision, SinkOutput, check_sink_position, decide, publish, publish_early
-from stateflow.errors import MissingFile
+from stateflow.errors import ConfigError, Fenced, MissingFile
 from stateflow.state.handles import Committable
 
 OutputFilter = Callable[[PendingOutput], bool]
@@ -29,10 +29,12 @@ class BoundSink:
     Attributes:
         sink: the sink as the job file declares it.
         context: names the job and the sink.
+        shares_table: whether sinks of the same uid of other job roots may write to the table, too.
     """
 
     sink: Sink
     context: SinkContext
+    shares_table: bool = False
 
     @property
     def uid(self) -> str:
@@ -45,8 +47,36 @@ class BoundSink:
         return self.sink.location
 
     def open_table(self) -> SinkTable:
-        """Opens the current version of the table."""
-        return self.sink.open_table(self.context)
+        """Opens the current version of the table. Raises Fenced if another job root has taken it over."""
+        table = self.sink.open_table(self.context)
+        if table.successor is not None:
+            raise Fenced(
+                "another job root has taken over the sink's table from this one",
+                hint="run the job with the job root in by_root. To return to this one, start a new job root from a "
+                "savepoint of it: stateflow run --from-savepoint PATH --tables continue",
+                sink=self.uid,
+                table=self.location,
+                by_root=table.successor.root,
+                by_job=table.successor.application.partition("/")[0],
+            )
+        return table
+
+    def check_unshared(self) -> None:
+        """Raises ConfigError if the sink of the same uid of another job root writes to the table.
+
+        This job root has published nothing there: it would read all input again, and write its rows a second time.
+        """
+        others = self.sink.other_jobs(self.context)
+        if others and not self.shares_table:
+            raise ConfigError(
+                "a sink of the same uid of another job root writes to the table",
+                hint="check the job root, or give the sink its own table or another uid. To continue that job, start "
+                "from a savepoint of it: --from-savepoint PATH --tables continue. To write to the same table as well: "
+                "--tables keep",
+                sink=self.uid,
+                table=self.location,
+                of_jobs=sorted(others),
+            )
 
 
 class Publisher:

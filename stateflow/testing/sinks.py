@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
-from stateflow.api.sink import OtherCommit, Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
+from stateflow.api.sink import (
+    OtherCommit,
+    Sink,
+    SinkContext,
+    SinkRewind,
+    SinkTable,
+    SinkWriter,
+    Successor,
+    TableChanges,
+    Writing,
+)
 from stateflow.clock import SystemClock
 from stateflow.errors import SinkDiverged, StorageError
 from stateflow.state.handles import Committable
@@ -50,9 +60,11 @@ class FolderSink(Sink):
         return versions[0]["id"] if versions else None
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        written = (v for v in _versions_if_any(self.folder) if v.get("paths"))
-        applications = (v["application"].split("/", 1) for v in written)
-        return frozenset(job for job, uid in applications if uid == context.uid) - {context.job_uuid}
+        versions = _versions_if_any(self.folder)
+        ended = {application for version in versions for application in version.get("taken_over", {})}
+        names = (v["application"] for v in versions[1:] if v["application"] not in ended)
+        found = (name.partition("/") for name in names)
+        return frozenset(job for job, _, uid in found if uid == context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
         first = json.dumps({"id": _clock.new_id()}).encode()
@@ -99,6 +111,7 @@ class _Version(TypedDict, total=False):
     token: int
     paths: list[str]
     back_to: int
+    taken_over: dict[str, str]
 
 
 def _owner(context: SinkContext) -> str:
@@ -150,6 +163,8 @@ class _Table:
         self.table_id = str(self._versions[0]["id"])
         self.version = len(self._versions) - 1
         self.token: int | None = max((v["token"] for v in self._versions if self._is_ours(v)), default=0)
+        ended = (v["taken_over"].get(application) for v in self._versions if "taken_over" in v)
+        self.successor = next((Successor.parse(text) for text in ended if text), None)
 
     def missing(self, committables: list[Committable]) -> list[str]:
         return [c.path for c in committables if not self._has(c)]
@@ -171,7 +186,8 @@ class _Table:
 
     def changes_since(self, version: int) -> TableChanges:
         later = [(n, v) for n, v in enumerate(self._versions) if n > version]
-        others = (self._other(n, v, v.get("paths", [])) for n, v in later if not self._is_ours(v))
+        changed = ((n, v) for n, v in later if v.get("paths") or "back_to" in v)
+        others = (self._other(n, v, v.get("paths", [])) for n, v in changed if not self._is_ours(v))
         return TableChanges(str(self._folder), any(self._is_ours(v) for _, v in later), tuple(others))
 
     def _other(self, number: int, version: _Version, paths: Iterable[str]) -> OtherCommit:
@@ -186,6 +202,9 @@ class _Table:
             return self._append(token, {"paths": []})
         self._check_files(to_version)
         return self._append(token, {"paths": [], "back_to": to_version})
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        return self._append(token, {"paths": [], "taken_over": dict.fromkeys(former, by.text)})
 
     def _is_ours(self, version: _Version) -> bool:
         return version.get("application") == self._application

@@ -14,7 +14,7 @@ from stateflow.checkpoint.savepoints.retention import SavepointRule
 from stateflow.operations import prune_savepoints
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.approvals.approval import JobApprovalOperator
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck, JobApprovalOperator
 from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
     StateflowStopApprovalOperator,
@@ -129,6 +129,24 @@ def test_an_approval_of_a_stop_is_void_after_another_run_has_started(
     run.clear()
     with fails(PermanentFailure, "not-approved"):
         stop(idle_job, again, run)
+
+
+def test_a_run_that_begins_after_the_check_of_an_approval_does_not_end_by_it(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yes = answered(asks_to_stop(idle_job), task())
+    decision = ApprovalCheck.decision
+
+    def slow_decision(*arguments: Any) -> tuple[str, str]:
+        decided = decision(*arguments)
+        idle_job.deliver(70)
+        idle_job.finish()
+        return decided
+
+    monkeypatch.setattr(ApprovalCheck, "decision", slow_decision)
+    with fails(PermanentFailure, "plan-outdated"):
+        stop(idle_job, yes)
+    assert root_files.savepoints(idle_job.root) == {}
 
 
 def test_the_approval_of_a_stop_does_not_approve_that_of_another_job(idle_job: AccountsJob, tmp_path: Any) -> None:

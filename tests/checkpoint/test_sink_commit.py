@@ -52,6 +52,9 @@ class MemoryTable:
     def open_table(self) -> MemoryTable:
         return self
 
+    def check_unshared(self) -> None:
+        """No other job writes to it."""
+
     def missing(self, committables: list[Committable]) -> list[str]:
         return [c.path for c in committables] if self.gone else []
 

@@ -11,7 +11,8 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.connectors import DeltaSink
 from stateflow.errors import Fenced, MissingFile, SinkDiverged
-from tests.support.delta_tables import BoundSink, Job, Process, commit_elsewhere, ids, pairs
+from stateflow.runtime.publisher import BoundSink
+from tests.support.delta_tables import Job, Process, commit_elsewhere, ids, pairs
 from tests.support.errors import raises
 
 _FENCED = Fenced.exit_code

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -150,6 +152,98 @@ def test_a_run_from_a_savepoint_can_keep_tables_as_they_are(roots: NewRoot) -> N
     roots.run_to(120, "--tables", "keep", own_tables=False)
     rows = expected(roots.new.delivered).movements
     assert multiset(roots.old.rows("movements")) == multiset(rows) + multiset(rows[50:80])
+
+
+TAKE_OVER = ["begin.adopted", "claim.after", "rewind.table:1", "rewind.table:2", "rewind.tables", "rewind.done"]
+
+
+def _rows(job: AccountsJob) -> Counter[str]:
+    return multiset(job.rows("movements")) + multiset(job.rows("totals"))
+
+
+def _check_fenced(ended: Ended, by: AccountsJob) -> None:
+    ended.check_error(3, "fenced", by_root=by.root.as_uri(), by_job=by.job_uuid)
+
+
+def test_a_root_whose_tables_were_taken_over_publishes_nothing(roots: NewRoot) -> None:
+    """Nor does it restore them; a driver that sleeps before its publication finds them taken over."""
+    roots.old.deliver(80)
+    asleep = roots.old.start("publish.before:1:stop").wait_stopped()
+    roots.run_to(120, *CONTINUE, own_tables=False)
+    _check_fenced(asleep.resume().wait(), roots.new)
+    _check_fenced(roots.old.run(), roots.new)
+    _check_fenced(roots.old.command("restore", roots.old.job_file, "--plan", "latest", with_job=True), roots.new)
+    roots.new.check_results()
+    roots.run_to(140, own_tables=False)
+    roots.new.check_results()
+
+
+@pytest.mark.parametrize("name", mostly_slow(TAKE_OVER, ["begin.adopted", "rewind.table:2"]))
+def test_of_two_roots_one_publishes_after_the_savepoint(roots: NewRoot, name: str) -> None:
+    """The new one is killed as it takes over, and the old one runs before the new one starts again."""
+    roots.new.deliver(120)
+    assert roots.run(*CONTINUE, own_tables=False, failpoint=name).code == KILLED
+    is_taken_over = name in TAKE_OVER[3:]
+    old = roots.old.run()
+    if is_taken_over:
+        _check_fenced(old, roots.new)
+    new = roots.run(*CONTINUE, own_tables=False)
+    if not is_taken_over:
+        old.check()
+        new.check_error(4, "sink-diverged", by_job=roots.old.job_uuid)
+    (roots.new if is_taken_over else roots.old).check_results()
+
+
+def _next_root(job: AccountsJob, folder: Path, tables: Path) -> NewRoot:
+    """The root that begins with a savepoint of a job, with the same tables."""
+    made = job.create_savepoint("mine", "--into", str(folder / "kept"))
+    following = NewRoot(job, folder, Path(unquote(made["path"].removeprefix("file://"))))
+    following.tables = tables
+    return following
+
+
+def test_a_job_moves_from_root_to_root_with_tables_that_got_no_row_in_between(roots: NewRoot, tmp_path: Path) -> None:
+    """No root but the newest one publishes; a savepoint of each knows whose rows the tables hold."""
+    tables = roots.old.folder / "tables"
+    line = [roots.old]
+    for number in range(3):
+        move = _next_root(line[-1], tmp_path / str(number), tables) if number else roots
+        if number == 2:
+            move.new.deliver(90)
+        move.run(*CONTINUE, own_tables=False).check()
+        line.append(move.new)
+    document, _ = root_files.unsealed((move.savepoint / "_savepoint").read_bytes())
+    assert sorted(document["sinks"]) == ["movements", "totals"]
+    move.new.check_results()
+    move.new.deliver(120)
+    for former in line[:-1]:
+        following = line[line.index(former) + 1]
+        _check_fenced(former.run(), following)
+    # A root that begins with an older savepoint takes over from the whole line, if a user wants that.
+    last = NewRoot(roots.old, tmp_path / "last", roots.savepoint)
+    refused = last.run(*CONTINUE, own_tables=False)
+    refused.check_error(4, "sink-diverged")
+    assert line[-1].job_uuid in refused.err
+    last.run("--tables", "keep", own_tables=False).check()
+    _check_fenced(line[-1].run(), last.new)
+
+
+def test_a_new_root_without_a_savepoint_writes_to_another_one_s_tables_only_with_an_option(
+    job: AccountsJob, tmp_path: Path
+) -> None:
+    job.run_to(50)
+    fresh = AccountsJob(job.folder, {"local_dir": tmp_path / "local"}, root_folder=tmp_path / "fresh")
+    refused = fresh.run()
+    refused.check_error(2, "config", sink="movements")
+    assert job.job_uuid in refused.err and "--tables keep" in refused.err and not (fresh.root / "FORMAT").exists()
+    planned = fresh.command("plan", fresh.job_file, "--json", with_job=True)
+    assert planned.code == 20 and "another job root" in planned.out
+    keep = ("run", fresh.job_file, "--tables", "keep")
+    fresh.command(*keep, with_job=True).check()
+    assert multiset(job.rows("movements")) == multiset(expected(job.delivered).movements * 2)
+    # From now on the tables are its own, too; and both jobs write to them.
+    for each in (fresh, job):
+        each.run_to(60)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

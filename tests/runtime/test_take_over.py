@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.requests.mailbox import open_requests, post, read_answer
 from stateflow.clock import ManualClock
+from stateflow.errors import PlanOutdated
+from stateflow.operations import SavepointRequest, create_savepoint, stop
 from stateflow.runtime.driver.take_over import end_active_run
 from stateflow.storage import open_storage
 from tests.support.job_fixture import KILLED, AccountsJob
@@ -92,6 +95,37 @@ def test_a_run_that_does_not_end_in_time_is_left_to_the_claim(job: AccountsJob) 
     assert clock.monotonic() >= 3 and not open_requests(root.storage)
 
 
+@pytest.mark.parametrize("is_active", [False, True])
+def test_a_stop_of_one_run_ends_no_run_that_has_begun_since(job: AccountsJob, is_active: bool) -> None:
+    """It was requested while that run was active, or had ended; a run that begins at any time after that goes on."""
+    ended = job.finish(run__until="input-ends").result
+    earlier = ended["generation"]
+    if is_active:
+        job.deliver(40)
+        running = job.start()
+        _wait_for_rows(job, running, 40)
+        earlier = _open(job).head().entry.generation
+        running.kill()
+        running.wait()
+    job.deliver(50)
+    newer = job.start()
+    _wait_for_rows(job, newer, 50)
+    for with_savepoint in (True, False):
+        request = SavepointRequest(name="mine", generation=earlier)
+        with pytest.raises(PlanOutdated):
+            stop(job.job_root, request, savepoint=with_savepoint)
+    with pytest.raises(PlanOutdated):
+        create_savepoint(job.job_root, SavepointRequest(name="mine", generation=earlier))
+    # Nor by a request that was posted before it began.
+    root = _open(job)
+    post(root.storage, replace(_stop_of(earlier), takes_over=False))
+    wait_for(lambda: not open_requests(root.storage), lambda: "an answer")
+    assert newer.poll() is None and job.savepoints == {}
+    stop(job.job_root, SavepointRequest(generation=root.head().entry.generation), savepoint=False)
+    assert newer.wait().check().result["stopped_because"] == "stopped"
+    job.check_results()
+
+
 def _open(job: AccountsJob) -> JobRoot:
     return JobRoot.open(open_storage(job.job_root), ManualClock(), "two:2")
 
@@ -99,5 +133,12 @@ def _open(job: AccountsJob) -> JobRoot:
 def _stop_of(generation: int) -> Request:
     at = ManualClock().now().isoformat()
     return Request(
-        id="a" * 32, kind=RequestKind.STOP, savepoint="", origin=Origin.STOP, by="x", at=at, generation=generation
+        id="a" * 32,
+        kind=RequestKind.STOP,
+        savepoint="",
+        origin=Origin.STOP,
+        by="x",
+        at=at,
+        generation=generation,
+        takes_over=True,
     )

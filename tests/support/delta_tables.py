@@ -28,9 +28,10 @@ from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, pending_of
-from stateflow.checkpoint.sink_commit import SinkOutput, TableHandle, publish
+from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta.sink import DeltaSink
+from stateflow.runtime.publisher import BoundSink
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage import open_storage
@@ -147,19 +148,6 @@ def commit_elsewhere(table: Path | str, rows: list[Pair], application: str = "",
         opened.schema(),
         commit_properties=CommitProperties(app_transactions=[Transaction(application, token)] if application else None),
     )
-
-
-class BoundSink:
-    """A sink and its context, as publishing needs them."""
-
-    def __init__(self, sink: DeltaSink, about: SinkContext) -> None:
-        self.uid = about.uid
-        self.location = sink.location
-        self._sink = sink
-        self._about = about
-
-    def open_table(self) -> TableHandle:
-        return self._sink.open_table(self._about)
 
 
 class Job:

@@ -71,9 +71,10 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         job_root: location of the job's checkpoints: a URI, or an absolute path. Templated.
         from_savepoint: path or URI of a savepoint from which a new job root starts. Retries and later runs continue
             from the job's newest checkpoint, so the argument may stay. Templated; empty for none.
-        tables: with `from_savepoint`, how to treat tables that the savepoint's job has written: ``refuse``;
-            ``continue``, to append to them if nothing was published after the savepoint; ``keep``, to append to them in
-            any case. Templated.
+        tables: how to treat tables that the same sink of another job root has written: ``refuse``; with
+            `from_savepoint`, ``continue``, to take them over from the savepoint's job if nothing was published after
+            the savepoint; ``keep``, to take them over in any case, or without `from_savepoint`, to write to tables that
+            another job writes to. Templated.
         from_other_job: with `from_savepoint`, whether the savepoint may be of a job with another name.
         drop: with `from_savepoint`, uids of operators that are not in the job, whose state is dropped; a list, or a
             comma-separated text. Templated.
@@ -183,8 +184,10 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         _check_paths(self.job, self.job_root, self.from_savepoint)
         self._check_failpoint()
         arguments = ["run", self.job, "--job-root", self.job_root]
+        if self.from_savepoint or self.tables != "refuse":
+            arguments += ["--tables", self.tables]
         if self.from_savepoint:
-            arguments += ["--from-savepoint", self.from_savepoint, "--tables", self.tables]
+            arguments += ["--from-savepoint", self.from_savepoint]
             arguments += ["--from-other-job"] if self.from_other_job else []
             arguments += [f"--drop={uid}" for uid in sorted(to_names(self.drop))]
             arguments += [f"--map={text}" for text in to_words(self.maps)]

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 require_supported()
 
 _BEGUN = "stateflow_stop"
-"""Key of Airflow's store of the task for the stop that a try has begun: the task's number of tries, and the digest."""
+"""Key of Airflow's store of the task for the stop that a try has begun: the task's number of tries, the digest of the
+approval, and the run that was approved."""
 _ORIGINS = ("manual", "periodic", "upgrade", "stop")
 
 
@@ -221,6 +222,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         self.run_dag = run_dag
         self.drain = drain
         self.spark = spark
+        self._generation = 0
         self.conf = dict(spark.conf) if spark else {}
         self.env_vars = dict(spark.env_vars) if spark else {}
 
@@ -234,15 +236,18 @@ class StateflowStopOperator(StateflowSavepointOperator):
         """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
         with self.library():
             drain = to_bool("drain", self.drain)
-            digest = stop_question(self.job_root, self.name, self.origin, self.reason, drain).digest
-        approved = Answer.of(self.approval).plan
-        # A try that was killed may have run the job to drain it, and so have changed its newest run.
-        store, begun = context.get("task_state_store"), f"{context['ti'].max_tries}:{approved}"
-        if store is not None and store.get(_BEGUN) == begun:
-            digest = approved
+            question, generation = stop_question(self.job_root, self.name, self.origin, self.reason, drain)
+        digest, approved = question.digest, Answer.of(self.approval).plan
+        store, begun = context.get("task_state_store"), f"{context['ti'].max_tries}:{approved}:"
+        earlier = str(store.get(_BEGUN) or "") if store is not None else ""
+        if earlier.startswith(begun):
+            # A try that was killed may have run the job to drain it, and so have changed its newest run.
+            digest, generation = approved, 0 if drain else int(earlier.removeprefix(begun))
         decided = ApprovalCheck(self.approval, self.self_approval).decision(digest, context, self.reason)
+        # The request names the run that was approved: one that begins from here on does not end by it.
+        self._generation = generation
         if store is not None:
-            store.set(_BEGUN, begun)
+            store.set(_BEGUN, f"{begun}{generation}")
         return decided
 
     def _request_id(self, context: Context) -> str:
@@ -259,7 +264,9 @@ class StateflowStopOperator(StateflowSavepointOperator):
         by, reason = self._decided
         drain = to_bool("drain", self.drain)
         asked = super()._savepoint_request(context)
-        return replace(asked, by=by, reason=reason, earlier_request_ids=earlier, drain=drain)
+        return replace(
+            asked, by=by, reason=reason, earlier_request_ids=earlier, drain=drain, generation=self._generation
+        )
 
     def _make(self, request: SavepointRequest) -> SavepointReport:
         from stateflow.operations import stop

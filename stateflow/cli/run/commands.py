@@ -66,8 +66,9 @@ _SEPARATOR = "--"
     type=click.Choice([t.value for t in ExistingTables]),
     default=ExistingTables.REFUSE.value,
     show_default=True,
-    help="With --from-savepoint: how to treat tables that the savepoint's job has written. continue appends to them "
-    "if nothing was published after the savepoint; keep appends in any case.",
+    help="How to treat tables that the same sink of another job root has written. With --from-savepoint, continue "
+    "takes the tables over from the savepoint's job if nothing was published after the savepoint, and keep in any "
+    "case: that job can publish nothing from then on. Without it, keep writes to tables that another job writes to.",
 )
 @click.option("--from-other-job", is_flag=True, help="With --from-savepoint: accept a job with another name.")
 @click.option(
@@ -130,9 +131,9 @@ def run(
         options = InitialSavepoint(
             from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes, claim
         )
-        initial = _initial_savepoint(options)
+        initial, shares_tables = _initial_savepoint(options), options.tables is ExistingTables.KEEP
         callbacks = progress.step, progress.started, progress.batch
-        result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial))
+        result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial, shares_tables))
     except (Exception, KeyboardInterrupt) as e:
         error = as_stateflow_error(e)
         progress.failed(error)
@@ -168,11 +169,11 @@ def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
     """Returns the savepoint to start from; None without one. Raises ConfigError for options without a savepoint."""
     if given.savepoint:
         return given
-    if given != InitialSavepoint(""):
+    if given not in (InitialSavepoint(""), InitialSavepoint("", ExistingTables.KEEP)):
         raise ConfigError(
             "options of a savepoint need --from-savepoint",
-            hint="pass it, or omit --tables, --from-other-job, --drop, --map, --source and --claim-mode; to change the "
-            "graph of an existing job, plan a restore: stateflow restore JOB.py --plan latest",
+            hint="pass it, or omit --tables continue, --from-other-job, --drop, --map, --source and --claim-mode; to "
+            "change the graph of an existing job, plan a restore: stateflow restore JOB.py --plan latest",
         )
     return None
 

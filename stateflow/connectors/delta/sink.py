@@ -35,14 +35,16 @@ from stateflow.connectors.delta.data_files import (
 )
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
 from stateflow.connectors.delta.log.table_log import (
+    TAKEN_OVER,
     DeltaHead,
     append_after,
     append_entry,
     create_overdue_checkpoint,
     read_head,
+    read_transactions,
     unreferenced_files,
 )
-from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
+from stateflow.connectors.delta.maintenance.own_table import OwnTable
 from stateflow.connectors.delta.partitions.columns import check_columns
 from stateflow.connectors.delta.partitions.writer import PartitionedWriter
 from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
@@ -182,8 +184,11 @@ class DeltaSink(Sink):
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        files = list_own_files(self._root, len(self._partition_by))
-        return frozenset(name.job_uuid for name in files if name.uid == context.uid) - {context.job_uuid, COMPACTED}
+        if self._head(context) is None:
+            return frozenset()
+        found = read_transactions(self._root)
+        names = (name.partition("/") for name, token in found.items() if token and f"{name}{TAKEN_OVER}" not in found)
+        return frozenset(job for job, _, uid in names if uid == context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
         self.check(context)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, TableChanges
+from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.data_files import FileName, disk_error
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after, entry_path, is_current
+from stateflow.connectors.delta.log.table_log import (
+    TAKEN_OVER,
+    Action,
+    DeltaHead,
+    append_after,
+    entry_path,
+    is_current,
+    read_transactions,
+    taken_over_by,
+)
 from stateflow.connectors.delta.partitions.values import logged_path, values_of
 from stateflow.connectors.delta.rewind.rewinder import FileChange, Rewinder, remove_action
 from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
@@ -34,6 +44,7 @@ class DeltaSinkTable(SinkTable):
         self.table_id = head.metadata.id
         self.version = head.version
         self.token: int = head.token
+        self.successor = successor_of(read_transactions(root), context.application) if head.is_taken_over else None
         self._root = root
         self._context = context
         self._head = head
@@ -66,6 +77,11 @@ class DeltaSinkTable(SinkTable):
             return None
         change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
         return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        # The handle's version had the tokens of the former applications that the caller has read, or is not the newest.
+        names = [name + end for name in former for end in (TAKEN_OVER, taken_over_by(by))]
+        return append_after(self._root, self._head, self._rewind_actions(None, token, FileChange((), ()), names))
 
     @property
     def _is_stale(self) -> bool:
@@ -114,7 +130,9 @@ class DeltaSinkTable(SinkTable):
         added = [{"add": add_action(c, now)} for c in committables]
         return [{"commitInfo": info}, self._transaction(token, now), *added]
 
-    def _rewind_actions(self, to_version: int | None, token: int, change: FileChange) -> list[Action]:
+    def _rewind_actions(
+        self, to_version: int | None, token: int, change: FileChange, taken_over: Iterable[str] = ()
+    ) -> list[Action]:
         now = now_ms()
         parameters = {"queryId": self._context.application, "epochId": str(token)}
         result = "kept" if to_version is None else f"back to version {to_version}"
@@ -133,7 +151,8 @@ class DeltaSinkTable(SinkTable):
             "userMetadata": f"rewind of {self._context.application}: {result}, token {token}",
             "engineInfo": ENGINE,
         }
-        return [{"commitInfo": info}, self._transaction(token, now), *change.actions(now)]
+        ends = [{"txn": {"appId": name, "version": token, "lastUpdated": now}} for name in taken_over]
+        return [{"commitInfo": info}, self._transaction(token, now), *ends, *change.actions(now)]
 
     def _transaction(self, token: int, now: int) -> Action:
         return {"txn": {"appId": self._context.application, "version": token, "lastUpdated": now}}
@@ -200,6 +219,13 @@ class UpsertTable(DeltaSinkTable):
         removed = [{"remove": remove_action(file, now)} for file in rewrite.removed]
         added = [{"add": add_action(file, now)} for file in rewrite.added]
         return [{"commitInfo": info}, self._transaction(token, now), *removed, *added]
+
+
+def successor_of(transactions: Mapping[str, int], application: str) -> Successor | None:
+    """Returns the sink that has taken over a table from an application, by the transactions in the table's log."""
+    start = f"{application}{TAKEN_OVER}-by "
+    found = [name.removeprefix(start) for name in transactions if name.startswith(start)]
+    return Successor.parse(found[0]) if found else None
 
 
 def add_action(file: Committable, now: int) -> Action:

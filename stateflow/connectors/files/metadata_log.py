@@ -41,6 +41,8 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     partition_by: list[str] = []
     tokens: dict[str, int] = {}
     """The last published checkpoint of each application."""
+    taken_over: dict[str, str] = {}
+    """The successor of each application that must not write any more."""
     application: str = ""
     """The application that made the version; empty for a version that changes nothing."""
     back_to: int | None = None

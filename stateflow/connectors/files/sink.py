@@ -94,8 +94,10 @@ class FileSink(Sink):
         return None
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        files = list_files(self._root, self.format, len(self._partition_by))
-        return frozenset(name.job_uuid for name in files if name.uid == context.uid) - {context.job_uuid}
+        head = self._head()
+        tokens, ended = (head.marker.tokens, head.marker.taken_over) if head else ({}, {})
+        names = (name.partition("/") for name, token in tokens.items() if token and name not in ended)
+        return frozenset(job for job, _, uid in names if uid == context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
         table_id = self.check(context)

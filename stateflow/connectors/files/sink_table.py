@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from stateflow.api.sink import OtherCommit, SinkContext, SinkRewind, TableChanges
+from stateflow.api.sink import OtherCommit, SinkContext, SinkRewind, Successor, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta.data_files import disk_error
 from stateflow.connectors.files.data_writer import parse_path
@@ -49,6 +49,8 @@ class FileSinkTable:
         self.table_id = head.marker.table_id
         self.version = head.version
         self.token: int | None = head.marker.tokens.get(context.application, 0)
+        successor = head.marker.taken_over.get(context.application)
+        self.successor = Successor.parse(successor) if successor else None
         self._root = root
         self._application = context.application
         self._marker = head.marker
@@ -94,7 +96,7 @@ class FileSinkTable:
             others.insert(0, OtherCommit(version + 1, frozenset(), text))
         published = any(self._is_ours(e) for e in entries.values())
         return TableChanges(
-            str(self._root), published, tuple(o for o in others if o.files or o.operation or not o.rows)
+            str(self._root), published, tuple(o for o in others if o.files or o.operation or o.rows is None)
         )
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
@@ -116,6 +118,12 @@ class FileSinkTable:
             version += 1
         marker = msgspec.structs.replace(self._next_marker(token), back_to=to_version)
         return version if append(self._root, version, marker, list(then.values()), now_ms()) else None
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        """As `SinkTable.take_over`."""
+        marker = self._next_marker(token)
+        taken_over = {**marker.taken_over, **dict.fromkeys(former, by.text)}
+        return self._append(self.version + 1, msgspec.structs.replace(marker, taken_over=taken_over), [])
 
     def _append(self, version: int, marker: Marker, lines: Sequence[LoggedFile]) -> int | None:
         if not is_compact(version):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
+from stateflow.api.sink import SinkContext, SinkRewind, Successor, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.iceberg.column_types import file_schema
 from stateflow.connectors.iceberg.commits import Change, Commit, head_of
@@ -16,7 +16,7 @@ from stateflow.connectors.iceberg.connection import Connection
 from stateflow.connectors.iceberg.data_files import DataFiles
 from stateflow.connectors.iceberg.history import History, version_of
 from stateflow.connectors.iceberg.preparation import add_columns
-from stateflow.connectors.iceberg.tokens import SnapshotToken, current_token
+from stateflow.connectors.iceberg.tokens import SnapshotToken, current_token, successor_of
 from stateflow.connectors.staged_output import StagedTable, as_declared
 from stateflow.errors import InternalError
 from stateflow.state.handles import Committable
@@ -43,6 +43,7 @@ class IcebergTable(StagedTable):
         self.table_id = str(table.metadata.table_uuid)
         self.version = version_of(head) if head else 0
         self.token = self._last_token = current_token(table.metadata, context.application)
+        self.successor = successor_of(table.metadata, context.application)
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         # Before data files are written that no snapshot would have.
@@ -86,8 +87,23 @@ class IcebergTable(StagedTable):
             commit = self._commit(token, base=base)
         return commit.make()
 
-    def _commit(self, token: int, files: Sequence[DataFile] = (), base: int | None = None) -> Commit:
-        summary = SnapshotToken(self.context.application, token, self._last_token, head_of(self._table.metadata))
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        if self._is_stale():
+            return None
+        with self._connection.errors():
+            # A snapshot without rows: the former applications' commits require the one before it.
+            commit = self._commit(token, taken_over=tuple((name, by.text) for name in former))
+        return commit.make()
+
+    def _commit(
+        self,
+        token: int,
+        files: Sequence[DataFile] = (),
+        base: int | None = None,
+        taken_over: tuple[tuple[str, str], ...] = (),
+    ) -> Commit:
+        head = head_of(self._table.metadata)
+        summary = SnapshotToken(self.context.application, token, self._last_token, head, taken_over)
         return Commit(self._connection, self._table, Change(summary, files, base))
 
     def _is_stale(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from stateflow.api.sink import Successor
 from stateflow.errors import DataError
 
 APPLICATION = "stateflow.application"
@@ -20,6 +21,8 @@ _TOKEN = "stateflow.token"
 _PREVIOUS_TOKEN = "stateflow.previous-token"
 _PREVIOUS_SNAPSHOT = "stateflow.previous-snapshot-id"
 _PROPERTY = "stateflow.token."
+_TAKEN_OVER = "stateflow.taken-over."
+"""Begins the name of the property that has the successor of an application."""
 _NONE = "none"
 _LONGEST = 19
 
@@ -33,12 +36,15 @@ class SnapshotToken:
         token: the last published checkpoint.
         previous: the token before this snapshot.
         previous_snapshot: id of the snapshot that the table had before; None if it had none.
+        taken_over: pairs of an application that must not write any more, and its successor. In properties only, which
+            neither expire nor are rolled back.
     """
 
     application: str
     token: int
     previous: int
     previous_snapshot: int | None
+    taken_over: tuple[tuple[str, str], ...] = ()
 
     def summary(self) -> dict[str, str]:
         """Returns the entries of the snapshot's summary."""
@@ -51,8 +57,8 @@ class SnapshotToken:
         }
 
     def properties(self) -> dict[str, str]:
-        """Returns the property of the table."""
-        return {_PROPERTY + self.application: str(self.token)}
+        """Returns the properties of the table."""
+        return {_PROPERTY + self.application: str(self.token), **{_TAKEN_OVER + a: s for a, s in self.taken_over}}
 
 
 def token_of(snapshot: Snapshot) -> SnapshotToken | None:
@@ -90,10 +96,17 @@ def current_token(metadata: TableMetadata, application: str) -> int:
     return _number(metadata.properties, name) if name in metadata.properties else 0
 
 
+def successor_of(metadata: TableMetadata, application: str) -> Successor | None:
+    """Returns the sink that has taken over the table from an application; None if none has."""
+    text = metadata.properties.get(_TAKEN_OVER + application)
+    return Successor.parse(text) if text else None
+
+
 def other_jobs(metadata: TableMetadata, uid: str) -> frozenset[str]:
-    """Returns the ids of jobs whose sink of that uid has published."""
-    names = (name.removeprefix(_PROPERTY) for name, value in metadata.properties.items() if value != "0")
-    found = (name.partition("/") for name in names if "/" in name)
+    """Returns the ids of jobs whose sink of that uid has published, and still may."""
+    tokens = {n.removeprefix(_PROPERTY): v for n, v in metadata.properties.items() if n.startswith(_PROPERTY)}
+    active = (n for n, value in tokens.items() if value != "0" and _TAKEN_OVER + n not in metadata.properties)
+    found = (name.partition("/") for name in active)
     return frozenset(job for job, _, other in found if other == uid)
 
 

@@ -19,6 +19,8 @@ from stateflow.connectors.upserts import UpsertSettings
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused
 
 _SUFFIX = "_shadow"
+_GROUP = "stateflow-"
+"""Begins the name of the group with the token of an application."""
 _OWN_OPTIONS = {
     "bootstrap.servers",
     "transactional.id",
@@ -139,11 +141,18 @@ class KafkaSink(StagedSink):
             )
         return topic_id
 
+    def other_jobs(self, context: SinkContext) -> frozenset[str]:
+        names = (g.removeprefix(_GROUP) for g in self._connection.groups() if g.startswith(_GROUP))
+        found = (name.partition("/") for name in names)
+        jobs = {job for job, _, uid in found if uid == context.uid} - {context.job_uuid}
+        # One application after the other: few jobs have a sink of one uid.
+        return frozenset(job for job in jobs if self._transactions_of(f"{job}/{context.uid}").is_writing())
+
     def prepare(self, context: SinkContext) -> str:
         table_id = self.check(context)
         assert table_id is not None
         # Shows before the first batch whether transactions are allowed.
-        self._transactions_of(context).start()
+        self._transactions_of(context.application).start()
         return table_id
 
     def open_table(self, context: SinkContext) -> SinkTable:
@@ -154,7 +163,7 @@ class KafkaSink(StagedSink):
                 "the topic of a sink no longer exists", hint="restore it, or give the sink a new uid", sink=context.uid
             ) from e
         settings = self._settings
-        return KafkaTable(context, table_id, (settings.layout, settings.cancels), self._transactions_of(context))
+        return KafkaTable(context, table_id, (settings.layout, settings.cancels), self._transactions_of)
 
     def shadow(self) -> KafkaSink:
         layout = self._settings.layout
@@ -166,16 +175,16 @@ class KafkaSink(StagedSink):
         self._settings = settings
         return self
 
-    def _transactions_of(self, context: SinkContext) -> Transactions:
-        found = self._transactions.get(context.application)
+    def _transactions_of(self, application: str) -> Transactions:
+        found = self._transactions.get(application)
         if found is None:
             _, limits = self._topic()
             largest = int(limits["max.message.bytes"])
             sizes = {"message.max.bytes": largest, "batch.size": min(_LARGEST_BATCH, largest)}
             options: dict[str, str | int] = {**self._settings.options, **sizes}
-            name = f"stateflow-{context.application}"
+            name = f"{_GROUP}{application}"
             found = Transactions(self._connection, name, self._settings.layout.topic, options)
-            self._transactions[context.application] = found
+            self._transactions[application] = found
         return found
 
     @cached_property

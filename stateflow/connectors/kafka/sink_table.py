@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from datetime import timedelta
 
 import pyarrow as pa
 
-from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
+from stateflow.api.sink import SinkContext, SinkRewind, Successor, TableChanges
 from stateflow.connectors.kafka.records import Record, RecordLayout
 from stateflow.connectors.kafka.transactions import Transactions
 from stateflow.connectors.staged_output import StagedTable, as_declared
@@ -31,7 +31,7 @@ class KafkaTable(StagedTable):
         context: the sink.
         table_id: id of the topic.
         output: how rows become records; and how rows of a checkpoint cancel, or None if they do not.
-        transactions: those of the application.
+        transactions: returns those of an application.
     """
 
     def __init__(
@@ -39,14 +39,17 @@ class KafkaTable(StagedTable):
         context: SinkContext,
         table_id: str,
         output: tuple[RecordLayout, UpsertSettings | None],
-        transactions: Transactions,
+        transactions: Callable[[str], Transactions],
     ) -> None:
         super().__init__(context)
         self.table_id = table_id
-        self.token = transactions.read_token()
+        self._transactions_of = transactions
+        self._transactions = transactions(context.application)
+        self.token = self._transactions.read_token()
+        successor = self._transactions.successor
+        self.successor = Successor.parse(successor) if successor else None
         self.version = self.token or 0
         self._layout, self._cancels = output
-        self._transactions = transactions
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         if self.token is None:
@@ -88,6 +91,17 @@ class KafkaTable(StagedTable):
                 published=self.version,
             )
         return token if self._transactions.commit(self.token, token, ()) else None
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        # Transactions of the former applications: the start of their producers fences those of their drivers.
+        for application, published in former.items():
+            transactions = self._transactions_of(application)
+            seen = transactions.read_token()
+            if (seen or 0) != published:
+                return None
+            if transactions.successor != by.text and not transactions.commit(seen, published, successor=by.text):
+                return None
+        return self.rewind(None, token)
 
     def _records(self, committables: list[Committable]) -> Generator[Record, None, None]:
         batches = self.staged_rows(committables)

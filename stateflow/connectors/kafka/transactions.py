@@ -16,6 +16,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stateflow import failpoints
 from stateflow.clock import SystemClock
 from stateflow.connectors.kafka.client import KEEP_BROKERS, NotAnswered, within_timeout
@@ -36,7 +38,7 @@ _COMMIT_TRIES = 4
 _UNSTABLE_SECONDS = 3.0
 """How long a token is waited for whose transaction is being committed, before that transaction is fenced."""
 _POLL_ROWS = 1024
-_METADATA = '{"stateflow":1}'
+_NO_SUCCESSOR = ""
 _DEFAULTS: Mapping[str, str | int] = {
     "acks": "all",
     "linger.ms": 20,
@@ -130,6 +132,14 @@ class Connection:
             found = settings.result()
         return f"{topic} {topic_id}", {name: str(found[name].value) for name in _TOPIC_SETTINGS}
 
+    def groups(self) -> list[str]:
+        """Returns the names of the consumer groups. Raises StorageError or SinkRefused."""
+        with self.translated_errors():
+            found = self.admin.list_consumer_groups(request_timeout=TIMEOUT_SECONDS).result()
+        if found.errors:
+            raise self.error(found.errors[0].args[0])
+        return [group.group_id for group in found.valid]
+
     @cached_property
     def admin(self) -> AdminClient:
         """The client for questions; one for each connection, because its threads outlive a question."""
@@ -171,6 +181,13 @@ _TRY_AGAIN = {
 _TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 
 
+class _Metadata(msgspec.Struct, frozen=True):
+    """Stored with the offset that is the token."""
+
+    stateflow: int = 1
+    successor: str = _NO_SUCCESSOR
+
+
 class _FencedByAnother(Exception):
     """Another process started a producer of the same transactional id."""
 
@@ -183,6 +200,9 @@ class Transactions:
         name: consumer group and ``transactional.id``.
         topic: the topic whose partition 0 the token is an offset of.
         options: further options of the producer.
+
+    Attributes:
+        successor: the application that has taken over, as of the token that was read last; empty for none.
     """
 
     def __init__(self, connection: Connection, name: str, topic: str, options: Mapping[str, str | int]) -> None:
@@ -194,18 +214,25 @@ class Transactions:
         self._producer: Producer | None = None
         self._token: int | None = None
         """The token, as long as the producer is not fenced."""
+        self.successor = _NO_SUCCESSOR
 
     def read_token(self) -> int | None:
         """Returns the token; None if the group has none. Raises StorageError or SinkRefused.
 
         A transaction that stays open for a few seconds belongs to a process that was killed, and is fenced.
         """
-        is_stable, token = self._read(_UNSTABLE_SECONDS)
+        is_stable, token, successor = self._read(_UNSTABLE_SECONDS)
         if is_stable:
+            self.successor = successor
             return token
         with self._lock:
             self._start_producer()
             return self._token
+
+    def is_writing(self) -> bool:
+        """Returns whether the application has published, or is publishing, and has no successor; fences nobody."""
+        is_stable, token, successor = self._read(_UNSTABLE_SECONDS)
+        return (bool(token) or not is_stable) and not successor
 
     def start(self) -> None:
         """Fences all earlier producers. Raises StorageError or SinkRefused."""
@@ -213,13 +240,16 @@ class Transactions:
             if self._producer is None:
                 self._start_producer()
 
-    def commit(self, seen: int | None, token: int, records: Iterable[Record]) -> bool:
+    def commit(
+        self, seen: int | None, token: int, records: Iterable[Record] = (), successor: str = _NO_SUCCESSOR
+    ) -> bool:
         """Writes records and the token in one transaction.
 
         Args:
             seen: the token that the caller has read.
             token: the new token.
             records: the records.
+            successor: the application that takes over; this one can commit nothing after that.
 
         Returns:
             False if the token has changed since it was read, or if it is not known whether the transaction was
@@ -233,22 +263,22 @@ class Transactions:
             if self._producer is None:
                 self._start_producer()
             assert self._producer is not None
-            if self._token != seen:
+            if self._token != seen or self.successor not in (_NO_SUCCESSOR, successor):
                 return False
             try:
-                is_committed = self._transaction(self._producer, token, records)
+                is_committed = self._transaction(self._producer, token, records, successor)
             except _FencedByAnother:
                 is_committed = False
             except NotAnswered:
                 log.warning("Kafka's client did not return from a call; its producer is replaced: sink=%s", self._name)
                 is_committed = False
             if is_committed:
-                self._token = token
+                self._token, self.successor = token, successor
             else:
                 self._producer = None
             return is_committed
 
-    def _transaction(self, producer: Producer, token: int, records: Iterable[Record]) -> bool:
+    def _transaction(self, producer: Producer, token: int, records: Iterable[Record], successor: str) -> bool:
         from confluent_kafka import KafkaException
 
         try:
@@ -256,7 +286,7 @@ class Transactions:
             failpoints.hit("transaction.begun")
             self._write(producer, records)
             failpoints.hit("transaction.written")
-            self._send_token(producer, token)
+            self._send_token(producer, token, successor)
             failpoints.hit("transaction.token")
             is_committed = self._commit(producer)
         except KafkaException as e:
@@ -310,10 +340,11 @@ class Transactions:
             return e.args[0]  # type: ignore[no-any-return]
         return error
 
-    def _send_token(self, producer: Producer, token: int) -> None:
+    def _send_token(self, producer: Producer, token: int, successor: str = _NO_SUCCESSOR) -> None:
         from confluent_kafka import TopicPartition
 
-        offset = TopicPartition(self._topic, 0, token, metadata=_METADATA)
+        metadata = msgspec.json.encode(_Metadata(successor=successor)).decode()
+        offset = TopicPartition(self._topic, 0, token, metadata=metadata)
         group = self._group.consumer_group_metadata()
         within_timeout(
             lambda: producer.send_offsets_to_transaction([offset], group, TIMEOUT_SECONDS),
@@ -354,17 +385,17 @@ class Transactions:
             # Without a logger, which the client could call while the exception of a fatal error is raised.
             producer = Producer({**options, "log_level": 0})
             producer.init_transactions(TIMEOUT_SECONDS)
-        is_stable, token = self._read(TIMEOUT_SECONDS)
+        is_stable, token, successor = self._read(TIMEOUT_SECONDS)
         if not is_stable:
             raise StorageError(
                 "the transaction of an earlier run does not end, or its token cannot be read",
                 hint="check that all replicas of __transaction_state and __consumer_offsets are available",
                 sink=self._name,
             )
-        self._producer, self._token = producer, token
+        self._producer, self._token, self.successor = producer, token, successor
 
-    def _read(self, seconds: float) -> tuple[bool, int | None]:
-        """Returns whether the token was read within some seconds, and the token; None without one.
+    def _read(self, seconds: float) -> tuple[bool, int | None, str]:
+        """Returns whether the token was read within some seconds; the token, None without one; and the successor.
 
         It is not read while a transaction with a token is open.
         """
@@ -382,8 +413,8 @@ class Transactions:
                 continue
             if found.error is not None:
                 raise self._connection.error(found.error)
-            return True, found.offset if found.offset >= 0 else None
-        return False, None
+            return True, found.offset if found.offset >= 0 else None, _successor_in(found.metadata)
+        return False, None, _NO_SUCCESSOR
 
     @cached_property
     def _group(self) -> Consumer:
@@ -392,6 +423,14 @@ class Transactions:
 
         options = {"group.id": self._name, "isolation.level": "read_committed", "enable.auto.commit": False}
         return Consumer({**self._connection.options(), **options}, logger=log)
+
+
+def _successor_in(metadata: str | None) -> str:
+    """Returns the successor in the metadata of an offset, which other tools can set to any text."""
+    try:
+        return msgspec.json.decode(metadata or "", type=_Metadata).successor
+    except msgspec.DecodeError:
+        return _NO_SUCCESSOR
 
 
 def _is_fenced(error: KafkaError) -> bool:

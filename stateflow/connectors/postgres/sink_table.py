@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pyarrow as pa
 
 from stateflow import failpoints
-from stateflow.api.sink import SinkContext, SinkRewind, TableChanges
+from stateflow.api.sink import SinkContext, SinkRewind, Successor, TableChanges
 from stateflow.connectors.postgres.catalog import Relation, read_relation
 from stateflow.connectors.postgres.connection import Connection, TransactionUnknown, transaction
 from stateflow.connectors.postgres.settings import PostgresSettings
@@ -42,6 +43,7 @@ class PostgresTable(StagedTable):
         self.table_id = position.table_id
         self.version = position.version
         self.token = position.token
+        self.successor = Successor.parse(position.successor) if position.successor else None
         self._settings = settings
         self._relation = relation
         self._position = position
@@ -80,7 +82,12 @@ class PostgresTable(StagedTable):
         undo, version, position = self._undo(), to_version, replace(self._position, token=token)
         return self._change(token, lambda c: undo.restore(c, self._relation, version, position))
 
-    def _change(self, token: int, change: Change) -> int | None:
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        return self._change(token, lambda connection: None, former, by)
+
+    def _change(
+        self, token: int, change: Change, former: Mapping[str, int] = MappingProxyType({}), by: Successor | None = None
+    ) -> int | None:
         """Changes the table and sets the token in one transaction; returns the new version.
 
         Returns None if the sink has another position by then, or if the answer to the COMMIT was lost. The next handle
@@ -89,7 +96,7 @@ class PostgresTable(StagedTable):
         version, application = self.version + 1, self.context.application
         try:
             with transaction(self._settings) as connection:
-                if not self._is_current(connection):
+                if not (self._is_current(connection) and self._end(connection, former, by)):
                     connection.rollback()
                     return None
                 change(connection)
@@ -113,6 +120,16 @@ class PostgresTable(StagedTable):
         application = self.context.application
         self._tokens.insert(connection, application, self.table_id)
         return self._tokens.read(connection, application, lock=True) == self._position
+
+    def _end(self, connection: Connection, former: Mapping[str, int], by: Successor | None) -> bool:
+        """Ends former applications, and returns whether they have the given tokens."""
+        # In one order, so that two transactions do not wait for each other.
+        for application in sorted(former):
+            self._tokens.insert(connection, application, self.table_id)
+            if self._tokens.read(connection, application, lock=True).token != former[application]:
+                return False
+            self._tokens.end(connection, application, by.text if by else "")
+        return True
 
     def _append(self, connection: Connection, batches: Iterator[pa.RecordBatch]) -> None:
         tables = (pa.Table.from_batches([batch]) for batch in batches)

@@ -9,6 +9,8 @@ from psycopg import sql
 from stateflow.connectors.postgres.connection import Connection
 from stateflow.connectors.postgres.settings import TOKENS, UNDO
 
+_TAKEN_OVER = "#taken-over"
+"""Ends the name in the row of an application that must not write any more; the row has its successor as id."""
 _IDENTITY = ""
 """In place of an application: the row that has the id of the table."""
 _CREATE = sql.SQL(
@@ -49,7 +51,8 @@ _UPDATE = sql.SQL(
 )
 _OTHERS = sql.SQL(
     "SELECT DISTINCT split_part(application, '/', 1) FROM {tokens} "
-    "WHERE table_oid = {oid} AND token > 0 AND substr(application, strpos(application, '/') + 1) = {uid}"
+    "t WHERE table_oid = {oid} AND token > 0 AND substr(application, strpos(application, '/') + 1) = {uid} "
+    "AND NOT EXISTS (SELECT FROM {tokens} u WHERE u.table_oid = {oid} AND u.application = t.application || {ended})"
 )
 
 
@@ -61,11 +64,13 @@ class Position:
         table_id: id of the table; empty if no sink has prepared it.
         token: the last published checkpoint.
         version: how often the sink has published or rewound.
+        successor: the sink that has taken over the table; empty if none has.
     """
 
     table_id: str
     token: int
     version: int
+    successor: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,9 @@ class TokenTable:
         """
         identity = self._row(connection, _IDENTITY, lock=False)
         found = self._row(connection, application, lock)
-        return Position(identity.table_id, found.token, found.version)
+        # After the lock, which the transaction of a successor holds.
+        successor = self._row(connection, application + _TAKEN_OVER, lock=False)
+        return Position(identity.table_id, found.token, found.version, successor.table_id)
 
     def _row(self, connection: Connection, application: str, lock: bool) -> Position:
         query = _SELECT.format(tokens=self._name, oid=self.oid, name=application)
@@ -112,9 +119,14 @@ class TokenTable:
         query = _UPDATE.format(tokens=self._name, oid=self.oid, name=application, token=token, version=version)
         connection.execute(query)
 
+    def end(self, connection: Connection, application: str, successor: str) -> None:
+        """Records that another application has taken over the table from one whose row is locked."""
+        self.insert(connection, application + _TAKEN_OVER, successor)
+
     def other_jobs(self, connection: Connection, uid: str) -> frozenset[str]:
-        """Returns the ids of jobs whose sink of that uid has published."""
-        return frozenset(job for (job,) in connection.execute(_OTHERS.format(tokens=self._name, oid=self.oid, uid=uid)))
+        """Returns the ids of jobs whose sink of that uid has published, and still may."""
+        query = _OTHERS.format(tokens=self._name, oid=self.oid, uid=uid, ended=_TAKEN_OVER)
+        return frozenset(job for (job,) in connection.execute(query))
 
 
 def create_own_tables(connection: Connection, schema: str, with_undo: bool) -> None:

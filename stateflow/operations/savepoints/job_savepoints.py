@@ -28,7 +28,7 @@ from stateflow.checkpoint.savepoints.create import (
 )
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.config.settings import SavepointSettings
-from stateflow.errors import ConfigError, DataError, Fenced, MissingFile
+from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, PlanOutdated, RequestTimeout
 from stateflow.launch import RunRequest, open_existing, run_job
 from stateflow.operations.job_root import JobCode, now, open_root, pins_of
 from stateflow.runtime.publisher import Publisher
@@ -50,6 +50,8 @@ class SavepointRequest:
         drain: fire all event-time timers before the savepoint.
         format: how the savepoint stores keyed state; None for the default, which for a stop is a setting of the run.
         settings: number of workers and of files, and the format of a stop's savepoint, if no run creates it.
+        generation: the only run that the request is for, or was the newest one when no run is active; 0 for any. With
+            another newest run the request is refused, whenever that has begun.
         acknowledge_timeout: time limit for a run to confirm the request, initially and on each re-check.
         timeout: time limit for the run's answer.
     """
@@ -65,6 +67,7 @@ class SavepointRequest:
     drain: bool = False
     format: SavepointFormat | None = None
     settings: SavepointSettings = field(default_factory=SavepointSettings)
+    generation: int = 0
     acknowledge_timeout: timedelta = timedelta(seconds=5)
     timeout: timedelta = timedelta(minutes=10)
 
@@ -102,6 +105,7 @@ def create_savepoint(job_root: str, request: SavepointRequest) -> SavepointRepor
 
     Raises:
         RequestTimeout: the run did not reach a barrier in time; no savepoint was created.
+        PlanOutdated: the newest run is another one than the request is for.
         ConfigError: the name is taken, or output is not published and no job file was given.
         DataError: the job has no checkpoint, or the run answered with an error.
     """
@@ -109,7 +113,8 @@ def create_savepoint(job_root: str, request: SavepointRequest) -> SavepointRepor
     request = with_defaults(root, request)
     if made := _made_before(root, request):
         return made
-    if not request.from_head and not root.head().entry.ended:
+    head = _checked_head(root, request)
+    if not request.from_head and not head.entry.ended:
         answer = _submit(root, request, RequestKind.SAVEPOINT)
         if answer is not None:
             return describe_savepoint(savepoint_at(answer.savepoint, root.storage.uri), "run")
@@ -163,7 +168,7 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
     )
     if savepoint and (made := _made_before(root, request)):
         return made
-    answer, head = None, root.head()
+    answer, head = None, _checked_head(root, request)
     if savepoint and head.entry.ended and (made := _stopped_before(root, request, head)):
         return made
     if not head.entry.ended:
@@ -186,7 +191,8 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
 def _drain_in_own_run(root: JobRoot, request: SavepointRequest, code: JobCode) -> Answer | None:
     """Runs the job for this request only: a run serves an open stop request before it reads input."""
     client = request_client(root, request)
-    posted = client.submit(_request(root, request, RequestKind.STOP))
+    # For the run that follows, whose number is not known yet.
+    posted = client.submit(_request(root, replace(request, generation=0), RequestKind.STOP))
     try:
         run_job(RunRequest(code.file, root.storage.uri, code.layers, note=f"stop {request.name}"))
     except Fenced:
@@ -244,8 +250,29 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
 
 
 def _submit(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Answer | None:
+    """Has the run carry out a request, and returns its answer; None if none has acknowledged it.
+
+    The request names its run: one that begins meanwhile withdraws it.
+    """
     client = request_client(root, request)
-    return client.wait(client.submit(_request(root, request, kind)))
+    try:
+        return client.wait(client.submit(_request(root, request, kind)))
+    except RequestTimeout:
+        _checked_head(root, request)
+        raise
+
+
+def _checked_head(root: JobRoot, request: SavepointRequest) -> Head:
+    """Returns the newest log entry. Raises PlanOutdated if its run is another one than the request is for."""
+    head = root.head()
+    if request.generation not in (0, head.entry.generation):
+        raise PlanOutdated(
+            "a newer run of the job has begun since this was requested",
+            hint="look at the newest run: stateflow status; then request it again",
+            requested_for=request.generation,
+            generation=head.entry.generation,
+        )
+    return head
 
 
 def _request(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Request:
@@ -259,6 +286,7 @@ def _request(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Req
         drain=request.drain,
         format=request.format,
         at=now(root),
+        generation=request.generation,
     )
 
 
@@ -343,7 +371,7 @@ def published_checkpoint(root: JobRoot, request: SavepointRequest) -> tuple[Entr
     Raises ConfigError when output is not published and the request has no job file.
     """
     while True:
-        head = root.head()
+        head = _checked_head(root, request)
         try:
             return _published_at(root, head, request)
         except MissingFile:

@@ -58,7 +58,7 @@ def restore_job(job: Job, checks: StartChecks, checked: CheckedHead, claim: Head
     Raises:
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
         ConfigError: job and state do not fit.
-        ForeignRows, SinkDiverged: as for `complete_rewind`.
+        ForeignRows, SinkDiverged: as for `complete_rewind`; or another job root writes to a table.
     """
     root, publisher = job.root, Publisher(job.root, job.sinks)
     # Read now, because the restore may return to an older checkpoint. A start that fails leaves nothing but its CLAIM.
@@ -79,6 +79,7 @@ def _prepare_sinks(job: Job, head: Head) -> None:
     """Creates missing tables, except one that the log knows: an empty new table would hide the loss of its rows."""
     for uid, bound in job.sinks.items():
         if uid not in head.entry.published:
+            bound.check_unshared()
             bound.sink.prepare(bound.context)
 
 

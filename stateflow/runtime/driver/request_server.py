@@ -207,7 +207,7 @@ class RequestServer:
         if request.kind is RequestKind.STOP and counts.status == DONE:
             # Not before: if the stop was withdrawn meanwhile, its requester knows that the run continues.
             # A user's stop is not undone by the newer run that has requested one, too.
-            self.stopped = TAKEN_OVER if request.generation and self.stopped != STOPPED else STOPPED
+            self.stopped = TAKEN_OVER if request.takes_over and self.stopped != STOPPED else STOPPED
         if savepoint is not None:
             # If another answer was first, the requester never learned of this savepoint, and it is removed.
             took_ms = round((self._root.clock.monotonic() - began) * 1000, 1)

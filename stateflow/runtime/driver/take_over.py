@@ -60,6 +60,7 @@ def _submit(root: JobRoot, generation: int, timeout: timedelta, note: str) -> bo
             reason=f"taken over by a newer run: {note}".removesuffix(": "),
             at=root.clock.now().isoformat(timespec="milliseconds"),
             generation=generation,
+            takes_over=True,
         )
     )
     failpoints.hit("request.posted")

@@ -111,7 +111,9 @@ def _check_free(name: str, path: Path, what: str) -> None:
         )
 
 
-def create_or_open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -> Job:
+def create_or_open_job(
+    graph: Graph, settings: Settings, storage: Storage, clock: Clock, *, shares_tables: bool = False
+) -> Job:
     """Checks job and sinks without changing anything, then opens or creates the job root.
 
     Args:
@@ -119,21 +121,32 @@ def create_or_open_job(graph: Graph, settings: Settings, storage: Storage, clock
         settings: the settings of the run.
         storage: the job root.
         clock: the clock of the run.
+        shares_tables: whether sinks of the same uid of other job roots may write to the tables, too.
 
     Raises:
-        ConfigError, WrongJobRoot: the storage or its job root does not fit the job.
+        ConfigError, WrongJobRoot: the storage or its job root does not fit the job, or another job root writes to a
+            table.
         EnvironmentUnsupported: the storage lacks an operation that the log needs.
         SinkRefused, SchemaMismatch: a sink's table does not fit.
     """
     plan = plan_job(graph, settings.parallelism)
     new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-    if storage.size(FORMAT) is not None:
+    is_new = storage.size(FORMAT) is None
+    if not is_new:
         found = read_format(storage)
         check_same_job(found, new, storage.uri)
         graph = graph_of_job_root(found, graph)
     for node in graph.sinks:
         node.sink.check(SinkContext("", node.uid, node.parent.schema))
-    return _bind(_open_root(storage, clock, new), graph, settings)
+    if is_new and not shares_tables:
+        check_unshared_tables(graph)
+    return _bind(_open_root(storage, clock, new), graph, settings, shares_tables)
+
+
+def check_unshared_tables(graph: Graph) -> None:
+    """Raises ConfigError if another job root writes to a table, for a job root that does not exist yet."""
+    for node in graph.sinks:
+        BoundSink(node.sink, SinkContext("", node.uid, node.parent.schema)).check_unshared()
 
 
 def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -> Job:
@@ -154,10 +167,10 @@ def graph_of_job_root(job: JobFormat, graph: Graph) -> Graph:
     return graph.shadowed() if job.shadow else graph
 
 
-def _bind(root: JobRoot, graph: Graph, settings: Settings) -> Job:
+def _bind(root: JobRoot, graph: Graph, settings: Settings, shares_tables: bool = False) -> Job:
     plan = plan_job(graph, settings.parallelism)
     contexts = {n.uid: SinkContext(root.job.job_uuid, n.uid, n.parent.schema, root.storage) for n in graph.sinks}
-    sinks = {n.uid: BoundSink(n.sink, contexts[n.uid]) for n in graph.sinks}
+    sinks = {n.uid: BoundSink(n.sink, contexts[n.uid], shares_tables) for n in graph.sinks}
     return Job(root, plan, settings, sinks, source_descriptions(plan))
 
 

@@ -1,4 +1,4 @@
-"""Checks whether a job root created from a savepoint may continue in existing tables of its sinks."""
+"""Whether a job root created from a savepoint may continue in existing tables, and whom it takes them over from."""
 
 from __future__ import annotations
 
@@ -6,29 +6,35 @@ from collections.abc import Set
 from enum import StrEnum
 
 from stateflow.api.graph.nodes import SinkNode
-from stateflow.api.sink import SinkContext, SinkTable
-from stateflow.checkpoint.log.documents import PublishedOutput, Savepoint
+from stateflow.api.sink import Delivery, SinkContext, SinkTable
+from stateflow.checkpoint.log.documents import PublishedOutput, Savepoint, SinkIntent, SinkMode
 from stateflow.errors import ConfigError, SinkDiverged
 
 
 class ExistingTables(StrEnum):
     """Policy for tables that the savepoint's job has written.
 
-    The new job has its own id, so the tokens in these tables do not prevent it from writing rows twice.
+    The new job has its own id, so the tokens in these tables do not prevent it from writing rows twice. A job root that
+    continues in a table takes it over: the savepoint's job, and each job root that took over from it, can publish
+    nothing there from then on.
     """
 
     REFUSE = "refuse"
     CONTINUE = "continue"
     """Continue in them if they hold the output published up to the savepoint, and nothing after it."""
     KEEP = "keep"
-    """Continue in them whatever they hold: rows after the savepoint are written a second time."""
+    """Continue in them whatever they hold: rows after the savepoint are written a second time. Sinks of other jobs may
+    write to them, too."""
 
 
-def check_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> None:
-    """Raises ConfigError or SinkDiverged when a new job root must not continue in the sink's table.
+def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> SinkIntent | None:
+    """Returns how a new job root takes over the sink's table; None if the savepoint's job has not written it.
 
     Args:
         document: the savepoint from which the root is created.
+
+    Raises:
+        ConfigError, SinkDiverged: the root must not continue in the table.
     """
     own = SinkContext(document.job_uuid, node.uid, node.parent.schema)
     table_id = node.sink.check(own)
@@ -41,15 +47,20 @@ def check_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> 
                 table=node.sink.location,
                 known=document.sinks[node.uid].table_id,
             )
-        return
+        return None
+    if node.sink.delivery is not Delivery.EXACTLY_ONCE:
+        return None
     known = {p.table_id: (uid, p) for uid, p in document.sinks.items()}
     uid, published = known.get(table_id, (node.uid, None))
-    table = node.sink.open_table(SinkContext(document.job_uuid, uid, node.parent.schema))
-    if table.token is None or policy is ExistingTables.KEEP:
-        return
+    former = SinkContext(document.job_uuid, uid, node.parent.schema)
+    table = node.sink.open_table(former)
     if not (table.token or published):
-        _check_other_jobs(node, own)
-        return
+        if policy is not ExistingTables.KEEP:
+            _check_other_jobs(node, own)
+        return None
+    takes_over = _line_of(node, former, table)
+    if policy is ExistingTables.KEEP:
+        return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=dict.fromkeys(takes_over))
     if policy is ExistingTables.REFUSE:
         raise ConfigError(
             "the savepoint's job has written the table of a sink",
@@ -65,6 +76,17 @@ def check_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> 
         _check_other_jobs(node, own)
     else:
         _check_later_commits(node, table, since, {node.uid, uid})
+    return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=takes_over)
+
+
+def _line_of(node: SinkNode, former: SinkContext, table: SinkTable) -> dict[str, int | None]:
+    """Returns the token of a sink, and of those that have taken over its table one from the other, by application."""
+    found: dict[str, int | None] = {former.application: table.token or 0}
+    while table.successor is not None and table.successor.application not in found:
+        job_uuid, _, uid = table.successor.application.partition("/")
+        table = node.sink.open_table(SinkContext(job_uuid, uid, former.schema))
+        found[f"{job_uuid}/{uid}"] = table.token or 0
+    return found
 
 
 def _check_own_output(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from stateflow import failpoints
 from stateflow.api.graph.job_graph import Graph
 from stateflow.checkpoint.history import MADE, write_action
-from stateflow.checkpoint.log.documents import FORMAT_VERSION, JobFormat, Manifest, Savepoint
+from stateflow.checkpoint.log.documents import FORMAT_VERSION, JobFormat, Manifest, Savepoint, SinkIntent
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, check_vacant, read_format
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
@@ -31,7 +31,7 @@ from stateflow.runtime.job.loader import source_descriptions, writer_name
 from stateflow.runtime.job.start_checks import check_reader
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states_if_known
-from stateflow.runtime.restore.existing_tables import ExistingTables, check_table
+from stateflow.runtime.restore.existing_tables import ExistingTables, plan_table
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.state_import import StateLocation, import_state
 from stateflow.storage import Storage, open_location
@@ -98,14 +98,14 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
         return
     started = new.clock.monotonic()
     stored = savepoint_at(initial.savepoint, new.storage.uri)
-    graph = _checked_state(new, stored, initial)
+    graph, tables = _checked_start(new, stored, initial)
     _warn_of_new_sources(graph)
     probe_storage(new.storage, new.clock, 0)
     root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, graph.manifest), writer_name())
     _check_origin(root.job, stored.document, initial, new.storage)
     failpoints.hit("begin.created")
     try:
-        _import_savepoint(root, stored, graph, _Cause(new.note, started, initial.claim_mode))
+        _import_savepoint(root, stored, graph, tables, _Cause(new.note, started, initial.claim_mode))
     except StateflowError:
         # A run that started concurrently may have created the root first, and collects files that are not its own.
         if root.log.read_head() is None:
@@ -143,18 +143,19 @@ def _check_origin(found: JobFormat, document: Savepoint, initial: InitialSavepoi
         )
 
 
-def _checked_state(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
-    """Returns what the job starts from, after all checks."""
+def _checked_start(
+    new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint
+) -> tuple[ChangedGraph, dict[str, SinkIntent]]:
+    """Returns what the job starts from, and how it takes over tables by uid of the sink, after all checks."""
     graph = check_savepoint_fits(new, stored, initial)
     if initial.claim_mode is ClaimMode.CLAIM:
         # An earlier attempt that was killed may have claimed it for this root.
         own_uuid = read_format(new.storage).job_uuid if new.storage.size(FORMAT) is not None else ""
         check_claimable(stored.storage, stored.folder, own_uuid)
         check_writable(stored.storage, stored.folder, new.clock.new_id())
-    for node in new.graph.sinks:
-        check_table(node, stored.document, initial.tables)
+    tables = {node.uid: plan_table(node, stored.document, initial.tables) for node in new.graph.sinks}
     stored.verify()
-    return graph
+    return graph, {uid: intent for uid, intent in tables.items() if intent is not None}
 
 
 def _warn_of_new_sources(graph: ChangedGraph) -> None:
@@ -237,7 +238,9 @@ class _Cause:
     claim_mode: ClaimMode
 
 
-def _import_savepoint(root: JobRoot, stored: StoredSavepoint, graph: ChangedGraph, cause: _Cause) -> None:
+def _import_savepoint(
+    root: JobRoot, stored: StoredSavepoint, graph: ChangedGraph, tables: dict[str, SinkIntent], cause: _Cause
+) -> None:
     document, manifest = stored.document, graph.manifest
     label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
     claimed = None
@@ -271,6 +274,9 @@ def _import_savepoint(root: JobRoot, stored: StoredSavepoint, graph: ChangedGrap
         ),
         MADE,
     )
-    adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed)
+    # The first run takes over the tables before anything else, also after a kill.
+    adoption = Adoption(
+        upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed, sinks=tables or None
+    )
     root.adopt(None, adoption, f"begins with {label}" + (f": {cause.note}" if cause.note else ""))
     failpoints.hit("begin.adopted")

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 
 from stateflow import failpoints
-from stateflow.api.sink import OtherCommit, SinkTable, TableChanges
+from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
@@ -93,7 +93,7 @@ def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head, plan
     published = {}
     for uid in sorted(rewind.sinks):
         failpoints.hit("rewind.table")
-        published[uid] = _rewind_table(sinks[uid], rewind, root.log, planned_now)
+        published[uid] = _rewind_table(sinks[uid], rewind, root, planned_now)
     failpoints.hit("rewind.tables")
     _record(root, rewind)
     failpoints.hit("rewind.recorded")
@@ -147,7 +147,7 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProx
     write_action(root.storage, record, "intent")
 
 
-def _rewind_table(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool) -> PublishedOutput:
+def _rewind_table(sink: BoundSink, rewind: Rewind, root: JobRoot, planned_now: bool) -> PublishedOutput:
     intent, seq = rewind.sinks[sink.uid], rewind.seq
     for _ in range(_MAX_ATTEMPTS):
         table = sink.open_table()
@@ -163,14 +163,45 @@ def _rewind_table(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_n
         version = table.version
         token = table.token or 0
         if token > seq:
-            raise _newer_token(sink, token, log)
+            raise _newer_token(sink, token, root.log)
         if token < seq:
-            rewound = table.rewind(_version_to_restore(sink, table, rewind, planned_now), seq)
+            if intent.takes_over:
+                # After the handle was made: with any later commit, it is not the newest one.
+                by = Successor(sink.context.application, root.storage.uri)
+                rewound = table.take_over(seq, _former_tokens(sink, intent), by)
+            else:
+                rewound = table.rewind(_version_to_restore(sink, table, rewind, planned_now), seq)
             if rewound is None:
                 continue
             version = rewound
         return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=seq)
     raise StorageError("the sink's table changes too fast to rewind it", sink=sink.uid, tries=_MAX_ATTEMPTS)
+
+
+def _former_tokens(sink: BoundSink, intent: SinkIntent) -> dict[str, int]:
+    """Returns the tokens of the applications from which a table is taken over.
+
+    Raises SinkDiverged if one has published since the take-over was planned, or another job root has taken over.
+    """
+    found: dict[str, int] = {}
+    for application, planned in intent.takes_over.items():
+        job_uuid, _, uid = application.partition("/")
+        table = sink.sink.open_table(replace(sink.context, job_uuid=job_uuid, uid=uid))
+        found[application] = table.token or 0
+        successor = table.successor.application if table.successor else ""
+        is_known = successor in ("", sink.context.application) or successor in intent.takes_over
+        if not is_known or (planned is not None and found[application] != planned):
+            raise SinkDiverged(
+                "a table was written after the start from a savepoint was planned, before it was taken over",
+                hint="this job root has processed nothing: delete it, end the other job, and start again from a newer "
+                "savepoint of it; or continue in the table as it is: --tables keep",
+                sink=sink.uid,
+                table=sink.location,
+                by_job=(successor if not is_known else application).partition("/")[0],
+                token=found[application],
+                planned=planned,
+            )
+    return found
 
 
 def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, planned_now: bool) -> int | None:

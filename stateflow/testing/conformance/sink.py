@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -45,8 +46,8 @@ import msgspec
 import pytest
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import Delivery, Sink, SinkContext
-from stateflow.errors import Fenced, SchemaMismatch, SinkRefused
+from stateflow.api.sink import Delivery, Sink, SinkContext, Successor
+from stateflow.errors import ConfigError, Fenced, SchemaMismatch, SinkRefused
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage
 from stateflow.testing.conformance.publishing_job import UID, PublishingJob, SinkRow, rows_of
@@ -209,6 +210,99 @@ class SinkConformance(SinkRewindConformance):
         table.put(6, [3])
         assert (table.open().token, other.open().token) == (6, 3)
         assert table.ids() == [1, 2, 3]
+
+    # -- other job roots ------------------------------------------------------------------------------------------
+
+    def _of_job(self, table: TableUnderTest, job_uuid: str) -> TableUnderTest:
+        return replace(table, context=replace(table.context, job_uuid=job_uuid))
+
+    def test_another_job_root_finds_who_writes_to_the_table(self, table: TableUnderTest) -> None:
+        if not self.exactly_once:
+            pytest.skip("the table has no tokens")
+        second, third = self._of_job(table, "1" * 32), self._of_job(table, "2" * 32)
+        # Neither who has prepared the table, nor files that were never published.
+        table.write([9])
+        assert second.sink.other_jobs(second.context) == frozenset()
+        table.put(1, [1])
+        assert table.sink.other_jobs(table.context) == frozenset()
+        assert second.sink.other_jobs(replace(second.context, uid="other")) == frozenset()
+        # A job root that does not exist yet has no id.
+        for uuid in ("", second.context.job_uuid):
+            assert second.sink.other_jobs(replace(second.context, job_uuid=uuid)) == {JOB}
+        second.put(1, [2])
+        assert third.sink.other_jobs(third.context) == {JOB, second.context.job_uuid}
+        assert table.sink.other_jobs(table.context) == {second.context.job_uuid}
+
+    def test_a_table_is_taken_over_from_one_job_root_after_the_other(self, table: TableUnderTest) -> None:
+        if not self.exactly_once:
+            pytest.skip("the table has no tokens")
+        line = [table, self._of_job(table, "1" * 32), self._of_job(table, "2" * 32)]
+        table.put(4, [1])
+        for number, (former, now) in enumerate(itertools.pairwise(line), 2):
+            other = self._of_job(table, str(number) * 31 + "f")
+            by = Successor(now.context.application, f"file:///root {number}")
+            former_token = former.open().token or 0
+            # A driver that sleeps between reading the table and writing to it.
+            asleep, files = former.open(), former.write([number * 10], 9)
+            assert now.open().take_over(1, {former.context.application: former_token}, by) is not None
+            assert asleep.commit(9, files) is None
+            assert (former.open().successor, former.open().token) == (by, former_token)
+            assert (now.open().successor, now.open().token) == (None, 1)
+            assert other.sink.other_jobs(other.context) == {now.context.job_uuid}
+            now.put(2, [number])
+        assert [each.open().successor is None for each in line] == [False, False, True]
+        assert table.ids() == [1, 2, 3]
+        if self.rewinds:
+            line[-1].rewind(1, token=5)
+            assert [each.open().successor is None for each in line] == [False, False, True]
+            assert table.ids() == [1, 2]
+
+    def test_of_a_take_over_and_a_publication_one_comes_first(self, table: TableUnderTest) -> None:
+        if not self.exactly_once:
+            pytest.skip("the table has no tokens")
+        table.put(4, [1])
+        now = self._of_job(table, "1" * 32)
+        by = Successor(now.context.application, "file:///root")
+        early = now.open()
+        table.put(5, [2])
+        assert early.take_over(1, {table.context.application: 4}, by) is None
+        assert (table.open().successor, now.open().token or 0) == (None, 0)
+        assert now.open().take_over(1, {table.context.application: 5}, by) is not None
+        assert table.open().successor == by
+
+    def test_a_job_whose_table_was_taken_over_publishes_nothing(
+        self, new_table: TableUnderTest, tmp_path: Path
+    ) -> None:
+        if not self.exactly_once:
+            pytest.skip("the table has no tokens")
+        job = PublishingJob(new_table.sink, tmp_path / "root")
+        job.run(2)
+        pending = job.commit(job.root.claim(), 3)
+        former = replace(new_table, context=job.context)
+        now = self._of_job(former, "1" * 32)
+        by = Successor(now.context.application, "file:///new/root")
+        assert now.open().take_over(1, {job.context.application: former.open().token or 0}, by) is not None
+        late = (job.publisher, PublishingJob(new_table.sink, tmp_path / "root").publisher)
+        for publish in (late[0].publish_pending, late[1].publish_pending, late[1].check_tables):
+            with pytest.raises(Fenced) as refused:
+                publish(pending)
+            assert refused.value.facts["by_root"] == "file:///new/root"
+        self._check_rows(new_table, 2)
+
+    def test_the_first_output_of_a_job_is_refused_if_another_one_writes_to_the_table(
+        self, new_table: TableUnderTest, tmp_path: Path
+    ) -> None:
+        """Also if both have begun before either published."""
+        if not self.exactly_once:
+            pytest.skip("the table has no tokens")
+        second = PublishingJob(new_table.sink, tmp_path / "second")
+        new_table.sink.prepare(second.context)
+        pending = second.commit(second.root.claim(), 3)
+        PublishingJob(new_table.sink, tmp_path / "first").run(2)
+        with pytest.raises(ConfigError) as refused:
+            second.publisher.publish_pending(pending)
+        assert "--tables keep" in refused.value.hint
+        self._check_rows(new_table, 2)
 
     def test_missing_files_are_named(self, table: TableUnderTest, tmp_path: Path) -> None:
         files = [*table.write([1]), *table.write([2])]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stateflow.api.sink import OtherCommit, Sink, SinkContext, SinkRewind, SinkWriter, TableChanges, Writing
+from stateflow.api.sink import OtherCommit, Sink, SinkContext, SinkRewind, SinkWriter, Successor, TableChanges, Writing
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
 from tests.model.invariants.tables import FOREIGN, TableChecker
@@ -103,6 +103,7 @@ class SimTable:
     def __post_init__(self) -> None:
         self.table_id = f"id-{self.sink.uid}"
         self.token: int | None = self.sink.versions[self.version].token
+        self.successor: Successor | None = None
 
     def __str__(self) -> str:
         return f"version {self.version}, token {self.token}"
@@ -151,6 +152,9 @@ class SimTable:
             return number
 
         return self.sink.call(TABLE, "rewind", f"to {to_version} token {token} on version {self.version}", act)
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        raise NotImplementedError
 
     def _is_outdated(self) -> bool:
         return self.version != len(self.sink.versions) - 1

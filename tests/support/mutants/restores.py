@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from stateflow.api.sink import SinkTable
 from stateflow.checkpoint.log import transitions
-from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
+from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
     ClaimedSavepoint,
     JobFormat,
@@ -39,11 +39,11 @@ _rewind_table = rewind._rewind_table
 
 
 @MUTANTS.plant("kept-token", (rewind, "_rewind_table"), rules="S1 R5", plan="rewinds")
-def _without_token_when_kept(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool) -> PublishedOutput:
+def _without_token_when_kept(sink: BoundSink, rewind: Rewind, root: JobRoot, planned_now: bool) -> PublishedOutput:
     """A restore sets no token in tables that are kept."""
     intent = rewind.sinks[sink.uid]
     if intent.mode is SinkMode.RESTORE:
-        return _rewind_table(sink, rewind, log, planned_now)
+        return _rewind_table(sink, rewind, root, planned_now)
     version = sink.open_table().version
     return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=rewind.seq)
 

@@ -60,11 +60,12 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
     def question(self) -> Question:
         """Returns the stop, with the run that is the newest one now."""
         with restricted_library(self.locations):
-            return stop_question(self.job_root, self.name, self.origin, self.reason, to_bool("drain", self.drain))
+            drain = to_bool("drain", self.drain)
+            return stop_question(self.job_root, self.name, self.origin, self.reason, drain)[0]
 
 
-def stop_question(job_root: str, name: str, origin: str, reason: str, drain: bool) -> Question:
-    """Returns the question whether a stop may be executed. Its digest depends on the job's newest run."""
+def stop_question(job_root: str, name: str, origin: str, reason: str, drain: bool) -> tuple[Question, int]:
+    """Returns the question whether a stop may be executed, and the job's newest run, on which its digest depends."""
     from stateflow.operations import describe
 
     status = describe(checked_root(job_root))
@@ -80,7 +81,8 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
         drain=drain,
     )
     run = f"generation {status.generation}"
-    return Question(digest, f"stop of {run}", status.head_seq, _describe_stop(status, run, name, drain))
+    question = Question(digest, f"stop of {run}", status.head_seq, _describe_stop(status, run, name, drain))
+    return question, status.generation
 
 
 def _describe_stop(status: JobDescription, run: str, name: str, drain: bool) -> str:

@@ -125,6 +125,9 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     seen_version: int | None = None
     """The newest version that the plan saw: commits of other writers after it are never undone. None in entries of
     versions that did not record it; `to_version` is used then."""
+    takes_over: dict[str, int | None] = {}
+    """The applications of other job roots that must not write to the table any more, with the token that each may have;
+    None for any."""
 
 
 class RestoreFacts(Document, frozen=True, kw_only=True):

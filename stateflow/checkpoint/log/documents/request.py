@@ -37,6 +37,8 @@ class Request(Document, frozen=True, kw_only=True):
     """When the requester stops waiting, by its own clock; a run withdraws the request then. Empty: never."""
     generation: int = 0
     """The only run that the request is for; a newer one withdraws it. 0 for any run."""
+    takes_over: bool = False
+    """For a stop: whether a newer run asks for it, which continues the job."""
 
 
 class Answer(Document, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stateflow.api.sink import Successor
 from stateflow.connectors.delta.data_files import UnnamedFile, disk_error, own_names
 from stateflow.connectors.delta.log.checkpoint import checkpoint
 from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
@@ -36,6 +37,7 @@ Action = dict[str, Any]
 # deltalake's default. Delta's own, 10, would rewrite the list of all files ten times as often.
 _CHECKPOINT_INTERVAL = 100
 _INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
+_TRIES = 20
 
 _logger = logging.getLogger(__name__)
 
@@ -100,12 +102,22 @@ FileId = tuple[int, int, int, int]
 """Identifies a file, also when another one has the same name later: device, inode, size, and time in nanoseconds."""
 
 
+TAKEN_OVER = "#taken-over"
+"""Ends the name of an application of the log: the sink with the rest of the name must not write any more."""
+
+
+def taken_over_by(successor: Successor) -> str:
+    """Returns what the name of an application ends with that names the successor."""
+    return f"{TAKEN_OVER}-by {successor.text}"
+
+
 @dataclass(frozen=True)
 class DeltaHead:
     """A table at one version, for one application.
 
     Attributes:
         token: the version of the application's last transaction; 0 when there is none.
+        is_taken_over: whether another application has taken over the table from this one.
         file_id: identity of the log file of `version`; None when that file no longer exists.
     """
 
@@ -114,6 +126,7 @@ class DeltaHead:
     metadata: Metadata
     token: int
     file_id: FileId | None
+    is_taken_over: bool = False
 
 
 def entry_path(table: Path, version: int) -> Path:
@@ -200,6 +213,42 @@ def _try_checkpoint(table: Path, version: int) -> None:
         checkpoint(table)
     except Exception:
         _logger.warning("no checkpoint of the Delta table %s at version %d was created", table, version, exc_info=True)
+
+
+def read_transactions(table: Path) -> dict[str, int]:
+    """Returns the version of the last transaction of each application that has one in the newest version.
+
+    Raises:
+        CorruptFile: the log is damaged.
+        StorageError: it changes faster than it can be read.
+    """
+    for _ in range(_TRIES):
+        listing = list_log(table)
+        newest = max((*listing.entries, *listing.checkpoints), default=0)
+        first = listing.newest_checkpoint(newest)
+        names = sorted(n for n, v in listing.names.items() if v >= first and ".compacted." not in n)
+        # Checkpoints first, then the later entries in order; the log of a checkpoint's own version adds nothing.
+        names.sort(key=lambda name: ".checkpoint." not in name)
+        with suppress(FileNotFoundError):
+            found = (txn for name in names for txn in _transactions(table / LOG_FOLDER / name))
+            return {txn.app_id: txn.version for txn in found}
+    raise StorageError("the Delta table's log changes too fast to read it", table=str(table), tries=_TRIES)
+
+
+def _transactions(path: Path) -> Iterator[_Transaction]:
+    if path.suffix == ".json":
+        with opened_log_file(path) as file:
+            yield from (a.txn for a in _decoded(path, log_lines(file, path)) if a.txn)
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.ParquetFile(path).read(columns=["txn"]).to_pylist()
+        found = [row["txn"] for row in rows if row.get("txn")]
+        yield from (_Transaction(txn["appId"], txn["version"]) for txn in found)
+    except (pa.ArrowException, LookupError) as e:
+        raise CorruptFile("a checkpoint in the Delta table's log cannot be read", file=str(path), reason=str(e)) from e
 
 
 def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
@@ -309,6 +358,7 @@ def _load(table: Path, application: str) -> DeltaHead | None:
         ),
         token=opened.transaction_version(application) or 0,
         file_id=_file_id(entry_path(table, version)),
+        is_taken_over=opened.transaction_version(application + TAKEN_OVER) is not None,
     )
 
 
@@ -332,6 +382,7 @@ def _applied(head: DeltaHead, application: str, actions: Iterable[_Action]) -> D
             protocol=action.protocol or head.protocol,
             metadata=action.meta_data or head.metadata,
             token=action.txn.version if action.txn and action.txn.app_id == application else head.token,
+            is_taken_over=head.is_taken_over or bool(action.txn and action.txn.app_id == application + TAKEN_OVER),
         )
     return head
 
