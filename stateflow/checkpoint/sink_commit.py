@@ -173,7 +173,12 @@ def _publish_with_retries(
             return _position(table, table.version, output)
         if decision is not Decision.PUBLISH:
             raise _refusal(decision, sink, table, log)
-        _check_files(sink.uid, table, output)
+        missing = table.missing(output.committables)
+        if missing:
+            # A fenced run may have published the output since the table was opened, and then removed the files.
+            if _is_newest(sink, table):
+                raise _missing(sink.uid, output, missing)
+            continue
         version = table.commit(output.checkpoint_id, output.committables)
         if version is not None:
             failpoints.hit("publish.after")
@@ -227,16 +232,20 @@ def _at(sink: PublishingSink) -> dict[str, str]:
     return {"table": sink.location} if sink.location else {}
 
 
-def _check_files(uid: str, table: TableHandle, output: SinkOutput) -> None:
-    missing = table.missing(output.committables)
-    if missing:
-        raise MissingFile(
-            "output was deleted before it was published",
-            hint="check whether the table was vacuumed; the run restores the checkpoint before it",
-            sink=uid,
-            checkpoint=output.checkpoint_id,
-            files=missing[:3],
-        )
+def _is_newest(sink: PublishingSink, table: TableHandle) -> bool:
+    """Returns whether this application has not committed since a handle was made."""
+    newest = sink.open_table()
+    return (newest.table_id, newest.version, newest.token) == (table.table_id, table.version, table.token)
+
+
+def _missing(uid: str, output: SinkOutput, files: list[str]) -> MissingFile:
+    return MissingFile(
+        "output was deleted before it was published",
+        hint="check whether the table was vacuumed; the run restores the checkpoint before it",
+        sink=uid,
+        checkpoint=output.checkpoint_id,
+        files=files[:3],
+    )
 
 
 def _refusal(decision: Decision, sink: PublishingSink, table: TableHandle, log: CheckpointLog) -> Fenced | SinkDiverged:

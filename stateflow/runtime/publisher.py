@@ -184,11 +184,18 @@ class Publisher:
         self._root.outputs.keep_only(pending)
 
     def _is_lost(self, pending: PendingOutput, head: Head) -> bool:
-        table = self._sinks[pending.sink].open_table()
-        known = self._known(head, pending.sink)
+        if not (self._is_unpublished(pending, head) and self._has_missing_files(pending)):
+            return False
+        # Again: a fenced run may have published the output meanwhile, and then removed the files.
+        return self._is_unpublished(pending, head)
+
+    def _is_unpublished(self, pending: PendingOutput, head: Head) -> bool:
+        table, known = self._sinks[pending.sink].open_table(), self._known(head, pending.sink)
         token = known.checkpoint_id if table.token is None else table.token
-        decision = decide(token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
-        return decision is Decision.PUBLISH and bool(table.missing(self._root.outputs.read(pending)))
+        return decide(token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq) is Decision.PUBLISH
+
+    def _has_missing_files(self, pending: PendingOutput) -> bool:
+        return bool(self._sinks[pending.sink].open_table().missing(self._root.outputs.read(pending)))
 
     def _known(self, head: Head, uid: str) -> PublishedOutput:
         return self.published.get(uid) or head.entry.published.get(uid) or _NEVER_PUBLISHED

@@ -154,8 +154,17 @@ def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make
     operator(**beginning).execute(FakeRun().next_try())
     argv = spark.launches()[0]["argv"]
     at = argv.index("--from-savepoint")
-    begins = ["--from-savepoint", "s3://kept/mine", "--tables", "continue", "--from-other-job", "--drop=a", "--drop=b"]
-    assert argv[at : at + 9] == [*begins, "--claim-mode", "no-claim"]
+    begins = ["--tables", "continue", "--from-savepoint", "s3://kept/mine", "--from-other-job", "--drop=a", "--drop=b"]
+    assert argv[at - 2 : at + 7] == [*begins, "--claim-mode", "no-claim"]
+
+
+def test_a_new_job_root_writes_to_tables_of_another_one(spark: FakeSpark, operator: Make) -> None:
+    spark.script("finish", "finish")
+    for tables, given in (("keep", ["--tables", "keep"]), ("refuse", [])):
+        operator(tables=tables).execute(FakeRun().next_try())
+        argv = spark.launches()[-1]["argv"]
+        at = argv.index("--tables") if "--tables" in argv else 0
+        assert argv[at : at + 2 * bool(at)] == given
 
 
 def test_a_new_job_root_begins_under_other_names(spark: FakeSpark, operator: Make) -> None:

@@ -26,7 +26,7 @@ from stateflow.connectors.delta.rewind.rewinder import FileChange, Rewinder, rem
 from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
 from stateflow.connectors.upserts import UpsertSettings
-from stateflow.errors import DataError, InternalError
+from stateflow.errors import DataError, InternalError, StateflowError
 from stateflow.state.handles import Committable
 
 _clock = SystemClock()
@@ -73,7 +73,7 @@ class DeltaSinkTable(SinkTable):
                 token=token,
             )
         # Checked first: a table that has changed may have lost the files that the rewind restores.
-        if self._is_stale:
+        if self._is_stale():
             return None
         change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
         return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
@@ -83,7 +83,6 @@ class DeltaSinkTable(SinkTable):
         names = [name + end for name in former for end in (TAKEN_OVER, taken_over_by(by))]
         return append_after(self._root, self._head, self._rewind_actions(None, token, FileChange((), ()), names))
 
-    @property
     def _is_stale(self) -> bool:
         """Whether the table has changed since the handle was made, so that a commit would fail."""
         return not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists()
@@ -180,10 +179,17 @@ class UpsertTable(DeltaSinkTable):
         if not committables:
             return super().commit(token, [])
         # Before data files are written that no version would have.
-        if self._is_stale:
+        if self._is_stale():
             return None
-        vectors = DeletionVectors(self._root, self.version)
-        rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head), vectors)
+        try:
+            vectors = DeletionVectors(self._root, self.version)
+            rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head), vectors)
+        except StateflowError:
+            # A fenced run that has published the rows meanwhile removes the emitted files, and a vacuum those of an
+            # older version.
+            if self._is_stale():
+                return None
+            raise
         version = append_after(self._root, self._head, self._upsert_actions(token, rewrite))
         # The emitted rows are in the new files now; or no version has the new files.
         useless = rewrite.added if version is None else committables

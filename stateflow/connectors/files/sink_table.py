@@ -130,6 +130,9 @@ class FileSinkTable:
             return version if append(self._root, version, marker, lines, now_ms()) else None
         before = content(self._root, self.version)
         if before is None:
+            if not self._is_newest():
+                # A newer run has removed the entries.
+                return None
             raise self._too_old(self.version)
         if not append(self._root, version, marker, [*before.values(), *lines], now_ms()):
             return None

@@ -77,7 +77,7 @@ class SinkConformance(SinkRewindConformance):
     checks_columns: ClassVar[bool] = True
     """Whether the table has columns, which the sink compares with those of the rows."""
     is_shared: ClassVar[bool] = True
-    """Whether several sinks of a job may write to the table."""
+    """Whether several sinks, of one or of several jobs, may write to the table."""
     sweeps: ClassVar[bool] = True
     """Whether the sink removes its leftovers. A `StagedSink` leaves them to the garbage collection of the job root."""
     steps: ClassVar[int] = 6
@@ -213,12 +213,15 @@ class SinkConformance(SinkRewindConformance):
 
     # -- other job roots ------------------------------------------------------------------------------------------
 
+    def _require_several_jobs(self) -> None:
+        if not (self.is_shared and self.exactly_once):
+            pytest.skip("the table has one sink, or no tokens")
+
     def _of_job(self, table: TableUnderTest, job_uuid: str) -> TableUnderTest:
         return replace(table, context=replace(table.context, job_uuid=job_uuid))
 
     def test_another_job_root_finds_who_writes_to_the_table(self, table: TableUnderTest) -> None:
-        if not self.exactly_once:
-            pytest.skip("the table has no tokens")
+        self._require_several_jobs()
         second, third = self._of_job(table, "1" * 32), self._of_job(table, "2" * 32)
         # Neither who has prepared the table, nor files that were never published.
         table.write([9])
@@ -234,8 +237,7 @@ class SinkConformance(SinkRewindConformance):
         assert table.sink.other_jobs(table.context) == {second.context.job_uuid}
 
     def test_a_table_is_taken_over_from_one_job_root_after_the_other(self, table: TableUnderTest) -> None:
-        if not self.exactly_once:
-            pytest.skip("the table has no tokens")
+        self._require_several_jobs()
         line = [table, self._of_job(table, "1" * 32), self._of_job(table, "2" * 32)]
         table.put(4, [1])
         for number, (former, now) in enumerate(itertools.pairwise(line), 2):
@@ -258,8 +260,7 @@ class SinkConformance(SinkRewindConformance):
             assert table.ids() == [1, 2]
 
     def test_of_a_take_over_and_a_publication_one_comes_first(self, table: TableUnderTest) -> None:
-        if not self.exactly_once:
-            pytest.skip("the table has no tokens")
+        self._require_several_jobs()
         table.put(4, [1])
         now = self._of_job(table, "1" * 32)
         by = Successor(now.context.application, "file:///root")
@@ -273,8 +274,7 @@ class SinkConformance(SinkRewindConformance):
     def test_a_job_whose_table_was_taken_over_publishes_nothing(
         self, new_table: TableUnderTest, tmp_path: Path
     ) -> None:
-        if not self.exactly_once:
-            pytest.skip("the table has no tokens")
+        self._require_several_jobs()
         job = PublishingJob(new_table.sink, tmp_path / "root")
         job.run(2)
         pending = job.commit(job.root.claim(), 3)
@@ -293,8 +293,7 @@ class SinkConformance(SinkRewindConformance):
         self, new_table: TableUnderTest, tmp_path: Path
     ) -> None:
         """Also if both have begun before either published."""
-        if not self.exactly_once:
-            pytest.skip("the table has no tokens")
+        self._require_several_jobs()
         second = PublishingJob(new_table.sink, tmp_path / "second")
         new_table.sink.prepare(second.context)
         pending = second.commit(second.root.claim(), 3)
@@ -368,6 +367,16 @@ class SinkConformance(SinkRewindConformance):
         assert set(report.ends) <= {0, _KILLED, _FENCED, _STORAGE}
         if kind in ("killed", "failpoint"):
             assert set(report.ends) == {_KILLED}
+        self._check_rows(new_table, report.checkpoints)
+
+    def test_an_older_driver_that_publishes_late_does_not_harm_the_newest(
+        self, new_table: TableUnderTest, tmp_path: Path
+    ) -> None:
+        if not self.exactly_once:
+            pytest.skip("output is published at least once")
+        report = self._play(new_table, tmp_path, "overtaken")
+        assert set(report.newest) == {0}, report
+        assert set(report.ends) <= {0, _FENCED}, report
         self._check_rows(new_table, report.checkpoints)
 
     def _play(self, table: TableUnderTest, folder: Path, kind: str) -> Report:

@@ -35,7 +35,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to the drivers."""
 
     kind: str
-    """``killed``, ``stopped``, ``failpoint`` or ``raced``."""
+    """``killed``, ``stopped``, ``failpoint``, ``raced`` or ``overtaken``."""
     module: str
     """File of the module that has the factory of the sink."""
     factory: str
@@ -57,6 +57,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How many checkpoints are committed; all of them are published."""
     ends: list[int]
     """Exit codes of the drivers that the scenario interrupted or raced; the negative signal of those it killed."""
+    newest: list[int] = []
+    """Exit codes of the newest drivers, which older ones have disturbed."""
 
 
 class LineTracer:
@@ -96,14 +98,21 @@ class Drivers:
         self._scenario = scenario
         self._factory: SinkFactory = getattr(_load(Path(scenario.module)), scenario.factory)
         self._checkpoints = 0
+        self._newest: list[int] = []
 
     def play(self) -> Report:
         """Plays the scenario; afterwards all committed checkpoints are published."""
-        kinds = {"killed": self._killed, "stopped": self._stopped, "failpoint": self._failpoints, "raced": self._raced}
+        kinds = {
+            "killed": self._killed,
+            "stopped": self._stopped,
+            "failpoint": self._failpoints,
+            "raced": self._raced,
+            "overtaken": self._overtaken,
+        }
         self._preload()
         ends = list(kinds[self._scenario.kind]())
         self._recover()
-        return Report(checkpoints=self._checkpoints, ends=ends)
+        return Report(checkpoints=self._checkpoints, ends=ends, newest=self._newest)
 
     def _preload(self) -> None:
         """Imports what a driver imports while it works, so that not each driver has to."""
@@ -146,6 +155,23 @@ class Drivers:
             yield _end(newer)
             self._recover()
 
+    def _overtaken(self) -> Iterator[int]:
+        """A driver sleeps before it publishes, and wakes while the newest one is at a line of publishing the same."""
+        for line in self._lines(is_pending=True):
+            os.environ["STATEFLOW_FAILPOINT"] = "publish.before:1:stop"
+            older = self._fork(partial(self._run, self._checkpoints))
+            del os.environ["STATEFLOW_FAILPOINT"]
+            os.waitpid(older, os.WUNTRACED)
+            newest = self._start(line, signal.SIGSTOP)
+            _, status = os.waitpid(newest, os.WUNTRACED)
+            os.kill(older, signal.SIGCONT)
+            _wait(older, self._scenario.patience)
+            if os.WIFSTOPPED(status):
+                os.kill(newest, signal.SIGCONT)
+            self._newest.append(_end(newest) if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
+            yield _end(older)
+            self._recover()
+
     def _failpoints(self) -> Iterator[int]:
         """A driver is killed at each failpoint, by the environment variable as any run."""
         for name in self._scenario.failpoints:
@@ -165,10 +191,18 @@ class Drivers:
             yield from map(_end, drivers)
             self._recover()
 
-    def _lines(self) -> Iterator[tuple[str, int]]:
-        """Yields lines of the sink's code in the order in which a run executes them, evenly distributed."""
+    def _lines(self, is_pending: bool = False) -> Iterator[tuple[str, int]]:
+        """Yields lines of the sink's code in the order in which a run executes them, evenly distributed.
+
+        Args:
+            is_pending: whether the run only publishes what an earlier one has committed.
+        """
         receiver, sender = os.pipe()
         self._checkpoints += 1
+        if is_pending:
+            os.environ["STATEFLOW_FAILPOINT"] = "publish.before"
+            _end(self._fork(partial(self._run, self._checkpoints)))
+            del os.environ["STATEFLOW_FAILPOINT"]
         driver = self._fork(lambda: self._collect(sender))
         os.close(sender)
         with open(receiver, "rb") as pipe:
