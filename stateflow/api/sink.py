@@ -203,7 +203,7 @@ class SinkTable(Protocol):
         token: the last checkpoint that this application published; 0 if there is none. None for a table that stores no
             tokens, such as a terminal: then the log decides, and output that was published just before a run died is
             published again.
-        successor: the sink that has taken over the table from this application, which must not write any more; None
+        successor: the sink that has taken over the table from this application, which must no longer write; None
             if none has.
     """
 

@@ -131,7 +131,7 @@ def test_an_approval_of_a_stop_is_void_after_another_run_has_started(
         stop(idle_job, again, run)
 
 
-def test_a_run_that_begins_after_the_check_of_an_approval_does_not_end_by_it(
+def test_a_run_that_begins_after_an_approval_is_checked_does_not_end(
     idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yes = answered(asks_to_stop(idle_job), task())

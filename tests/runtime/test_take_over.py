@@ -97,7 +97,7 @@ def test_a_run_that_does_not_end_in_time_is_left_to_the_claim(job: AccountsJob) 
 
 @pytest.mark.parametrize("is_active", [False, True])
 def test_a_stop_of_one_run_ends_no_run_that_has_begun_since(job: AccountsJob, is_active: bool) -> None:
-    """It was requested while that run was active, or had ended; a run that begins at any time after that goes on."""
+    """It was requested while that run was active, or had ended; a run that begins at any time after that continues."""
     ended = job.finish(run__until="input-ends").result
     earlier = ended["generation"]
     if is_active:

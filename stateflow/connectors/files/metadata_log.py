@@ -42,7 +42,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, int] = {}
     """The last published checkpoint of each application."""
     taken_over: dict[str, str] = {}
-    """The successor of each application that must not write any more."""
+    """The successor of each application that must no longer write."""
     application: str = ""
     """The application that made the version; empty for a version that changes nothing."""
     back_to: int | None = None

@@ -36,7 +36,7 @@ class SnapshotToken:
         token: the last published checkpoint.
         previous: the token before this snapshot.
         previous_snapshot: id of the snapshot that the table had before; None if it had none.
-        taken_over: pairs of an application that must not write any more, and its successor. In properties only, which
+        taken_over: pairs of an application that must no longer write, and its successor. In properties only, which
             neither expire nor are rolled back.
     """
 

@@ -230,7 +230,7 @@ class Transactions:
             return self._token
 
     def is_writing(self) -> bool:
-        """Returns whether the application has published, or is publishing, and has no successor; fences nobody."""
+        """Returns whether the application has published, or is publishing, and has no successor; fences no driver."""
         is_stable, token, successor = self._read(_UNSTABLE_SECONDS)
         return (bool(token) or not is_stable) and not successor
 

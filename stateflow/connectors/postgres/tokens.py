@@ -10,7 +10,7 @@ from stateflow.connectors.postgres.connection import Connection
 from stateflow.connectors.postgres.settings import TOKENS, UNDO
 
 _TAKEN_OVER = "#taken-over"
-"""Ends the name in the row of an application that must not write any more; the row has its successor as id."""
+"""Ends the name in the row of an application that must no longer write; the row has its successor as id."""
 _IDENTITY = ""
 """In place of an application: the row that has the id of the table."""
 _CREATE = sql.SQL(

@@ -126,7 +126,7 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     """The newest version that the plan saw: commits of other writers after it are never undone. None in entries of
     versions that did not record it; `to_version` is used then."""
     takes_over: dict[str, int | None] = {}
-    """The applications of other job roots that must not write to the table any more, with the token that each may have;
+    """The applications of other job roots that must no longer write to the table, with the token that each may have;
     None for any."""
 
 

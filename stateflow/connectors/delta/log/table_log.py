@@ -103,7 +103,7 @@ FileId = tuple[int, int, int, int]
 
 
 TAKEN_OVER = "#taken-over"
-"""Ends the name of an application of the log: the sink with the rest of the name must not write any more."""
+"""Ends the name of an application of the log: the sink with the rest of the name must no longer write."""
 
 
 def taken_over_by(successor: Successor) -> str:
