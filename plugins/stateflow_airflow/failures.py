@@ -52,16 +52,17 @@ class TransientFailure(StateflowTaskFailed):
 
 
 def log_failure(failed: StateflowTaskFailed) -> StateflowTaskFailed:
-    """Logs the message and hint of a failure, and returns it for a `raise` statement.
-
-    Airflow logs the failed task after that; without a traceback, unless the error is a bug in stateflow.
-    """
+    """Logs the message and hint of a failure, and returns it for a `raise` statement."""
     logging.getLogger("airflow.task").error("%s", failed)
+    return failed
+
+
+def hide_tracebacks() -> None:
+    """Makes Airflow log a failure of stateflow without its traceback, unless it is a bug in stateflow."""
     # Airflow logs a failed task with log.exception, which always adds the traceback. Existing loggers share this list.
     processors = structlog.get_config()["processors"]
     if _without_traceback not in processors:
         processors.insert(0, _without_traceback)
-    return failed
 
 
 def _without_traceback(_logger: object, _method: str, event: EventDict) -> EventDict:

@@ -34,3 +34,7 @@ class RetryByErrorCode(RetryPolicy):
     @classmethod
     def deserialize(cls, data: dict[str, object]) -> RetryByErrorCode:
         return cls()
+
+
+BY_ERROR_CODE = RetryByErrorCode()
+"""The default of stateflow's operators and sensors."""

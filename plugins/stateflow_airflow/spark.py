@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -22,3 +22,13 @@ class SparkSubmit:
     conf: Mapping[str, str] = field(default_factory=dict)
     env_vars: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def rendered(self, conf: object, env_vars: object) -> SparkSubmit:
+        """Returns these options with the rendered settings and variables. Raises PermanentFailure for other values."""
+        from stateflow_airflow.operators.template_values import to_settings, to_text
+
+        texts = (
+            {key: to_text(value) for key, value in to_settings(name, given).items()}
+            for name, given in (("conf", conf), ("env_vars", env_vars))
+        )
+        return replace(self, conf=next(texts), env_vars=next(texts))

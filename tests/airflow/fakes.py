@@ -85,7 +85,13 @@ class FakeRun:
         # As much of the DAG run as operators look at.
         due = datetime(2026, 1, 1, tzinfo=UTC)
         dag_run = SimpleNamespace(run_after=due, run_type=self.run_type, triggering_user_name=self.user)
-        return {"ti": ti, "dag_run": dag_run, "task_state_store": self.store, "outlet_events": self.events}
+        return {
+            "ti": ti,
+            "task_instance": ti,
+            "dag_run": dag_run,
+            "task_state_store": self.store,
+            "outlet_events": self.events,
+        }
 
     def clear(self) -> None:
         """What Airflow does to a task that is cleared: its store stays, its tries count on."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from airflow.providers.standard.operators import hitl
-from airflow.sdk.exceptions import TaskAwaitingInput
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, TriggerRule
+from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskAwaitingInput
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.requesters import airflow_user, by_process
@@ -58,29 +60,42 @@ def test_an_approval_is_returned_and_recorded_by_the_restore_only(idle_job: Acco
     assert rejections(idle_job) == []
 
 
-def test_the_user_who_triggered_a_restore_cannot_approve_the_plan(idle_job: AccountsJob) -> None:
+def test_the_user_who_triggered_a_restore_cannot_approve_the_plan(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **_: None)
     run = approving()
     run.user = "ada"
-    with fails(PermanentFailure, "not-approved", by="ada"):
+    # The task asks again: the DAG run does not fail for it.
+    with pytest.raises(TaskAwaitingInput):
         answer(planned(idle_job), run, idle_job.root, "Approve")
     operator = asks(idle_job.root, planned(idle_job), self_approval=True)
     event = {"chosen_options": ["Approve"], "params_input": {}, "responded_at": AT, "responded_by_user": ADA}
     assert operator.execute_complete(run.next_try(), event)["chosen_options"] == ["Approve"]
     # The user may still reject it.
-    with fails(PermanentFailure, "rejected", by="ada"):
-        answer(planned(idle_job), run, idle_job.root, "Reject")
+    assert answer(planned(idle_job), run, idle_job.root, "Reject")["chosen_options"] == ["Reject"]
 
 
-def test_a_rejection_is_a_permanent_failure_and_the_history_has_who_and_why(
-    idle_job: AccountsJob, golden: SnapshotAssertion
-) -> None:
+def test_a_rejection_skips_all_downstream_tasks_whatever_their_trigger_rules(idle_job: AccountsJob) -> None:
+    with DAG("a_dag"):
+        operator = asks(idle_job.root, planned(idle_job))
+        always = EmptyOperator(task_id="always", trigger_rule=TriggerRule.NONE_FAILED)
+        operator >> EmptyOperator(task_id="restore") >> always
+    run = approving()
+    run.ti.pushed["asked"] = asdict(operator.question())
+    event = {"chosen_options": ["Reject"], "params_input": {}, "responded_at": AT, "responded_by_user": ADA}
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        operator.execute_complete(run.next_try(), event)
+    assert set(skipped.value.tasks) == {"restore", "always"}
+    assert len(rejections(idle_job)) == 1
+
+
+def test_the_history_has_who_rejected_a_plan_and_why(idle_job: AccountsJob, golden: SnapshotAssertion) -> None:
     run = approving()
     run.user = "bob"
     plan = planned(idle_job)
     before = root_files.digests(idle_job.root, idle_job.folder / "tables")
-    with fails(PermanentFailure, "rejected", by="ada", note="not now") as caught:
-        answer(plan, run, idle_job.root, "Reject", params_input={"note": "not now"})
-    assert "ada" in str(caught.value) and "not now" in str(caught.value)
+    answer(plan, run, idle_job.root, "Reject", params_input={"note": "not now"})
     (record,) = rejections(idle_job)
     at = AT.isoformat(timespec="milliseconds")
     assert (record["by"], record["reason"], record["at"]) == (airflow_user("ada"), "not now", at)
@@ -95,14 +110,11 @@ def test_a_retry_records_a_rejection_once_also_after_further_runs_of_the_job(idl
     for delivered in (50, 70):
         idle_job.deliver(delivered)
         idle_job.finish()
-        with fails(PermanentFailure, "rejected"):
-            answer(plan, run, idle_job.root, "Reject")
+        answer(plan, run, idle_job.root, "Reject")
     assert len(rejections(idle_job)) == 1
     # Another plan, or another DAG run, is another decision.
-    with fails(PermanentFailure, "rejected"):
-        answer(planned(idle_job), run, idle_job.root, "Reject")
-    with fails(PermanentFailure, "rejected"):
-        answer(plan, approving("2026-01-02"), idle_job.root, "Reject")
+    answer(planned(idle_job), run, idle_job.root, "Reject")
+    answer(plan, approving("2026-01-02"), idle_job.root, "Reject")
     assert len(rejections(idle_job)) == 3
 
 
@@ -114,8 +126,8 @@ def test_no_answer_in_time_is_a_rejection_without_a_person(idle_job: AccountsJob
 
 
 def test_a_rejection_counts_although_the_history_cannot_be_written(idle_job: AccountsJob, tmp_path: Path) -> None:
-    with fails(PermanentFailure, "rejected", by="ada"):
-        answer(planned(idle_job), approving(), tmp_path / "gone", "Reject")
+    given = answer(planned(idle_job), approving(), tmp_path / "gone", "Reject")
+    assert (given["chosen_options"], given["responded_by_user"]) == (["Reject"], ADA)
 
 
 def test_the_question_has_the_deadline_for_an_answer(idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +137,6 @@ def test_the_question_has_the_deadline_for_an_answer(idle_job: AccountsJob, monk
     operator = asks(idle_job.root, plan, response_timeout=timedelta(days=1))
     before = datetime.now(UTC)
     context = approving().next_try()
-    context["task_instance"] = context["ti"]
     with pytest.raises(TaskAwaitingInput):
         operator.execute(context)
     limits = [f"{moment + timedelta(days=1):%Y-%m-%d %H:%M} UTC" for moment in (before, datetime.now(UTC))]

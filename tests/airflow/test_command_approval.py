@@ -43,10 +43,8 @@ def asked(operator: JobApprovalOperator, monkeypatch: pytest.MonkeyPatch, run: F
     """The question that a user is asked; empty if the task asks nothing."""
     detail: dict[str, Any] = {}
     monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **given: detail.update(given))
-    context = run.next_try()
-    context["task_instance"] = context["ti"]
     try:
-        operator.execute(context)
+        operator.execute(run.next_try())
     except TaskAwaitingInput:
         return str(detail["body"])
     assert not detail
@@ -54,7 +52,7 @@ def asked(operator: JobApprovalOperator, monkeypatch: pytest.MonkeyPatch, run: F
 
 
 def answered(operator: JobApprovalOperator, run: FakeRun, option: str = "Approve", user: Any = None) -> Any:
-    """What the task that asks returns."""
+    """What the task that asks returns; raises TaskAwaitingInput if it asks again."""
     question = operator.question()
     assert question is not None
     run.ti.pushed.setdefault("asked", asdict(question))
@@ -157,10 +155,16 @@ def test_the_approval_of_a_stop_does_not_approve_that_of_another_job(idle_job: A
     assert root_files.savepoints(other.root) == {}
 
 
-def test_the_user_who_requests_a_stop_cannot_approve_the_stop_unless_permitted(idle_job: AccountsJob) -> None:
+def test_the_user_who_requests_a_stop_cannot_approve_the_stop_unless_permitted(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detail: dict[str, Any] = {}
+    monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **given: detail.update(given))
     for user in ({"id": "7", "name": "bob"}, {"id": "bob", "name": "Bob B."}):
-        with fails(PermanentFailure, "not-approved", by="bob"):
+        with pytest.raises(TaskAwaitingInput):
             answered(asks_to_stop(idle_job), task(), user=user)
+        assert detail["body"].startswith("**bob ")
+        detail.clear()
     mine = answered(asks_to_stop(idle_job, self_approval=True), task(), user={"id": "7", "name": "bob"})
     with fails(PermanentFailure, "not-approved", by="bob"):
         stop(idle_job, mine)
@@ -178,10 +182,27 @@ def test_the_question_shows_what_is_stopped_and_hostile_text_only_as_text(
     assert "**now" not in body and "event-time timer" in body and "UTC" in body
 
 
+def test_the_question_names_the_requester_and_airflow_lets_only_other_approvers_answer(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detail: dict[str, Any] = {}
+    monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **given: detail.update(given))
+    approvers = [{"id": name, "name": name} for name in ("ada", "bob")]
+    for user, permitted in (("bob", ["ada"]), ("eve", ["ada", "bob"]), (None, ["ada", "bob"])):
+        with pytest.raises(TaskAwaitingInput):
+            asks_to_stop(idle_job, assigned_users=approvers).execute(task(user).next_try())
+        assert [each["id"] for each in detail["assigned_users"]] == permitted
+        assert (user or "DAG a_dag") in detail["body"]
+    with fails(PermanentFailure, "config", by="ada"):
+        asks_to_stop(idle_job, assigned_users=approvers[:1]).execute(task("ada").next_try())
+    with pytest.raises(TaskAwaitingInput):
+        asks_to_stop(idle_job, assigned_users=approvers, self_approval=True).execute(task("bob").next_try())
+    assert detail["assigned_users"] == approvers
+
+
 def test_a_rejected_stop_is_recorded_and_the_job_unchanged(idle_job: AccountsJob) -> None:
     before = everything(idle_job)
-    with fails(PermanentFailure, "rejected", by="ada"):
-        answered(asks_to_stop(idle_job), task(), "Reject")
+    assert answered(asks_to_stop(idle_job), task(), "Reject")["chosen_options"] == ["Reject"]
     (record,) = [r for r in root_files.history(idle_job.root) if r.get("kind") == "rejection"]
     assert (record["by"], record["facts"]["asked_by"]) == (airflow_user("ada"), "bob")
     assert record["facts"]["plan"] == f"stop of generation {root_files.head(idle_job.root).doc['generation']}"
@@ -245,7 +266,7 @@ def test_less_than_the_configured_numbers_is_deleted_with_an_approval_only(
     for approval, given in ((None, limits), ({**yes, "plan": ""}, limits), (yes, other)):
         with fails(PermanentFailure, "not-approved"):
             collect(saved, approval, **given)
-    with fails(PermanentFailure, "not-approved", by="bob"):
+    with pytest.raises(TaskAwaitingInput):
         answered(asks_to_delete(saved, **limits), task(), user={"id": "bob", "name": "bob"})
     assert everything(saved) == before
     done = collect(saved, yes, **limits)

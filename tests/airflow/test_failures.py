@@ -12,7 +12,13 @@ from structlog.testing import capture_logs
 
 from stateflow import errors
 from stateflow_airflow import failures
-from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure, translate_errors
+from stateflow_airflow.failures import (
+    PermanentFailure,
+    StateflowTaskFailed,
+    TransientFailure,
+    hide_tracebacks,
+    translate_errors,
+)
 from stateflow_airflow.launches.run_result import RunResult, with_offsets
 from stateflow_airflow.retry import RetryByErrorCode
 from tests.airflow.fakes import fails
@@ -101,6 +107,7 @@ def test_airflow_logs_a_traceback_of_a_mistake_of_the_library_only(
     error: errors.StateflowError, has_traceback: bool
 ) -> None:
     with capture_logs() as logged:
+        hide_tracebacks()
         log = structlog.get_logger("task").bind()
         try:
             with translate_errors():

@@ -117,6 +117,12 @@ def optional_text(title: str, description: str) -> Param:
     return Param(None, type=["null", "string"], title=title, description=description)
 
 
+def required_text(title: str, description: str, **more: str) -> Param:
+    """Returns a param for a text that must not be blank; `more` are further parts of its JSON schema."""
+    schema: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": r"\S", **more}
+    return Param(title=title, description=description, **schema)
+
+
 def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:
     """Returns a `pre_execute` hook that skips the task unless the DAG run's param equals `wanted`."""
 

@@ -37,8 +37,6 @@ class StateflowJob:
             renders the same templates: ``{{ params.get('failpoint') or '' }}``.
         locations: paths and URIs outside of the job root where savepoints may be: restore targets, and the savepoint
             that a new job root starts from. Also Airflow's setting ``[stateflow] allowed_locations``.
-        suggest_targets: whether the recovery form suggests restore targets. Each time Airflow parses the DAG file, they
-            are read from a job root in a file system; a job root in another storage is never read.
         approvers: ids of the users who may approve a restore, a stop, or a retention below the configured numbers; if
             empty, every user who may answer.
         self_approval: whether the user who triggers one of these may approve it.
@@ -58,7 +56,6 @@ class StateflowJob:
     params: Mapping[str, Param] = field(default_factory=dict)
     run_params: Mapping[str, Param] = field(default_factory=dict)
     locations: Sequence[str] = ()
-    suggest_targets: bool = True
     approvers: Sequence[str] = ()
     self_approval: bool = False
     description: str = ""

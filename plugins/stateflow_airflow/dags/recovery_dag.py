@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from airflow.sdk import DAG, Param
 
@@ -14,11 +14,11 @@ from stateflow_airflow.dags.elements import (
     claim_mode,
     new_dag,
     optional_text,
+    required_text,
     run_task,
     skip_unless,
 )
 from stateflow_airflow.dags.job import StateflowJob
-from stateflow_airflow.dags.restore_targets import suggested_targets
 from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.markdown import quoted
 from stateflow_airflow.operators.recovery import (
@@ -31,9 +31,9 @@ DOC = """
 Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together.
 
 1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.{stop}
-2. Trigger this DAG with a target and a reason. The field *Restore target* suggests savepoints and checkpoints.
-3. Read the plan: task `approve`, tab *Required Actions*. Approve or reject it. A rejection changes nothing, fails the
-   DAG run, and is recorded in the job's history with your name and note.
+2. Trigger this DAG with a target and a reason.
+3. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it. A rejection changes
+   nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
 4. Unpause `{name}`.
 
 You can clear a task that failed or was killed. Clearing `plan` creates a new plan for the same target and asks for
@@ -65,8 +65,7 @@ class _JobArguments(TypedDict):
 
 def recovery_dag(job: StateflowJob, application: str) -> DAG:
     """Returns the DAG. It has no schedule."""
-    targets = suggested_targets(job.root) if job.suggest_targets else []
-    params = {**_params(targets), **job.params}
+    params = {**_params(), **job.params}
     code: _JobArguments = {
         "job": application,
         "job_root": job.root,
@@ -114,18 +113,15 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
     return dag
 
 
-def _params(targets: Sequence[str]) -> dict[str, Param]:
-    suggestions: dict[str, Any] = {"examples": list(targets)} if targets else {}
-    target = Param(
-        **suggestions,
-        type="string",
-        minLength=1,
-        title="Restore target",
-        description="latest, a checkpoint's id, a savepoint's name or path, before:2026-01-31T03:00 (UTC),"
-        " or before:SOURCE=OFFSET",
-    )
+def _params() -> dict[str, Param]:
+    # No examples of targets: they would be part of the serialized DAG, so that each savepoint made a new DAG version.
     return {
-        "target": target,
+        "target": required_text(
+            "Restore target",
+            "latest, a checkpoint's id, a savepoint's name or path, before:2026-01-31T03:00 (UTC),"
+            " or before:SOURCE=OFFSET. `stateflow status` and `stateflow savepoint list` show them, and so does the"
+            " error of the task plan for a target that does not exist.",
+        ),
         "sinks": Param(
             "restore",
             type="string",
@@ -133,9 +129,7 @@ def _params(targets: Sequence[str]) -> dict[str, Param]:
             values_display={"restore": "restore tables with the state", "keep": "keep the tables' current content"},
             title="Tables",
         ),
-        "reason": Param(
-            type="string", format="multiline", minLength=1, title="Reason", description="Stored in the job's log."
-        ),
+        "reason": required_text("Reason", "Stored in the job's log.", format="multiline"),
         "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
         "keep_tables": optional_text(
             "Tables to keep",

@@ -113,6 +113,8 @@ def configured(job: StateflowJob, retention: Retention) -> Retention:
     return retention if retention.checkpoints else replace(retention, checkpoints=number)
 
 
+# No `minimum`: Airflow's form changes a smaller number to the minimum without a word, and 1 keeps the least of all. The
+# tasks refuse such a number.
 def _params(retention: Retention, tables: TableMaintenance | None) -> dict[str, Param]:
     maintain = Param(
         True,
@@ -124,16 +126,14 @@ def _params(retention: Retention, tables: TableMaintenance | None) -> dict[str, 
         "retain": Param(
             retention.checkpoints,
             type=["null", "integer"],
-            minimum=1,
             title="Checkpoints to keep",
-            description="By default, the setting of the job's last run.",
+            description="1 or more. By default, the setting of the job's last run.",
         ),
         "savepoints": Param(
             retention.savepoints,
             type=["null", "integer"],
-            minimum=1,
             title="Periodic savepoints to keep",
-            description="Leave empty to keep all.",
+            description="1 or more. Leave empty to keep all.",
         ),
         **({"tables": maintain} if tables else {}),
         "preview": Param(False, type="boolean", title="Preview", description="Only logs what would be deleted."),

@@ -34,8 +34,16 @@ _START_LIMIT = timedelta(minutes=30)
 """How long a successor may take to start Spark and take over, before it is ended."""
 
 
-def checked_renewal(after: timedelta | None, settings: Mapping[str, object], deferrable: bool) -> timedelta | None:
-    """Returns the age at which a launch is renewed. Raises PermanentFailure if the task cannot renew it."""
+def checked_renewal(
+    after: timedelta | None, settings: Mapping[str, object] | None, deferrable: bool
+) -> timedelta | None:
+    """Returns the age at which a launch is renewed. Raises PermanentFailure if the task cannot renew it.
+
+    Args:
+        after: the age; None for never.
+        settings: settings of the run; None before they are rendered.
+        deferrable: whether a trigger follows the launch.
+    """
     if after is None:
         return None
     if after < _SHORTEST:
@@ -51,7 +59,7 @@ def checked_renewal(after: timedelta | None, settings: Mapping[str, object], def
             "templates, from which a run is started",
             renew_after=str(after),
         )
-    if "run.take_over" not in settings:
+    if settings is not None and "run.take_over" not in settings:
         raise misconfigured(
             "a renewed run would fence the active one",
             "add the setting run.take_over, or use StateflowJob with mode='continuous'",

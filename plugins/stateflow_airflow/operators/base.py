@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, RetryPolicy
 
-from stateflow_airflow.failures import translate_errors
+from stateflow_airflow.failures import hide_tracebacks, translate_errors
 from stateflow_airflow.operators.locations import allowed_locations
-from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.retry import BY_ERROR_CODE
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 TaskArgument: TypeAlias = Any
 """An argument of Airflow's own base class, such as ``task_id`` or ``retries``."""
@@ -29,10 +32,16 @@ class LibraryOperator(BaseOperator):
             user who may only trigger the DAG cannot extend them.
     """
 
-    def __init__(self, *, locations: Sequence[str] = (), **kwargs: TaskArgument) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
+    # A default in the signature is one of a mapped operator, too: `partial` reads it there, and calls no constructor.
+    def __init__(
+        self, *, locations: Sequence[str] = (), retry_policy: RetryPolicy | None = BY_ERROR_CODE, **kwargs: TaskArgument
+    ) -> None:
+        super().__init__(retry_policy=retry_policy, **kwargs)
         self.locations = tuple(locations)
+
+    def pre_execute(self, context: Context) -> None:
+        """Hides the tracebacks of failures whose messages explain them."""
+        hide_tracebacks()
 
     def library(self) -> AbstractContextManager[None]:
         """Restricts the library to the allowed locations, and translates its errors into failures of the task."""
@@ -55,11 +64,12 @@ class JobOperator(JobRootOperator):
     """An operator that also loads the job file, with the settings of the job's runs."""
 
     def __init__(
-        self, *, job: str, job_root: str, settings: Mapping[str, object] | None = None, **kwargs: TaskArgument
+        self, *, job: str, job_root: str, settings: Mapping[str, object] | str | None = None, **kwargs: TaskArgument
     ) -> None:
         super().__init__(job_root=job_root, **kwargs)
         self.job = job
-        self.settings = dict(settings or {})
+        # Not copied: the output of a task or a template is a mapping only once it is rendered.
+        self.settings = cast("Mapping[str, object]", settings or {})
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class StateflowRestorePlanOperator(JobOperator):
         maps: str | Sequence[str] = (),
         sources: str | Sequence[str] = (),
         claim_mode: str = "no-claim",
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         run_dag: str = "",
         **kwargs: Any,
     ) -> None:
@@ -181,7 +181,7 @@ class StateflowRestoreOperator(JobOperator):
         approval: object = None,
         self_approval: bool = False,
         reason: str = "",
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)

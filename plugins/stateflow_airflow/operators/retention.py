@@ -169,7 +169,7 @@ class StateflowTablesOperator(JobOperator):
         *,
         job: str,
         job_root: str,
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         older_than: timedelta | str = "7d",
         tables: Sequence[str] = (),
         optimize: bool = True,

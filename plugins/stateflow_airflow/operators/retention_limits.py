@@ -75,8 +75,13 @@ def configured_retention(retain: Limit, savepoints: Limit, max_age: timedelta | 
         savepoints: number of savepoints, likewise.
         max_age: age of savepoints, likewise.
     """
-    given = (None if isinstance(value, str) and "{" in value else value for value in (retain, savepoints, max_age))
+    given = (value if _is_constant(value) else None for value in (retain, savepoints, max_age))
     return Retention.of_arguments(*given)  # type: ignore[arg-type]
+
+
+def _is_constant(value: object) -> bool:
+    """Returns whether the DAG file gives the value itself: not a template, and not the output of a task."""
+    return isinstance(value, int | timedelta) or (isinstance(value, str) and "{" not in value)
 
 
 def retention_loss(job_root: str, requested: Retention, configured: Retention) -> list[str]:

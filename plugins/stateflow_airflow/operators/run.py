@@ -21,7 +21,7 @@ from stateflow_airflow.launches.schedule_interval import warn_if_longer
 from stateflow_airflow.launches.task_folders import run_id
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.approvals.claim_approval import claim_question
-from stateflow_airflow.operators.base import JobOperator
+from stateflow_airflow.operators.base import JobOperator, TaskArgument
 from stateflow_airflow.operators.locations import allowed_locations
 from stateflow_airflow.operators.template_values import (
     check_job_file,
@@ -30,6 +30,7 @@ from stateflow_airflow.operators.template_values import (
     to_claim_mode,
     to_lines,
     to_names,
+    to_settings,
     to_text,
     to_words,
 )
@@ -38,6 +39,7 @@ from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 require_supported()
 
@@ -121,7 +123,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         *,
         job: str,
         job_root: str,
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         spark: SparkSubmit | None = None,
         run_folder: str | None = None,
         from_savepoint: str = "",
@@ -137,13 +139,15 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         end_timeout: timedelta = timedelta(minutes=1),
         renew_after: timedelta | None = None,
         deferrable: bool = False,
+        # Limits all runs of the DAG; max_active_runs of the DAG does not count the runs of a backfill.
+        max_active_tis_per_dag: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        # Limits all runs of the DAG; max_active_runs of the DAG does not count the runs of a backfill.
-        kwargs.setdefault("max_active_tis_per_dag", 1)
-        super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
+        super().__init__(
+            job=job, job_root=job_root, settings=settings, max_active_tis_per_dag=max_active_tis_per_dag, **kwargs
+        )
         self.spark = spark or SparkSubmit()
-        self.conf, self.env_vars = dict(self.spark.conf), dict(self.spark.env_vars)
+        self.conf, self.env_vars = self.spark.conf, self.spark.env_vars
         self.run_folder = run_folder
         self.from_savepoint, self.from_other_job = from_savepoint, from_other_job
         self.tables, self.drop = tables, drop
@@ -153,7 +157,13 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         self.needs_approval = claim_mode != "claim" or approval is not None
         self.approval, self.self_approval = approval, self_approval
         self.kept_runs, self.end_timeout, self.deferrable = kept_runs, end_timeout, deferrable
-        self.renew_after = checked_renewal(renew_after, self.settings, deferrable)
+        known = settings if isinstance(settings, Mapping) else None
+        self.renew_after = checked_renewal(renew_after, known, deferrable)
+
+    @classmethod
+    def partial(cls, **kwargs: TaskArgument) -> OperatorPartial:
+        """Returns an operator to be mapped, whose tasks run one at a time as well: Airflow calls no constructor yet."""
+        return super().partial(**{"max_active_tis_per_dag": 1, **kwargs})
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the job, or waits for the program that an earlier try launched."""
@@ -182,7 +192,9 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         from stateflow_airflow.hooks import StateflowSubmitHook, checked_first
 
         _check_paths(self.job, self.job_root, self.from_savepoint)
-        self._check_failpoint()
+        settings, env_vars = to_settings("settings", self.settings), to_settings("env_vars", self.env_vars)
+        checked_renewal(self.renew_after, settings, self.deferrable)
+        _check_failpoint(env_vars)
         arguments = ["run", self.job, "--job-root", self.job_root]
         if self.from_savepoint or self.tables != "refuse":
             arguments += ["--tables", self.tables]
@@ -193,13 +205,11 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
             arguments += [f"--map={text}" for text in to_words(self.maps)]
             arguments += [f"--source={text}" for text in to_lines(self.sources)]
             arguments += ["--claim-mode", self._permitted_claim_mode(context)]
-        files = {SETTINGS: settings_file({key: to_text(value) for key, value in self.settings.items()})}
+        files = {SETTINGS: settings_file({key: to_text(value) for key, value in settings.items()})}
         arguments += ["--config", str(folder / SETTINGS), "--result-file", str(result_file(folder))]
         arguments += ["--run-id", run_id(context), "--log-format", "text"]
-        spark = SparkSubmit(
-            conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
-        )
-        with_log = self.settings.get("spark.log") != "full"
+        spark = self.spark.rendered(self.conf, self.env_vars)
+        with_log = settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
         command = checked_first(StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log))
         environment = {**passed_environment(), **command.env, **allowed_locations(self.locations)}
@@ -215,19 +225,20 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
                 ApprovalCheck(self.approval, self.self_approval).decision(question.digest, context, "")
         return mode
 
-    def _check_failpoint(self) -> None:
-        """Fails before Spark starts; the program would reject an unknown name only at its first failpoint."""
-        from stateflow.failpoints import check
-
-        if wanted := self.env_vars.get("STATEFLOW_FAILPOINT"):
-            with translate_errors():
-                check(wanted)
-
     def _update_outlets(self, returned: Mapping[str, Any], context: Context) -> None:
         for asset in self.outlets:
             if isinstance(asset, Asset):
                 extra = context["outlet_events"][asset].extra
                 extra.update(checkpoint_id=returned["checkpoint_id"], offsets=returned["offsets"])
+
+
+def _check_failpoint(env_vars: Mapping[str, object]) -> None:
+    """Fails before Spark starts; the program would reject an unknown name only at its first failpoint."""
+    from stateflow.failpoints import check
+
+    if wanted := env_vars.get("STATEFLOW_FAILPOINT"):
+        with translate_errors():
+            check(str(wanted))
 
 
 def _check_paths(job: str, job_root: str, from_savepoint: str) -> None:

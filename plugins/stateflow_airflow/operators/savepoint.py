@@ -78,7 +78,7 @@ class StateflowSavepointOperator(JobOperator):
         origin: str = "manual",
         reason: str = "",
         job: str = "",
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         stored_as: str = "",
         timeout: timedelta = timedelta(minutes=10),
         **kwargs: Any,
@@ -223,8 +223,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
         self.drain = drain
         self.spark = spark
         self._generation = 0
-        self.conf = dict(spark.conf) if spark else {}
-        self.env_vars = dict(spark.env_vars) if spark else {}
+        self.conf: Mapping[str, str] = spark.conf if spark else {}
+        self.env_vars: Mapping[str, str] = spark.env_vars if spark else {}
 
     def execute(self, context: Context) -> dict[str, object]:
         """Stops the job, if a user has approved it."""
@@ -292,9 +292,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         from stateflow_airflow.hooks import StateflowSubmitHook
 
         assert self.spark is not None
-        spark = SparkSubmit(
-            conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
-        )
+        spark = self.spark.rendered(self.conf, self.env_vars)
         session = StateflowSubmitHook(spark).session(f"stateflow stop {self.task_id}", folder)
         for name, content in session.files.items():
             write_private(folder / name, content.encode())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,35 @@ if TYPE_CHECKING:
 def to_text(value: object) -> str:
     """Returns a setting in the form that the command line takes."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def to_settings(name: str, value: object) -> dict[str, object]:
+    """Returns the settings in a rendered argument: a mapping, or a JSON object as text; empty for None or no text.
+
+    Raises PermanentFailure for any other value, and for a setting without a value.
+
+    Args:
+        name: name of the argument, for the error.
+        value: the rendered argument.
+    """
+    found = {} if value is None or value == "" else value
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except ValueError:
+            pass  # refused below
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) and key for key in found):
+        raise misconfigured(
+            f"{name} is not a mapping of names to values",
+            "pass a dict, the output of a task that returns one, or a template that renders a JSON object: "
+            "{{ … | tojson }}",
+            **{name: reprlib.repr(value)},
+        )
+    if empty := sorted(key for key, each in found.items() if each is None):
+        raise misconfigured(
+            f"{name} has names without a value", "omit them, or give them values", **{name: ", ".join(empty)}
+        )
+    return dict(found)
 
 
 def to_bool(name: str, value: bool | str) -> bool:
@@ -97,7 +128,7 @@ def checked_location(argument: str, location: str) -> str:
     return location
 
 
-def job_code(file: str, settings: Mapping[str, object]) -> JobCode:
+def job_code(file: str, settings: object) -> JobCode:
     """Returns the job file and its settings. Raises PermanentFailure if the file does not exist on this worker."""
     from stateflow.operations import JobCode
 
@@ -105,17 +136,18 @@ def job_code(file: str, settings: Mapping[str, object]) -> JobCode:
     return JobCode(Path(file), (_layer(settings),))
 
 
-def savepoint_settings(settings: Mapping[str, object]) -> SavepointSettings:
+def savepoint_settings(settings: object) -> SavepointSettings:
     """Returns the settings for savepoints, of all settings of a job. Raises ConfigError for an invalid setting."""
     from stateflow.config.sources import resolve
 
     return resolve(_layer(settings)).savepoint
 
 
-def _layer(settings: Mapping[str, object]) -> SettingsLayer:
+def _layer(settings: object) -> SettingsLayer:
     from stateflow.config.sources import parse_assignments
 
-    return parse_assignments(tuple(f"{key}={to_text(value)}" for key, value in settings.items()))
+    given = to_settings("settings", settings)
+    return parse_assignments(tuple(f"{key}={to_text(value)}" for key, value in given.items()))
 
 
 def check_job_file(file: str) -> None:

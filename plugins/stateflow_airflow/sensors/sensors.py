@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, RetryPolicy, conf
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from stateflow_airflow.failures import PermanentFailure, log_failure, misconfigured
+from stateflow_airflow.failures import PermanentFailure, hide_tracebacks, log_failure, misconfigured
 from stateflow_airflow.operators.template_values import checked_root, to_duration, to_words
-from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.retry import BY_ERROR_CODE
 from stateflow_airflow.sensors.checks import Check, Event, Measure, Outcome, Status
 from stateflow_airflow.sensors.trigger import FreshnessTrigger
 from stateflow_airflow.versions import require_supported
@@ -37,13 +37,23 @@ class FreshnessSensor(BaseSensorOperator):
 
     ui_color = "#e6f1f2"
 
-    def __init__(self, *, job_root: str, deferrable: bool | None = None, **kwargs: Any) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        job_root: str,
+        deferrable: bool | None = None,
+        retry_policy: RetryPolicy | None = BY_ERROR_CODE,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(retry_policy=retry_policy, **kwargs)
         self.job_root = job_root
         default = conf.getboolean("operators", "default_deferrable", fallback=False)
         self.deferrable = default if deferrable is None else deferrable
         self._last = ""
+
+    def pre_execute(self, context: Context) -> None:
+        """Hides the tracebacks of failures whose messages explain them."""
+        hide_tracebacks()
 
     @abstractmethod
     def check(self) -> Check:

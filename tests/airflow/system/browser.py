@@ -97,11 +97,6 @@ class TriggerForm:
     def fill(self, name: str, value: str) -> None:
         self._field(name).fill(value)
 
-    def suggestions(self, name: str) -> list[str]:
-        """What the browser offers for a text."""
-        options = self.dialog.locator(f"#list_{name} option")
-        return [str(value) for value in options.evaluate_all("all => all.map(e => e.value)")]
-
     def can_send(self) -> bool:
         return self.dialog.get_by_role("button", name="Trigger").is_enabled()
 

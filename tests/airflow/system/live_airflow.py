@@ -25,7 +25,7 @@ QUICK_HEARTBEAT = {
 """Lets Airflow miss a worker that was killed soon."""
 QUICK_ADOPTION = {"AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5"}
 """Lets a scheduler repeat the tasks of one that was killed soon after half a minute; by default within five minutes."""
-REJECTED = {"plan": "success", "approve": "failed"} | dict.fromkeys(("restore", "verify", "run"), "upstream_failed")
+REJECTED = {"plan": "success", "approve": "success"} | dict.fromkeys(("restore", "verify", "run"), "skipped")
 """The tasks of a recovery that a person has rejected, with their states."""
 
 

@@ -61,7 +61,6 @@ def continuous(name, run, **more):
             settings={{"job.home": home, "job.delay": 10**9, "local_dir": f"{{home}}/local"}},
             spark=SparkSubmit(conf={{"spark.ui.enabled": "false"}}),
             run={{"retry_delay": timedelta(seconds=1), **run}},
-            suggest_targets=False,
             **more,
         ),
         application={job!r},

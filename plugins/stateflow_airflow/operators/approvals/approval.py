@@ -9,18 +9,26 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.standard.exceptions import HITLRejectException
-from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import timezone
+from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
+from airflow.sdk import RetryPolicy, timezone
 
-from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, translate_errors
+from stateflow_airflow.failures import (
+    PermanentFailure,
+    StateflowTaskFailed,
+    hide_tracebacks,
+    log_failure,
+    misconfigured,
+    translate_errors,
+)
+from stateflow_airflow.operators.markdown import escaped
 from stateflow_airflow.operators.restore_plan import parse_plan
 from stateflow_airflow.operators.task_requests import airflow_user, request_id, requested_by, triggering_user
 from stateflow_airflow.operators.template_values import checked_root
-from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.retry import BY_ERROR_CODE
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
+    from airflow.providers.standard.triggers.hitl import HITLTriggerEventSuccessPayload
     from airflow.sdk import Context
 
 require_supported()
@@ -57,12 +65,13 @@ def request_digest(**parts: object) -> str:
 class JobApprovalOperator(ApprovalOperator):
     """Asks a user to approve or reject a request for one job root. Subclasses define the request.
 
-    **Approve**: the downstream tasks run. **Reject**, or no answer within `response_timeout`: the task fails with the
-    code ``rejected`` and is not retried, so the DAG run fails. The job's history gets a record of kind ``rejection``
-    with the user and the reason; a retry of the task adds no second one. The job is not changed.
+    **Approve**: the downstream tasks run. **Reject**: all downstream tasks are skipped, and the DAG run succeeds. No
+    answer within `response_timeout`: the task fails with the code ``rejected`` and is not retried. For both, the job's
+    history gets a record of kind ``rejection`` with the user and the reason; a retry of the task adds no second one.
+    The job is not changed.
 
-    The user who triggered the DAG run cannot approve: the task fails with the code ``not-approved``. Clear it to ask
-    again.
+    The question names the user who triggered the DAG run. That user cannot approve: Airflow refuses the answer where
+    `assigned_users` is given; otherwise the task asks again, and says so.
 
     **Returns** (XCom), also for a rejection: ``chosen_options``, ``params_input``, ``responded_at``,
     ``responded_by_user``, and ``plan``: the digest of the request, which alone is then executed, with ``loss``: what it
@@ -80,11 +89,16 @@ class JobApprovalOperator(ApprovalOperator):
     ui_color = "#fdf1cf"
 
     def __init__(
-        self, *, job_root: str, self_approval: bool = False, locations: Sequence[str] = (), **kwargs: Any
+        self,
+        *,
+        job_root: str,
+        self_approval: bool = False,
+        locations: Sequence[str] = (),
+        retry_policy: RetryPolicy | None = BY_ERROR_CODE,
+        **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
         kwargs.setdefault("defaults", self.REJECT)
-        super().__init__(fail_on_reject=True, **kwargs)
+        super().__init__(retry_policy=retry_policy, **kwargs)
         self.job_root = job_root
         self.self_approval = self_approval
         self.locations = tuple(locations)
@@ -93,41 +107,82 @@ class JobApprovalOperator(ApprovalOperator):
     def question(self) -> Question | None:
         """Returns the request as it is now; None if it needs no approval."""
 
+    def pre_execute(self, context: Context) -> None:
+        """Hides the tracebacks of failures whose messages explain them."""
+        hide_tracebacks()
+
     def execute(self, context: Context) -> None:
-        """Asks the question, with the time until which it can be answered."""
+        """Asks the question, with the user who triggered the DAG run and the time until which it can be answered."""
+        self._ask(context)
+
+    def _ask(self, context: Context, refused: str = "") -> None:
+        """Asks the question, after an answer that was refused for the given reason."""
         asked = self.question()
         if asked is None:
             self.log.info("This request needs no approval")
             return
         # Until the answer, what the request depends on can change.
         context["ti"].xcom_push(key=_ASKED, value=asdict(asked))
-        parts = [asked.markdown, self.body or ""]
+        self._exclude_requester(triggering_user(context))
+        parts = [f"**{escaped(refused)}**" if refused else "", asked.markdown, self.body or ""]
+        parts.append(f"**Requested by**: {escaped(requested_by(context))}" + self._excluded(context))
         if self.response_timeout:
             until = timezone.utcnow() + self.response_timeout
             parts.append(f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection.")
         self.body = "\n\n".join(part for part in parts if part)
         super().execute(context)
 
+    def _exclude_requester(self, user: str) -> None:
+        """Removes the user who triggered the DAG run from those who may answer: Airflow then refuses the answer."""
+        if self.self_approval or not user or not self.assigned_users:
+            return
+        self.assigned_users = [each for each in self.assigned_users if user not in (each["id"], each["name"])]
+        if not self.assigned_users:
+            raise misconfigured(
+                f"{user} has triggered this DAG run, and is the only user who may answer",
+                "let another user trigger it, or add approvers; self_approval=True in StateflowJob permits it",
+                by=user,
+            )
+
+    def _excluded(self, context: Context) -> str:
+        return "" if self.self_approval or not triggering_user(context) else ", who cannot approve it"
+
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Returns the answer if it is an approval. Raises PermanentFailure for any other."""
-        try:
-            given = super().execute_complete(context, event)
-        except HITLRejectException:
-            # Airflow stores the return value of a task only, and this task raises.
-            answer = {key: event.get(key) for key in ("chosen_options", "params_input", "responded_by_user")}
-            at = event["responded_at"].isoformat(timespec="milliseconds")
-            context["ti"].xcom_push(key="return_value", value={**answer, "responded_at": at})
-            rejected = Answer.of(answer)
-            try:
-                self._record(context, rejected, at)
-            except StateflowTaskFailed as error:
-                # Only logged: a retry would ask the user again, who has decided.
-                self.log.error("Could not record the rejection in the job's history: %s", error)
-            raise rejected.failure() from None
-        if not self.self_approval:
-            Answer.of(given).check_other_than(triggering_user(context))
+        """Returns an approval, skips the downstream tasks after a rejection, and asks again after a refused answer.
+
+        Raises PermanentFailure if no user has answered in time.
+        """
+        given = HITLOperator.execute_complete(self, context, event)
+        answer = Answer.of(given)
+        if given["chosen_options"] != [APPROVE]:
+            return self._reject(context, given, answer)
+        user = triggering_user(context)
+        if user in answer.names and not self.self_approval:
+            self.log.warning("%s has triggered this DAG run, and so cannot approve it; asking again", user)
+            self._ask(context, f"{user} has triggered this DAG run, so that another user has to answer")
         asked = self._asked(context)
         return {**given, "plan": asked.digest, "loss": list(asked.loss)}
+
+    def _reject(self, context: Context, given: HITLTriggerEventSuccessPayload, answer: Answer) -> dict[str, object]:
+        """Records the rejection, and skips all downstream tasks, whatever their trigger rules.
+
+        Raises PermanentFailure if no user has answered: another than the one who waits has to notice that.
+        """
+        at = given["responded_at"].isoformat(timespec="milliseconds")
+        returned: dict[str, object] = {**given, "responded_at": at}
+        # Airflow stores the return value of a task that returns: skipping the others is an exception, too.
+        context["ti"].xcom_push(key="return_value", value=returned)
+        try:
+            self._record(context, answer, at)
+        except StateflowTaskFailed as error:
+            # Only logged: a retry would ask the user again, who has decided.
+            self.log.error("Could not record the rejection in the job's history: %s", error)
+        failed = answer.failure()
+        if not answer.user:
+            raise log_failure(failed)
+        self.log.warning("%s; nothing was changed, and all downstream tasks are skipped", failed.message)
+        self.skip(ti=context["ti"], tasks=self.get_flat_relatives(upstream=False))
+        return returned
 
     def _asked(self, context: Context) -> Question:
         return Question(**context["ti"].xcom_pull(task_ids=self.task_id, key=_ASKED))

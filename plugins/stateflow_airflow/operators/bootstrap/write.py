@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from airflow.sdk import Asset
 
@@ -100,7 +100,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         at: str = "",
         name: str = "",
         reason: str = "",
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         **kwargs: TaskArgument,
     ) -> None:
         super().__init__(**kwargs)
@@ -114,7 +114,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         self.at = at
         self.name = name
         self.reason = reason
-        self.settings = dict(settings or {})
+        self.settings = cast("Mapping[str, object]", settings or {})
 
     def execute(self, context: Context) -> dict[str, object]:
         """Writes the savepoint, or finds the one that an earlier try has written."""
@@ -190,7 +190,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
         job: str = "",
         name: str = "",
         reason: str = "",
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | str | None = None,
         **kwargs: TaskArgument,
     ) -> None:
         super().__init__(**kwargs)
@@ -202,7 +202,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
         self.job = job
         self.name = name
         self.reason = reason
-        self.settings = dict(settings or {})
+        self.settings = cast("Mapping[str, object]", settings or {})
 
     def execute(self, context: Context) -> dict[str, object]:
         """Writes the copy, or finds the one that an earlier try has written."""
