@@ -11,10 +11,12 @@ from pathlib import Path
 
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.source import LocalSource, Source
+from stateflow.checkpoint.history import record_failed_start
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import declare
-from stateflow.errors import InternalError, StateflowError
+from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.observability.exporters import telemetry
 from stateflow.observability.logging import log_event
 from stateflow.observability.metrics import Recorder
@@ -169,8 +171,34 @@ def run_job(request: RunRequest) -> RunResult:
     allow that; otherwise in this process. A failed run restarts as `restart.strategy` says.
 
     Raises:
-        StateflowError: the run was refused or failed.
+        StateflowError: the run was refused or failed. The history of an existing job has the error.
     """
+    is_claimed = False
+
+    def on_start(run: JobRun) -> None:
+        nonlocal is_claimed
+        is_claimed = True
+        request.on_start(run)
+
+    try:
+        return _run_job(replace(request, on_start=on_start))
+    except StateflowError as e:
+        if not is_claimed:
+            _record_failed_start(request.job_root, e)
+        raise
+
+
+def _record_failed_start(job_root: str, error: StateflowError) -> None:
+    """Adds the error of a run that has not begun to the history of its job, if the job exists and can be reached."""
+    if isinstance(error, (Fenced, StorageError, WrongJobRoot)):
+        return
+    try:
+        record_failed_start(JobRoot.open(open_storage(job_root), SystemClock()), error)
+    except StateflowError as e:
+        _log.info("the failed start is not in the history of the job: %s", e)
+
+
+def _run_job(request: RunRequest) -> RunResult:
     clock = SystemClock()
     began = clock.monotonic()
     prepared = prepare(request.job_file, request.job_root, request.layers)

@@ -36,8 +36,12 @@ BACKGROUND = "background"
 """Kind of the records of failed background work."""
 FAILURE = "failure"
 """Kind of the records of runs that ended with an error."""
+FAILED_START = "failed-start"
+"""Kind of the records of runs that ended with an error before they had claimed the job."""
 _RUN = "run"
 """Part of the name of a run's failure record: a generation has at most one."""
+LONGEST_SENTENCE = 2000
+"""How much of an error's sentence a record has."""
 MADE = "made"
 """Part of the name of the record of a fork's origin; belongs to the stored format."""
 
@@ -143,6 +147,31 @@ def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
 def record_run_failure(storage: Storage, record: ActionRecord) -> None:
     """Stores the record of a run's failure, which `run_failure` finds."""
     write_action(storage, record, _RUN)
+
+
+def failed_start(storage: Storage, generation: int) -> ActionRecord | None:
+    """Returns the newest record of a run that failed before its claim, while this generation was the newest one."""
+    keys = [blob.key for blob in storage.list(history_key(generation, f"{FAILED_START}-").removesuffix(".json"))]
+    found = _read(storage, max(keys)) if keys else []
+    return next((record for record in found if isinstance(record, ActionRecord)), None)
+
+
+def record_failed_start(root: JobRoot, error: StateflowError) -> None:
+    """Stores the record of a run that failed before its claim, which `failed_start` finds.
+
+    An error is stored at most once in an hour, so that a schedule that fails for weeks leaves few records.
+    """
+    now = root.clock.now()
+    kind = hashlib.sha256(f"{error.code} {error.sentence}".encode()).hexdigest()[:4]
+    record = ActionRecord(
+        seq=root.head().entry.generation,
+        kind=FAILED_START,
+        at=now.isoformat(timespec="milliseconds"),
+        by=root.requester,
+        reason=error.sentence[:LONGEST_SENTENCE],
+        facts={"code": error.code},
+    )
+    write_action(root.storage, record, f"{int(now.timestamp()) // 3600:08x}{kind}")
 
 
 def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[ActionRecord]:

@@ -15,7 +15,13 @@ from rich.table import Table
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SinkMode
 from stateflow.checkpoint.restore.graph_plan import GraphChanges
-from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_graph, describe_replay
+from stateflow.checkpoint.restore.plan_document import (
+    RestorePlan,
+    cautions,
+    describe_graph,
+    describe_replay,
+    describe_target,
+)
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import (
     CLAIM_MODE,
@@ -236,9 +242,7 @@ def fork(
 def _print_plan(plan: RestorePlan) -> None:
     """Prints a restore plan as tables, followed by its warnings."""
     console = Console()
-    print_text(
-        f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label} (committed {in_utc(plan.target_at)})"
-    )
+    print_text(f"{plan.job}: from checkpoint {plan.checkpoint_id} to {plan.label} ({describe_target(plan)})")
     if plan.savepoint:
         print_text(f"savepoint: {plan.savepoint} (claim mode {plan.claim_mode.value})")
     if plan.job_file:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from stateflow.checkpoint.history import background_failures, read_origin, run_failure
+from stateflow.checkpoint.history import background_failures, failed_start, read_origin, run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.restore.replay import is_run_open
 from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile
@@ -66,10 +67,10 @@ class BackgroundFailure:
 
 @dataclass(frozen=True)
 class RunFailure:
-    """The error that the newest run ended with.
+    """The error that a run ended with.
 
     Attributes:
-        generation: generation of the run.
+        generation: generation of the run; of one that has not begun, the newest one at that time.
         at: ISO 8601 timestamp of the failure.
         code: error code.
         message: error message.
@@ -126,6 +127,7 @@ class JobDescription:
         origin: text about the parent of a fork, or the savepoint that the job root was created from; else empty.
         run_open: whether the newest run has not ended normally: it is active, was killed, or failed.
         failure: the error that the newest run ended with; None if it recorded none.
+        failed_start: the error of a later run that has not begun; None without one. It is recorded once in an hour.
         claimed: the savepoints that the job has claimed.
     """
 
@@ -148,6 +150,7 @@ class JobDescription:
     origin: str = ""
     run_open: bool = False
     failure: RunFailure | None = None
+    failed_start: RunFailure | None = None
     claimed: tuple[Claimed, ...] = ()
 
 
@@ -199,7 +202,8 @@ def describe(job_root: str) -> JobDescription:
         *_of_manifest(_newest_manifest(root, head)),
         origin=_origin(root),
         run_open=is_run_open(head),
-        failure=_failure(root, head),
+        failure=_failure(run_failure(root.storage, head.entry.generation)),
+        failed_start=_failure(failed_start(root.storage, head.entry.generation)),
         claimed=_claimed(root, head),
     )
 
@@ -236,8 +240,7 @@ def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
     )
 
 
-def _failure(root: JobRoot, head: Head) -> RunFailure | None:
-    record = run_failure(root.storage, head.entry.generation)
+def _failure(record: ActionRecord | None) -> RunFailure | None:
     if record is None:
         return None
     return RunFailure(record.seq, record.at, record.facts["code"], record.reason)

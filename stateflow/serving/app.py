@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -58,11 +59,10 @@ _STATUS: Mapping[type[StateflowError], int] = {
     NotYetAvailable: 503,
     QueryError: 400,
 }
-_CLOSE = {"connection": "close"}
 _MEMORY = 64 << 20
 """Bytes of memory that a request may take when it is decoded."""
-_INLINE_KEYS = 100
-"""A request for more keys runs in a thread, so that short ones need not wait for it."""
+_INLINE_KEYS, _INLINE_BYTES = 100, 256 << 10
+"""A request for more keys, or for more bytes of values, runs in a thread, so that others need not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class StateApp:
 
     def asgi(self) -> Starlette:
         """Returns the ASGI application."""
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/v1/get", self._endpoint(self._get), methods=["POST"]),
                 Route("/v1/scan", self._endpoint(self._scan), methods=["POST"]),
@@ -110,6 +110,9 @@ class StateApp:
                 Route("/v1/health", self._health, methods=["GET"]),
             ]
         )
+        # A redirect would go to whatever host the request names.
+        app.router.redirect_slashes = False
+        return app
 
     def _endpoint(
         self, answer: Callable[[HttpRequest], Awaitable[Response]]
@@ -137,19 +140,25 @@ class StateApp:
         if isinstance(error, CorruptFile):
             self._follower.report_damage()
         status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
-        # The rest of a request that was not read would keep the connection busy.
-        headers = {401: {"www-authenticate": "Bearer"}, 400: _CLOSE, 413: _CLOSE}.get(status)
+        headers = {"www-authenticate": "Bearer"} if status == 401 else None
         return Response(encode_error(error), status, headers, media_type=Format.JSON.value)
 
     async def _get(self, http: HttpRequest) -> Response:
         request, wanted = await self._read(http, GetRequest), _format(http)
         self._keys += len(request.keys)
 
-        def answer(checkpoint: ServedCheckpoint) -> bytes:
+        def answer(checkpoint: ServedCheckpoint, largest: int | None = None) -> bytes:
             lookups = Lookups(checkpoint, request)
-            return encode_values(checkpoint.checkpoint_id, lookups.get(request), lookups.state.reader, wanted)
+            values = lookups.get(request, largest)
+            return encode_values(checkpoint.checkpoint_id, values, lookups.state.reader, wanted)
 
-        return await self._answer(request, answer, wanted, len(request.keys) <= _INLINE_KEYS)
+        if len(request.keys) <= _INLINE_KEYS:
+            with (
+                contextlib.suppress(QueryTooLarge),
+                self._follower.checkpoint(request.at_least, request.exactly) as checkpoint,
+            ):
+                return Response(answer(checkpoint, _INLINE_BYTES), media_type=wanted.value)
+        return await self._answer(request, answer, wanted)
 
     async def _scan(self, http: HttpRequest) -> Response:
         request, wanted = await self._read(http, ScanRequest), _format(http)
@@ -158,7 +167,7 @@ class StateApp:
             lookups = Lookups(checkpoint, request)
             return encode_entries(checkpoint.checkpoint_id, lookups.scan(request), lookups.state.reader, wanted)
 
-        return await self._answer(request, answer, wanted, False)
+        return await self._answer(request, answer, wanted)
 
     async def _list_keys(self, http: HttpRequest) -> Response:
         request, wanted = await self._read(http, KeysRequest), _format(http)
@@ -167,17 +176,13 @@ class StateApp:
             lookups = Lookups(checkpoint, request)
             return encode_keys(checkpoint.checkpoint_id, lookups.keys(request), lookups.state.key_names, wanted)
 
-        return await self._answer(request, answer, wanted, False)
+        return await self._answer(request, answer, wanted)
 
-    async def _answer(
-        self, request: R, answer: Callable[[ServedCheckpoint], bytes], wanted: Format, is_short: bool
-    ) -> Response:
+    async def _answer(self, request: R, answer: Callable[[ServedCheckpoint], bytes], wanted: Format) -> Response:
         def run() -> bytes:
             with self._follower.checkpoint(request.at_least, request.exactly) as checkpoint:
                 return answer(checkpoint)
 
-        if is_short:
-            return Response(run(), media_type=wanted.value)
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(self._settings.threads)
         return Response(await anyio.to_thread.run_sync(run, limiter=self._threads), media_type=wanted.value)

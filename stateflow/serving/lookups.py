@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from stateflow.types.serializers import VALUE_FORMAT, payload_start
 
 LARGEST_ANSWER = 8 << 20
 """Bytes of the values and keys in an answer."""
+_KEYS_AT_ONCE = 16
+"""Keys whose values are read before their size is checked."""
 _GROUP_BYTES = 2
 _MOST_GROUPS = 1024
 """Key groups that one page of keys visits: most of them may have no key."""
@@ -57,8 +60,14 @@ class Lookups:
         self._namespace = encoded((request.namespace,))
         self._exactly = request.exactly is not None
 
-    def get(self, request: GetRequest) -> list[bytes | None]:
+    def get(self, request: GetRequest, largest: int | None = None) -> list[bytes | None]:
         """Returns the stored value of each key, without timestamp; None for a key without one, or with an expired one.
+
+        A key that is given several times is read once, and counts each time, as in the answer.
+
+        Args:
+            request: the keys.
+            largest: bytes of all values, if less than an answer may have; only a few more values are read.
 
         Raises:
             WrongKeyType: a key is not of the recorded types.
@@ -67,23 +76,27 @@ class Lookups:
             CheckpointNotServed: the server has the key group of a key in later checkpoints only.
         """
         stored = self._stored_keys(request)
-        by_store: dict[int, list[int]] = {}
-        stores: dict[int, KeyedStateBackend] = {}
-        found: list[bytes | None] = [None] * len(stored)
-        for position, key in enumerate(stored):
+        times, found, size = Counter(stored), dict[bytes, bytes](), 0
+        limit = LARGEST_ANSWER if largest is None else min(largest, LARGEST_ANSWER)
+        for store, keys in self._by_store(sorted(times)):
+            for at in range(0, len(keys), _KEYS_AT_ONCE):
+                portion = keys[at : at + _KEYS_AT_ONCE]
+                for key, data in zip(portion, store.multi_get(portion), strict=True):
+                    if data is not None and not self.state.is_expired(data):
+                        found[key] = without_timestamp(data)
+                        size += len(data) * times[key]
+                if size > limit:
+                    raise _too_large()
+        return [found.get(key) for key in stored]
+
+    def _by_store(self, stored: Sequence[bytes]) -> list[tuple[KeyedStateBackend, list[bytes]]]:
+        """Returns the keys that each store has, without those of key groups that have no store."""
+        by_store: dict[int, tuple[KeyedStateBackend, list[bytes]]] = {}
+        for key in stored:
             store = self._store(int.from_bytes(key[:_GROUP_BYTES]))
             if store is not None:
-                stores[id(store)] = store
-                by_store.setdefault(id(store), []).append(position)
-        size = 0
-        for number, positions in by_store.items():
-            positions.sort(key=stored.__getitem__)
-            for position, data in zip(positions, stores[number].multi_get([stored[p] for p in positions]), strict=True):
-                if data is not None and not self.state.is_expired(data):
-                    found[position] = without_timestamp(data)
-                    size += len(data)
-            _check_size(size)
-        return found
+                by_store.setdefault(id(store), (store, []))[1].append(key)
+        return list(by_store.values())
 
     def scan(self, request: ScanRequest) -> Page:
         """Returns the entries of one key's map.
@@ -243,11 +256,6 @@ def page_token(text: str) -> bytes:
         raise ConfigError(
             "the position of a page is not one that a server has returned", hint="pass `next` of the page before"
         ) from e
-
-
-def _check_size(size: int) -> None:
-    if size > LARGEST_ANSWER:
-        raise _too_large()
 
 
 def _too_large() -> QueryError:

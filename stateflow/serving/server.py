@@ -108,7 +108,7 @@ class StateServer:
         self._fetching: FetchProcess | None = None
         self.follower = Follower(self._storage, self._scratch.path, self._clock, settings.follow, self._prepare)
         self._membership = Membership(self._storage, self.follower, self._clock, self.url, settings.lease)
-        self._http = uvicorn.Server(_uvicorn_config(self.follower, settings))
+        self._http = uvicorn.Server(uvicorn_config(self.follower, settings))
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
 
@@ -210,7 +210,8 @@ def _bound(settings: ServerSettings) -> socket.socket:
     return listening
 
 
-def _uvicorn_config(follower: Follower, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(follower: Follower, settings: ServerSettings) -> uvicorn.Config:
+    """Returns the configuration of the HTTP server that answers from the checkpoints of a follower."""
     return uvicorn.Config(
         StateApp(follower, settings.app).asgi(),
         http=BoundedProtocol,

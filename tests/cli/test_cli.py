@@ -342,6 +342,26 @@ def test_a_failed_run_is_in_its_result_file_the_log_the_status_and_the_history(
     ]
 
 
+def test_a_start_that_fails_before_the_claim_is_in_the_status_and_the_history_until_a_run_begins(
+    cli: CliFixture,
+) -> None:
+    cli.write(BUILD)
+    cli.run()
+    for _ in range(2):  # such as two tries of a task
+        assert invoke(*cli.command("--set", "parallelism=x")).exit_code == 2
+    cli.write("def build(env):\n    raise OSError('the broker is away')\n")
+    assert invoke(*cli.command()).exit_code != 0
+    found = _data(cli, "status")
+    assert found["failure"] is None and "the broker is away" in found["failed_start"]["message"]
+    assert "the broker is away" in invoke("status", "--job-root", cli.root).output
+    failed = [record for record in _history(cli) if record.get("kind") == "failed-start"]
+    # Once in an hour, which may have ended between the two.
+    assert {"config"} < {record["facts"]["code"] for record in failed} and 2 <= len(failed) <= 3
+    cli.write(BUILD)
+    cli.run()
+    assert _data(cli, "status")["failed_start"] is None
+
+
 @pytest.mark.parametrize(
     ("file", "code", "exit_code", "has_run"),
     [("none/result.json", "config", 2, False), ("result.json", "storage", 5, True)],

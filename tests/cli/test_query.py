@@ -19,6 +19,7 @@ from stateflow.errors import (
     UnknownState,
     WrongKeyType,
 )
+from stateflow.private_files import write_private
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob
 from tests.support.commands import invoke
@@ -31,7 +32,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShopsJob]:
     """A job with a state server."""
     jobs = ShopsJob(tmp_path_factory.mktemp("job"))
     jobs.sell(60)
-    (jobs.folder / "token").write_text(f"{TOKEN}\n")
+    write_private(jobs.folder / "token", f"{TOKEN}\n".encode())
     with serving(jobs.root):
         yield jobs
 
@@ -96,3 +97,16 @@ def test_each_failure_has_the_exit_code_of_its_error(jobs: ShopsJob, tmp_path: P
         ended = invoke(*words)
         assert (ended.exit_code, f"[{error.code}]" in ended.output) == (error.exit_code, True), (words, ended.output)
     assert "'totals'" in invoke(*_words(jobs, "get", "total", "--key", '["north", 1]')).output
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_refused"), [(0o600, False), (0o640, False), (0o604, True), (0o666, True), (0o620, True)]
+)
+def test_a_file_with_the_token_that_others_may_read_or_write_is_refused(
+    jobs: ShopsJob, mode: int, is_refused: bool
+) -> None:
+    file = jobs.folder / f"token-{mode:o}"
+    write_private(file, TOKEN.encode())
+    file.chmod(mode)
+    options = ["--job-root", jobs.root, "--token-file", str(file), "--timeout", "30"]
+    assert invoke("query", "states", *options).exit_code == (2 if is_refused else 0)

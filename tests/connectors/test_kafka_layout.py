@@ -17,6 +17,7 @@ from stateflow.connectors.kafka.columns import KafkaHeader
 from stateflow.connectors.kafka.records import Record, RecordLayout
 from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.kafka.sink import KafkaSink
+from stateflow.connectors.kafka.source import KafkaSource
 from stateflow.errors import ConfigError, DataError, JobDefinitionError
 from stateflow.runtime.task.row_conversion import to_batch
 
@@ -102,6 +103,19 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         KafkaSink("b:1", topic="")
     with pytest.raises(ConfigError):
         KafkaSink("b:1", topic="t", value="xml")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("brokers", ["", " ", "b:1,", "b", ":9092", "b:port", "b:1 c:2", "[::1]", "https://"])
+def test_an_address_without_a_host_or_port_is_refused_by_source_and_sink(brokers: str) -> None:
+    for refused in (lambda: KafkaSink(brokers, topic="t"), lambda: KafkaSource(brokers, schema=Blob, topics="t")):
+        with pytest.raises(ConfigError) as caught:
+            refused()
+        assert caught.value.facts["bootstrap_servers"] == brokers
+
+
+@pytest.mark.parametrize("brokers", ["b:1", "b-1.example.org:9092, 10.0.0.1:9093", "[::1]:9092", "SASL_SSL://b:1"])
+def test_addresses_are_passed_as_they_are(brokers: str) -> None:
+    assert KafkaSource(brokers, schema=Blob, topics="t").bootstrap_servers == brokers
 
 
 def test_no_secret_is_shown() -> None:

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from stateflow import QueryableStateClient
+from stateflow.private_files import write_private
 from tests.docs.pages import blocks, load_module, read
 from tests.servers.certificates import certificate
 from tests.serving.running_server import serving
@@ -115,7 +116,7 @@ def test_the_client_for_a_proxy_of_the_guide_loads_its_certificates(tmp_path: Pa
 
 
 def test_the_commands_of_the_guide_print_the_state(flights: Flights, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("of-the-guide")
+    write_private(tmp_path / "token", b"of-the-guide")
     names = {"ROOT": flights.root, "TOKEN_FILE": str(tmp_path / "token")}
     with serving(flights.root, "of-the-guide"):
         printed = [invoke(*shlex.split(Template(line).substitute(names))[1:]) for line in COMMANDS.splitlines()]

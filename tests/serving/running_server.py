@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from stateflow.private_files import write_private
 from stateflow.serving.app import AppSettings
 from stateflow.serving.server import ServerSettings, StateServer
 
@@ -43,7 +44,7 @@ def serve_process(folder: Path, job_root: str, *options: str, failpoint: str = "
         failpoint: where the process dies.
     """
     token = folder / "token"
-    token.write_text(f"{TOKEN}\n")
+    write_private(token, f"{TOKEN}\n".encode())
     command = [sys.executable, "-m", "stateflow", "serve", "--job-root", job_root, "--port", "0", "--lease", "1"]
     return subprocess.Popen(
         [*command, "--token-file", str(token), *options],

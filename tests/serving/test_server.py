@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 import pytest
+from uvicorn.server import ServerState
 
 from stateflow.errors import (
     CheckpointNotServed,
@@ -25,14 +26,18 @@ from stateflow.errors import (
     UnknownState,
     WrongKeyType,
 )
-from stateflow.serving import connections
+from stateflow.serving import connections, lookups
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
-from stateflow.serving.server import ServerSettings, StateServer
+from stateflow.serving.server import ServerSettings, StateServer, uvicorn_config
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
 from tests.support.errors import raises
 
 AT_ONCE = timedelta(0)
+POST = b"POST /v1/get HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+GET = b"GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -188,21 +193,111 @@ def test_hostile_requests_are_refused(jobs: ShopsJob, server: StateServer) -> No
         (b"POST /v1/get HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n", b""),
         (b"GET /v1/states HTTP/1.1\r\nx-%b: " + b"x" * connections.LARGEST_HEAD, b""),
         (b"\0%b", b"400"),
+        # A body that never comes keeps no connection, whether or not the endpoint reads it.
+        (b"POST /v1/get HTTP/1.1\r\nhost: x%b\r\ncontent-length: 1000000\r\n\r\n", b"401"),
+        (b"POST /nowhere HTTP/1.1\r\nhost: x%b\r\ncontent-length: 1000000\r\n\r\n", b"404"),
+        (b"PUT /v1/get HTTP/1.1\r\nhost: x%b\r\ntransfer-encoding: chunked\r\n\r\n1\r\n", b"405"),
+        (b"GET /v1/get/ HTTP/1.1\r\nhost: evil.example\r\nx: %b\r\ncontent-length: 9\r\n\r\n", b"404"),
+        # Trailers without an end.
+        (CHUNKED + b"0\r\nx: y\r\n", b"400"),
+        (CHUNKED + b"0\r\n" + b"x: y\r\n" * 1_000_000, b""),
+        # A second request before the answer to the first one.
+        (b"POST /v1/get HTTP/1.1\r\nhost: x%b\r\ncontent-length: 0\r\n\r\n" + GET, b"400"),
     ],
 )
 def test_a_slow_or_endless_request_ends(
     jobs: ShopsJob, monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    monkeypatch.setitem(connections.SECONDS, connections.State.HEAD, 0.05)
+    monkeypatch.setitem(connections.SECONDS, connections.State.BODY, 2)
     with serving(jobs.root, app={"read_seconds": 0.05}) as server:
         address = urlsplit(server.url)
         with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
-            raw.sendall(sent % TOKEN.encode())
             received = b""
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                raw.sendall(sent % TOKEN.encode())
                 while piece := raw.recv(1 << 16):
                     received += piece
     assert received.split(b" ")[1:2] == ([status] if status else [])
+
+
+def test_connections_that_send_nothing_do_not_keep_others_out(jobs: ShopsJob) -> None:
+    with serving(jobs.root, connections=4) as server, contextlib.ExitStack() as silent:
+        address = urlsplit(server.url)
+        for sent in (b"", b"GET", b"POST /v1/get HTTP/1.1\r\n", b"") * 4:
+            raw = silent.enter_context(socket.create_connection((address.hostname, address.port), timeout=10))
+            raw.sendall(sent)
+        with QueryableStateClient(jobs.root, token=TOKEN) as client:
+            assert client.states()
+
+
+class StuckTransport(asyncio.Transport):
+    """A connection whose client reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.aborted = asyncio.Event()
+        self.protocol: connections.BoundedProtocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.protocol.pause_writing()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def close(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("request_bytes", [GET, b"POST /v1/get HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nxx"])
+def test_an_answer_that_is_not_read_ends_the_connection(
+    jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
+) -> None:
+    monkeypatch.setitem(connections.SECONDS, connections.State.ANSWER, 0.05)
+    monkeypatch.setitem(connections.SECONDS, connections.State.BODY, 0.05)
+
+    async def serve() -> None:
+        config = uvicorn_config(server.follower, ServerSettings())
+        config.load()
+        transport = StuckTransport()
+        protocol = transport.protocol = connections.BoundedProtocol(config, ServerState(), {})
+        protocol.connection_made(transport)
+        protocol.data_received(request_bytes)
+        await asyncio.wait_for(transport.aborted.wait(), 10)
+        protocol.connection_lost(None)
+
+    asyncio.run(serve())
+
+
+def test_copies_of_a_key_are_read_once_and_count_each_time(
+    jobs: ShopsJob, server: StateServer, client: QueryableStateClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((_, wanted),) = jobs.expected.items()
+    key, total = next(iter(wanted.totals.items()))
+    read: list[int] = []
+    multi_get = RocksDBBackend.multi_get
+
+    def counted(store: RocksDBBackend, keys: list[bytes]) -> list[bytes | None]:
+        read.append(len(keys))
+        return multi_get(store, keys)
+
+    monkeypatch.setattr(RocksDBBackend, "multi_get", counted)
+    found = client.get_many("totals", [key, ("none", 0), key] * 300, value_type=Total)
+    assert [result.value for result in found] == [total, None, total] * 300
+    assert sum(read) <= 4
+    monkeypatch.setattr(lookups, "LARGEST_ANSWER", 50)
+    body = {"state": "totals", "keys": [list(key)] * 400}
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    assert httpx.post(f"{server.url}/v1/get", json=body, headers=headers).status_code == 413
 
 
 def test_a_server_without_a_token_listens_at_loopback_only(tmp_path: Path) -> None:

@@ -154,7 +154,9 @@ def test_a_host_that_cannot_be_used_is_a_server_that_cannot_be_reached(host: str
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "head", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n", b"HTTP/1.1 200 OK\r\nx-slow: "]
+)
 def test_an_answer_that_does_not_end_ends_with_the_time_of_the_query(head: bytes, is_async: bool) -> None:
     ended = threading.Event()
 

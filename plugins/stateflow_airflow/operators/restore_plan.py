@@ -23,11 +23,11 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
         plan: the plan.
         notes: further notes, in Markdown.
     """
-    from stateflow.checkpoint.restore.plan_document import describe_graph, describe_replay
+    from stateflow.checkpoint.restore.plan_document import describe_graph, describe_replay, describe_target
 
     parts = [
         f"**{escaped(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escaped(plan.label)}**, "
-        f"taken at {escaped(plan.target_at[:19].replace('T', ' '))} UTC.",
+        f"{escaped(describe_target(plan))}.",
         _savepoint(plan),
         _job_file(plan),
         _table(("state of", "action", "size now", "size at target", "parallelism"), map(_state, plan.states)),

@@ -129,10 +129,15 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     label: str
     target_checkpoint: int
     target_at: str
+    """When the target's checkpoint was committed."""
     target_sha256: str
     """Hash of the checkpoint's entry, or of the savepoint's document."""
     savepoint: str = ""
     """URI of the savepoint; empty for a checkpoint."""
+    savepoint_at: str = ""
+    """When the savepoint was made: after its checkpoint, by any time if no run was active; empty for a checkpoint."""
+    undone: bool = False
+    """Whether an earlier restore has undone the target: the job's current state does not descend from it."""
     foreign: bool = False
     of_job: str = ""
     """Name and uuid of the other job whose savepoint it is."""
@@ -286,6 +291,8 @@ def _removed_sink(left: SinkLeft, plan: RestorePlan) -> str:
 
 def describe_replay(plan: RestorePlan) -> str:
     """Returns what happens to input and output since the target, in a few sentences."""
+    if plan.undone:
+        return _describe_undone(plan)
     files = [c.files for c in plan.sources if c.files is not None]
     rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
     read = f"{rows} in {_counted(sum(files), 'file')}" if files else rows
@@ -310,6 +317,32 @@ def describe_replay(plan: RestorePlan) -> str:
             "here."
         )
     return f"{text} Rows that were written to {kept} after the target stay." if kept else text
+
+
+def _describe_undone(plan: RestorePlan) -> str:
+    """Returns what happens to input and output for a target that does not precede the current state.
+
+    What the job has read since then is not the input after the target's positions, and is not counted.
+    """
+    text = (
+        "An earlier restore has undone this target: the current state does not descend from it. The next run reads the "
+        "input after the target's positions, which may be before or after the current ones."
+    )
+    restored = ", ".join(s.uid for s in plan.sinks if s.mode is SinkMode.RESTORE)
+    if restored:
+        text += f" {restored}: the rows of the current state are removed, and those of the target return."
+    kept = ", ".join(s.uid for s in plan.sinks if s.mode is SinkMode.KEEP)
+    return f"{text} Rows that were written to {kept} stay." if kept else text
+
+
+def describe_target(plan: RestorePlan) -> str:
+    """Returns when the target's checkpoint was committed and, for a savepoint, when that was made."""
+    committed = f"committed at {_in_utc(plan.target_at)}"
+    return f"made at {_in_utc(plan.savepoint_at)} of a checkpoint {committed}" if plan.savepoint_at else committed
+
+
+def _in_utc(timestamp: str) -> str:
+    return f"{timestamp[:19].replace('T', ' ')} UTC"
 
 
 def describe_graph(plan: RestorePlan) -> list[str]:

@@ -26,7 +26,7 @@ class Replay:
 
 
 def replay_since(root: JobRoot, head: Head, checkpoint_id: int) -> Replay | None:
-    """Returns what the job has done since a checkpoint; None when records are missing.
+    """Returns what the job has done since a checkpoint; None when records are missing, or a restore has undone it.
 
     Args:
         root: the job root.
@@ -42,7 +42,10 @@ def replay_since(root: JobRoot, head: Head, checkpoint_id: int) -> Replay | None
 def count_replay(
     head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]
 ) -> Replay | None:
-    """Returns the rows and checkpoints in records after a checkpoint; None when records are missing. Pure.
+    """Returns the rows and checkpoints in records after a checkpoint. Pure.
+
+    Returns None when records are missing, or when a restore has undone the checkpoint: what the current state has read
+    is then not the input after that checkpoint.
 
     Args:
         head: the newest entry.
@@ -50,6 +53,8 @@ def count_replay(
         checkpoint_id: id of the checkpoint.
         records: records of checkpoints, in any order.
     """
+    if is_ancestor(head, checkpoint_id, retained) is False:
+        return None
     known = {r.checkpoint_id: r.rows_in for r in records if r.status == COMPLETED}
     restores = {r.seq for r in head.entry.ancestry.restores} if head.entry.ancestry else set()
     needed = {number for number in retained if number > checkpoint_id} - restores

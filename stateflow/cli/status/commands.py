@@ -68,6 +68,7 @@ def _position(found: operations.JobDescription) -> list[str]:
         f"at {found.position}, generation {found.generation}, retained: "
         f"{', '.join(map(str, found.retained)) or 'none'}",
         *_newest_run(found),
+        *_failed_start(found),
         *_drained(found),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
         *map(_claimed, found.claimed),
@@ -86,6 +87,11 @@ def _newest_run(found: operations.JobDescription) -> list[str]:
     if found.forked_from and found.generation == _FIRST_GENERATION:
         return ["no run has started yet"]
     return ["the newest run has not ended: it is running, or it was killed"] if found.run_open else []
+
+
+def _failed_start(found: operations.JobDescription) -> list[str]:
+    failed = found.failed_start
+    return [f"a start failed at {in_utc(failed.at)}: [{failed.code}] {failed.message}"] if failed else []
 
 
 def _drained(found: operations.JobDescription) -> list[str]:

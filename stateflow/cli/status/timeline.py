@@ -25,6 +25,7 @@ _MARKS = {
     "stop": "■",
     "relocate": "→",
     "rejection": "⊘",
+    "failed-start": "✗",
 }
 _INTERNAL_FACTS = ("base", "id", "path", "request")
 """Facts that only programs need."""

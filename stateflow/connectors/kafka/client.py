@@ -29,6 +29,25 @@ KEEP_BROKERS = {"metadata.recovery.strategy": "none"}
 answer a call of a transaction nor observe its timeout."""
 
 
+_BROKER = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[0-9A-Za-z._-]+):[0-9]{1,5}")
+
+
+def checked_brokers(bootstrap_servers: str) -> str:
+    """Returns the addresses of brokers. Raises ConfigError unless each has a host and a port.
+
+    The clients of Java and C refuse other texts late and differently: an empty one after minutes, as if no broker
+    answered.
+    """
+    wrong = [part.strip() for part in bootstrap_servers.split(",") if not _BROKER.fullmatch(part.strip())]
+    if wrong:
+        raise ConfigError(
+            "an address of a Kafka broker is empty, or has no host or no port",
+            hint="pass HOST:PORT, several separated by commas; a variable or parameter that is not set is empty",
+            bootstrap_servers=bootstrap_servers,
+        )
+    return bootstrap_servers
+
+
 class NotAnswered(Exception):
     """A call of the client did not return although its timeout has elapsed."""
 

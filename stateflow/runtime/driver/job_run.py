@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stateflow import failpoints
-from stateflow.checkpoint.history import FAILURE, record_run_failure
+from stateflow.checkpoint.history import FAILURE, LONGEST_SENTENCE, record_run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import LogEntry, Manifest, SourcePosition
 from stateflow.checkpoint.log.fencing import FenceGuard
@@ -30,9 +30,6 @@ from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import BatchResult, Job, PositionCapture, RunTotals
 from stateflow.runtime.job.start_checks import StartChecks
 from stateflow.state.handles import Committable
-
-_MAX_SENTENCE = 2000
-"""Characters of an error's text that its history record keeps."""
 
 
 class JobRun:
@@ -308,6 +305,6 @@ def _failure_record(root: JobRoot, entry: LogEntry, error: StateflowError) -> Ac
         kind=FAILURE,
         at=root.clock.now().isoformat(timespec="milliseconds"),
         by=root.requester,
-        reason=error.sentence[:_MAX_SENTENCE],
+        reason=error.sentence[:LONGEST_SENTENCE],
         facts={"code": error.code, "run": str(entry.runs)},
     )

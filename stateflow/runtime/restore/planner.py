@@ -12,6 +12,7 @@ from stateflow.checkpoint.history import external_savepoints
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SinkMode, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.graph_plan import GraphChanges, SourceAction
 from stateflow.checkpoint.restore.plan_document import (
@@ -97,6 +98,8 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
         target_at=target.at,
         target_sha256=_sha256(target),
         savepoint=target.savepoint.uri if target.savepoint else "",
+        savepoint_at=target.savepoint.document.made_at if target.savepoint else "",
+        undone=not context.from_other_job and _is_undone(root, head, target.checkpoint_id),
         foreign=context.from_other_job,
         mode=mode,
         of_job=_owner(target) if context.from_other_job else "",
@@ -115,6 +118,11 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
         checkpoints_after=replay.checkpoints if replay else None,
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )
+
+
+def _is_undone(root: JobRoot, head: Head, checkpoint_id: int) -> bool:
+    retained = {ref.id for ref in root.checkpoints.restorable(head)}
+    return is_ancestor(head, checkpoint_id, retained) is False
 
 
 def _dropped_checkpoints(context: RestoreContext) -> list[int]:

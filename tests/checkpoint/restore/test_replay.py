@@ -35,11 +35,12 @@ RECORDS = [_rows(2, 100), _rows(3, 7), _rows(5, 8), _rows(5, 900, ABORTED)]
         ([2, 3, 5], 5, RECORDS, {}, Replay(0, 0)),
         ([5], 2, RECORDS, {}, Replay(15, 2)),
         ([2, 6], 2, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, Replay(5, 1)),
+        ([2, 6], 3, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, None),
         ([2, 3, 5], 2, [_rows(2), _rows(5)], {}, None),
         ([2, 3, 5], 2, [_rows(3), _rows(5)], {}, None),
         ([3, 5], 2, [], {}, None),
     ],
-    ids=["later-ones", "none-later", "not-kept", "undone", "gap", "trimmed", "no-record"],
+    ids=["later-ones", "none-later", "not-kept", "undone", "target-undone", "gap", "trimmed", "no-record"],
 )
 def test_what_follows_the_checkpoint_counts_unless_undone_and_a_missing_record_makes_the_count_unknown(
     kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], wanted: Replay | None
