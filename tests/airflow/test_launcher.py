@@ -288,6 +288,18 @@ def test_follower_emits_whole_lines_and_the_rest_at_its_end(tmp_path: Path) -> N
     assert seen[3:] == ["last"]
 
 
+def test_follower_emits_a_very_long_line_in_parts_between_characters(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    text = "ü€😀" * 100_000
+    path.write_text(f"{text}\nnext\n{text}")
+    seen: list[str] = []
+    with LogFollower(path, seen.append):
+        pass
+    at = seen.index("next")
+    assert "".join(seen[:at]) == "".join(seen[at + 1 :]) == text
+    assert max(len(part.encode()) for part in seen) <= 1 << 16 and len(last_lines(path, 1)[0].encode()) <= 1 << 16
+
+
 def test_follower_can_begin_at_the_last_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("".join(f"line {number}\n" for number in range(10)))

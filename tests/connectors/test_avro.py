@@ -124,6 +124,12 @@ def test_digits_beyond_the_precision_of_the_schema_are_not_rounded() -> None:
 
     value = avro_bytes((1_234_567).to_bytes(3, "big"))
     assert _decoded(schema, value, row_class=Total) == [({"total": Decimal("12345.67")}, None)]
+    # With the sign in more bytes than the number needs, as two's complement allows.
+    padded = avro_bytes((-1_234_567).to_bytes(40, "big", signed=True))
+    assert _decoded(schema, padded, row_class=Total) == [({"total": Decimal("-12345.67")}, None)]
+    # Its conversion from base 2 to base 10 would take 20 seconds.
+    (huge,) = _decoded(schema, avro_bytes(b"\x7f" * 900_000), row_class=Total)
+    assert huge[0] is None and "900000" in huge[1]
 
 
 _REFUSED: dict[str, Any] = {

@@ -11,7 +11,7 @@ from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 import pyarrow as pa
 
 from stateflow.api.schema import Column
-from stateflow.connectors.kafka.avro.avro_schema import AvroSchema, Decoded, Node, NotDecodable
+from stateflow.connectors.kafka.avro.avro_schema import DECIMAL, AvroSchema, Decoded, Node, NotDecodable
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
@@ -36,8 +36,8 @@ _LOGICAL: Mapping[str, type] = {
     "long-timestamp-micros": datetime.datetime,
     "long-local-timestamp-millis": datetime.datetime,
     "long-local-timestamp-micros": datetime.datetime,
-    "bytes-decimal": Decimal,
-    "fixed-decimal": Decimal,
+    f"bytes-{DECIMAL}": Decimal,
+    f"fixed-{DECIMAL}": Decimal,
     "string-uuid": uuid.UUID,
 }
 """Python types of values as fastavro decodes them."""
@@ -87,7 +87,8 @@ def _python_type(node: Node) -> type | None:
 
 
 def _described(node: Node) -> str:
-    return f"{node.get('logicalType') or node['type']}" if isinstance(node, dict) else str(node)
+    kind = str(node.get("logicalType") or node["type"]) if isinstance(node, dict) else str(node)
+    return kind.removeprefix("stateflow-")
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
