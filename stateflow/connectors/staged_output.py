@@ -20,6 +20,7 @@ import pyarrow as pa
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, Successor, TableChanges, Writing
 from stateflow.clock import SystemClock, is_timestamp
+from stateflow.connectors.columns.store_assignment import assign
 from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, SinkRefused, StorageError
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.handles import Committable
@@ -50,9 +51,14 @@ class StagedWriter(SinkWriter):
     """Writes the rows of one attempt to an Arrow IPC file, which `close` stores in the job root.
 
     Rows are written to a local temporary file in batches of about 4 MiB; nothing is stored without rows.
+
+    Args:
+        target: the columns of an existing table; rows that it cannot store are refused before the checkpoint, after
+            which no error could be corrected. None if it has each value.
     """
 
-    def __init__(self, context: SinkContext, writing: Writing) -> None:
+    def __init__(self, context: SinkContext, writing: Writing, target: pa.Schema | None = None) -> None:
+        self._target = target
         self._context = context
         self._key = staged_key(context, writing)
         self._schema = context.schema.arrow
@@ -62,6 +68,8 @@ class StagedWriter(SinkWriter):
         self._file: _LocalFile | None = None
 
     def write(self, rows: pa.RecordBatch) -> None:
+        if self._target is not None:
+            assign(rows, self._target, {"uid": self._context.uid})
         for batch in _slices(rows):
             self._buffered.append(batch)
             self._buffered_rows += len(batch)

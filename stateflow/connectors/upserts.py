@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.api.changelog import Changelog
+from stateflow.api.ranking.row_order import ordered_numbers
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RETRACTIONS
@@ -37,7 +38,8 @@ class UpsertSettings:
 
     Attributes:
         keys: the columns that identify a row.
-        order_by: columns by which the last row of a key wins; without them, the row that was emitted last.
+        order_by: columns by which the last row of a key wins; without them, the row that was emitted last. Null is the
+            lowest value and NaN the highest.
         deletes: column that is true in rows that delete their key; empty for none. The table does not have it.
         row_kind: column of type `RowKind` of a changelog, whose retractions delete their key; empty for none. The table
             does not have it.
@@ -144,10 +146,11 @@ def winning_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
 def _last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
     """Returns the last row of each key: in the declared order, or else in the order of the rows."""
     names = rows.schema.names
-    rows = numbered(rows)
     if settings.order_by:
-        order = [(name, "ascending", "at_start") for name in (*settings.order_by, POSITION)]
-        rows = numbered(rows.take(pc.sort_indices(rows, order)).select(names))
+        # Stable: rows that compare equal stay in the order of emission. Arrow's own order has NaN first.
+        order = [ordered_numbers(rows.column(name)) for name in reversed(settings.order_by)]
+        rows = rows.take(pa.array(np.lexsort(order)))
+    rows = numbered(rows)
     last = rows.group_by(list(settings.keys)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
     return rows.take(last.sort()).select(names)
 

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
+from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import FileName, Limits
 from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.partitions.columns import StoredRows
 from stateflow.connectors.delta.partitions.values import NULL, folder_of, scalar, values_of
 from stateflow.connectors.delta.partitions.writer import PartitionedWriter
 from stateflow.errors import DataError, JobDefinitionError, SinkRefused
@@ -182,7 +184,8 @@ def test_a_value_too_long_for_a_folder_is_an_error_that_names_the_column(tmp_pat
 def test_many_partitions_need_few_open_files_and_little_memory(tmp_path: Path) -> None:
     about = context(Reading)
     name = FileName.first(about, Writing(1, 1, 0, "a"))
-    writer = PartitionedWriter(tmp_path, name, about.schema, ["number"], Limits(row_group_bytes=100_000))
+    how = StoredRows(about.schema, target_schema(about.schema), "out", ["number"])
+    writer = PartitionedWriter(tmp_path, name, how, Limits(row_group_bytes=100_000))
     rows = [Reading(id=i, number=i % 100, text="x" * 50) for i in range(300)]
     largest = 0
     for _ in range(20):

@@ -43,10 +43,10 @@ def _refused(table: Path, error: type[StateflowError], remedy: str = "", **facts
     [
         (_PAIR, {"partition_by": "text"}, "partition_by", {"property": "PARTITIONED BY", "column": "text"}),
         (
-            [pa.field("id", pa.int64(), nullable=False), _PAIR[1]],
+            [*_PAIR, pa.field("more", pa.int64(), nullable=False)],
             {},
             "DROP NOT NULL",
-            {"property": "NOT NULL", "column": "id"},
+            {"property": "NOT NULL", "column": "more"},
         ),
         (
             _PAIR,
@@ -114,7 +114,7 @@ def test_a_feature_or_a_protocol_that_cannot_be_read_is_refused(tmp_path: Path) 
     [
         ([_PAIR[0]], {"text": "string"}, {"text": None}),
         ([_PAIR[0], pa.field("Text", pa.string())], {"text": "string"}, {"Text": "string"}),
-        ([pa.field("id", pa.int32()), _PAIR[1]], {"id": "long"}, {"id": "integer"}),
+        ([pa.field("id", pa.float64()), _PAIR[1]], {"id": "long"}, {"id": "double"}),
         ([_PAIR[0], pa.field("text", pa.list_(pa.string()))], {"text": "string"}, {"text": "array<string>"}),
         ([pa.field("id", pa.string())], {"id": "long", "text": "string"}, {"id": "string", "text": None}),
     ],

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from stateflow import IcebergSink
 from stateflow.connectors.iceberg import settings as sink_settings
@@ -164,11 +164,8 @@ _ID, _TEXT_FIELD = NestedField(1, "id", LongType()), NestedField(2, "text", Stri
 
 @pytest.mark.parametrize(
     ("fields", "facts"),
-    [
-        ([_ID, NestedField(2, "text", StringType(), required=True)], {"column": "text"}),
-        ([_ID, _TEXT_FIELD, NestedField(3, "more", LongType(), required=True)], {"column": "more"}),
-    ],
-    ids=["required", "not-in-the-rows"],
+    [([_ID, _TEXT_FIELD, NestedField(3, "more", LongType(), required=True)], {"column": "more"})],
+    ids=["not-in-the-rows"],
 )
 def test_a_table_with_required_columns_is_refused(
     table: IcebergTable, fields: list[NestedField], facts: dict[str, object]
@@ -176,14 +173,6 @@ def test_a_table_with_required_columns_is_refused(
     _catalog(table).create_table(table.name, Schema(*fields))
     with raises(SinkRefused, table=table.sink.location, **facts):
         table.sink.check(table.about)
-
-
-def test_a_required_part_of_a_column_is_refused(table: IcebergTable) -> None:
-    tags = NestedField(3, "tags", ListType(4, StringType(), element_required=True))
-    inner = NestedField(5, "inner", StringType())
-    _catalog(table).create_table(table.name, Schema(_ID, _TEXT_FIELD, tags, inner))
-    with raises(SinkRefused, column="tags", part="tags[]"):
-        table.of(Wider).prepare()
 
 
 def test_a_required_column_is_written_by_rows_without_nulls(table: IcebergTable) -> None:

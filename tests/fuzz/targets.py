@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from urllib3 import Retry
 
+from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.history import (
     background_failures,
     external_savepoints,
@@ -30,7 +32,7 @@ from stateflow.checkpoint.savepoints.catalog import list_savepoints, open_savepo
 from stateflow.checkpoint.savepoints.claim_slots import check_claimable, claim_savepoint, is_claimed, is_claimed_by
 from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments, read_toml, resolve
-from stateflow.connectors.delta.checks import _refusals
+from stateflow.connectors.delta.checks import _differences, _refusals
 from stateflow.connectors.delta.log.table_log import entry_path, read_head
 from stateflow.connectors.delta.rewind.rewinder import _columns, _missing
 from stateflow.connectors.delta.versions import read_entry, restored
@@ -49,6 +51,12 @@ from tests.fuzz.state_table_target import state_table
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
 from tests.servers.hostile import answer, hostile_server
+
+
+class _Row(msgspec.Struct):
+    id: int
+    text: str | None = None
+    numbers: list[int] | None = None
 
 
 def _job_root(folder: Path) -> MemoryStorage:
@@ -242,7 +250,8 @@ def delta_log(folder: Path) -> Iterator[Target]:
         head = read_head(table, "app", known)
         assert head is not None
         _columns(head.metadata)
-        list(_refusals(head))
+        list(_refusals(head, RowSchema.of(_Row), ()))
+        _differences(head.metadata.fields(), RowSchema.of(_Row))
 
     yield Target(mutate, read)
 

@@ -12,12 +12,13 @@ from stateflow.connectors.delta.column_types import (
     FEATURE_READER_VERSION,
     FEATURE_WRITER_VERSION,
     TIMESTAMPS_WITHOUT_ZONE,
+    Field,
     delta_field,
     delta_type,
     has_timestamps_without_zone,
     type_text,
 )
-from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Field, Protocol
+from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Protocol
 from stateflow.connectors.delta.versions import ENGINE
 from stateflow.errors import SinkRefused
 from stateflow.types.decoders import json_decoder

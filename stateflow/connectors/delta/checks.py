@@ -13,17 +13,21 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.columns.store_assignment import fits
 from stateflow.connectors.delta.column_types import (
+    CHAR_VARCHAR,
     FEATURE_READER_VERSION,
     FEATURE_WRITER_VERSION,
     TIMESTAMPS_WITHOUT_ZONE,
+    Field,
+    arrow_field,
     delta_field,
     delta_type,
     has_timestamps_without_zone,
-    required_part,
+    stored_type,
     type_text,
 )
-from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Field, Protocol
+from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Protocol
 from stateflow.connectors.delta.partitions.columns import mismatches
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
 
@@ -53,7 +57,6 @@ _COLUMN_PROPERTIES = {
     "delta.invariants": "the column's invariant would not be checked",
     "delta.columnMapping.": "mapped columns would be null",
     "CURRENT_DEFAULT": "the column's default would not be filled in",
-    "__CHAR_VARCHAR_TYPE_STRING": "the length of CHAR and VARCHAR values would not be checked",
     "delta.": "this version does not know what the column's property requires",
     "__": "this version does not know what the column's property requires",
 }
@@ -93,7 +96,7 @@ def check_table(
         SchemaMismatch: columns are missing, or have other types or names.
     """
     added, partition_by = settings
-    refusals = list(_refusals(head, partition_by))
+    refusals = list(_refusals(head, schema, partition_by))
     if refusals:
         first, *others = refusals
         also = {"also": [" ".join(map(str, r.facts.values())) for r in others]} if others else {}
@@ -190,15 +193,16 @@ def _lowest_protocol(schema: RowSchema) -> Action:
     }
 
 
-def _refusals(head: DeltaHead, partition_by: Sequence[str] = ()) -> Iterator[_Refusal]:
+def _refusals(head: DeltaHead, schema: RowSchema, partition_by: Sequence[str]) -> Iterator[_Refusal]:
     yield from _protocol_refusals(head.protocol)
     yield from _configuration_refusals(head.metadata.configuration or {})
     existing = head.metadata.partition_columns
     for column, reason in mismatches(partition_by, existing):
         hint = f"DeltaSink(…, partition_by={existing!r}), {_OTHER_TABLE}"
         yield _Refusal({"property": "PARTITIONED BY", "column": column}, reason, hint)
+    declared = {name.lower() for name in schema.names}
     for field in head.metadata.fields():
-        yield from _column_refusals(field)
+        yield from _column_refusals(field, is_declared=field.name.lower() in declared)
 
 
 def _protocol_refusals(protocol: Protocol) -> Iterator[_Refusal]:
@@ -227,14 +231,12 @@ def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator
         yield _Refusal({"property": _TRANSACTION_RETENTION}, reason, hint)
 
 
-def _column_refusals(field: Field) -> Iterator[_Refusal]:
+def _column_refusals(field: Field, *, is_declared: bool) -> Iterator[_Refusal]:
     name = field.name
-    required = "" if not field.nullable else required_part(field.type)
-    if required is not None:
-        hint = f"ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
-        facts = {"property": "NOT NULL", "column": name + required}
-        yield _Refusal(facts, "nulls in the column would not be rejected", hint)
-    for key in sorted(field.metadata or {}):
+    if not field.nullable and not is_declared:
+        hint = f"declare the column, or ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
+        yield _Refusal({"property": "NOT NULL", "column": name}, "a required column is not in the rows", hint)
+    for key in sorted((field.metadata or {}).keys() - {CHAR_VARCHAR}):
         for prefix, reason in _COLUMN_PROPERTIES.items():
             if key.startswith(prefix):
                 facts = {"property": key, "column": name}
@@ -245,8 +247,10 @@ def _column_refusals(field: Field) -> Iterator[_Refusal]:
 def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:
     """Returns the columns of rows that the table lacks, and what it has instead: types by name, None for no column.
 
-    The table may have further columns, which are null, and its columns may be in any order.
+    The table may have further columns, which are null, and its columns may be in any order. A narrower type, or one
+    with a length, is accepted: values are checked when they are written.
     """
+    fields_by_name = {f.name: f for f in fields}
     types = {f.name: f.type for f in fields}
     names_in_lower_case = {name.lower(): name for name in types}
     declared: dict[str, str] = {}
@@ -256,7 +260,17 @@ def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str]
         if name not in types:
             name = names_in_lower_case.get(name.lower(), name)
         kind = types.get(name)
-        has, needs = None if kind is None else type_text(kind), type_text(delta_type(column.shape))
-        if name != column.name or has != needs:
-            declared[column.name], found[name] = needs, has
+        if name != column.name or kind is None or not _may_store(fields_by_name[name], column):
+            declared[column.name], found[name] = (
+                type_text(delta_type(column.shape)),
+                None if kind is None else type_text(kind),
+            )
     return declared, found
+
+
+def _may_store(field: Field, column: Column) -> bool:
+    try:
+        found = arrow_field(field.name, field.type, metadata=field.metadata)
+    except (ValueError, LookupError, TypeError, AttributeError):  # the last three: of a malformed nested type
+        return False
+    return fits(stored_type(column.arrow_type), found.type)

@@ -5,12 +5,15 @@ Delta has no type for a time of day and none for a duration: both are stored as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.columns.store_assignment import LENGTH, PADDED
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
@@ -24,10 +27,36 @@ DeltaType = str | dict[str, Any]
 
 _NAMES = {"bigint": "long", "time(6)": "long", "interval day to second": "long"}
 """Delta's names of types that have another name in Spark."""
+_ARROW: Mapping[str, pa.DataType] = {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_LENGTH = re.compile(r"(?P<kind>char|varchar)\((?P<length>[1-9]\d{0,9})\)")
 _TYPE, _NAME, _FIELDS = "type", "name", "fields"
 _ARRAY, _ELEMENT, _HAS_NULLS = "array", "elementType", "containsNull"
 _MAP, _KEY, _VALUE, _VALUE_HAS_NULLS = "map", "keyType", "valueType", "valueContainsNull"
 _STRUCT = "struct"
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A column in a table's schema; the type is a name, or an object for a nested type."""
+
+    name: str
+    type: DeltaType
+    nullable: bool = True
+    metadata: Mapping[str, object] | None = None
 
 
 def delta_type(shape: Shape) -> DeltaType:
@@ -61,20 +90,58 @@ def type_text(kind: DeltaType) -> str:
     return f"{name}<{','.join(fields)}>"
 
 
-def required_part(kind: DeltaType) -> str | None:
-    """Returns the path of a part of a nested type that must not be null; None without one."""
+def arrow_field(
+    name: str, kind: DeltaType, *, nullable: bool = True, metadata: Mapping[str, object] | None = None
+) -> pa.Field:
+    """Returns a field of a table in Arrow. Raises ValueError for a type that no column of a row class fits.
+
+    Args:
+        nullable: whether it may be null.
+        metadata: of the field, which has the length of CHAR and VARCHAR.
+    """
+    text = (metadata or {}).get(CHAR_VARCHAR)
+    if text is None:
+        return pa.field(name, _arrow_type(kind), nullable=nullable)
+    found = _LENGTH.fullmatch(str(text))
+    if found is None or kind != "string":
+        raise ValueError(f"the length of texts within {text} is not checked")
+    padded = {PADDED: b""} if found["kind"] == "char" else {}
+    return pa.field(name, pa.string(), nullable=nullable, metadata={LENGTH: found["length"].encode(), **padded})
+
+
+def _arrow_type(kind: DeltaType) -> pa.DataType:
     if isinstance(kind, str):
-        return None
-    parts = [(f".{f[_NAME]}", f[_TYPE], f.get("nullable", True)) for f in kind.get(_FIELDS, ())]
-    if kind.get(_TYPE) == _ARRAY:
-        parts = [("[]", kind[_ELEMENT], kind.get(_HAS_NULLS, True))]
-    if kind.get(_TYPE) == _MAP:
-        parts = [("[]", kind[_VALUE], kind.get(_VALUE_HAS_NULLS, True))]
-    for path, part, nullable in parts:
-        inner = "" if not nullable else required_part(part)
-        if inner is not None:
-            return path + inner
-    return None
+        if digits := _DECIMAL.fullmatch(kind):
+            return pa.decimal128(int(digits[1]), int(digits[2]))
+        found = _ARROW.get(kind)
+        if found is None:
+            raise ValueError(f"no row class has the type {kind[:100]}")
+        return found
+    name = kind.get(_TYPE)
+    if name == _ARRAY:
+        return pa.list_(arrow_field("element", kind[_ELEMENT], nullable=kind.get(_HAS_NULLS, True)))
+    if name == _MAP:
+        value = arrow_field("value", kind[_VALUE], nullable=kind.get(_VALUE_HAS_NULLS, True))
+        return pa.map_(_arrow_type(kind[_KEY]), value)
+    fields = kind.get(_FIELDS, ())
+    return pa.struct([arrow_field(f[_NAME], f[_TYPE], nullable=f.get("nullable", True)) for f in fields])
+
+
+def target_schema(schema: RowSchema, fields: Iterable[Field] = ()) -> pa.Schema:
+    """Returns the columns of rows as a table stores them: types, which parts are never null, and lengths.
+
+    Args:
+        schema: the columns of the rows.
+        fields: the columns of the table, whose types fit; one that it lacks is nullable, with the type of the rows.
+    """
+    known = {field.name: field for field in fields}
+    return pa.schema([_target(column, known.get(column.name)) for column in schema.columns])
+
+
+def _target(column: Column, field: Field | None) -> pa.Field:
+    if field is None:
+        return pa.field(column.name, stored_type(column.arrow_type))
+    return arrow_field(field.name, field.type, nullable=field.nullable, metadata=field.metadata)
 
 
 def has_timestamps_without_zone(columns: Iterable[Column]) -> bool:

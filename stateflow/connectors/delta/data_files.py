@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
-from stateflow.connectors.delta.column_types import check_rows, stored_type, to_stored
 from stateflow.connectors.delta.statistics import DoubleBounds, statistics
 from stateflow.errors import ConfigError, StorageError
 from stateflow.state.handles import Committable
+from stateflow.types.columns.conversion import with_scalars
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -266,18 +265,22 @@ def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
     return StorageError("operation on the table's file system failed", **facts, errno=e.errno)
 
 
-def stored_schema(schema: RowSchema) -> pa.Schema:
-    """Returns the columns of data files with rows of a row class.
+def cast_read(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Returns a column of a data file of any writer with the type of the table's column.
 
-    Always nullable: readers of the table expect the table's nullability, not that of the row class.
+    Other writers store texts as views or dictionaries, and times with nanoseconds, which the table does not have.
+
+    Raises:
+        pyarrow.ArrowException: a value is not of that type.
     """
-    return pa.schema([pa.field(c.name, stored_type(c.arrow_type)) for c in schema.columns])
+    if column.type.equals(kind):
+        return column
+    micros = with_scalars(column.type, lambda scalar: pa.timestamp("us", scalar.tz) if _is_nanos(scalar) else scalar)
+    return column.cast(micros, safe=False).cast(kind)
 
 
-def stored_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> pa.RecordBatch:
-    """Returns emitted rows with the types of data files. Raises SchemaMismatch if they are not rows of `schema`."""
-    check_rows(rows, schema, uid)
-    return pa.RecordBatch.from_arrays(list(map(to_stored, rows.columns)), schema=stored_schema(schema))
+def _is_nanos(scalar: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(scalar) and scalar.unit == "ns")
 
 
 class ParquetWriter(SinkWriter):
@@ -286,14 +289,24 @@ class ParquetWriter(SinkWriter):
     Args:
         folder: folder of the table.
         name: name of the first file; later ones differ in `part`.
+        stored: the columns of the file, all of whose parts are nullable.
+        of: how emitted rows are stored; not needed by a writer of stored rows.
     """
 
-    def __init__(self, folder: Path, name: FileName, schema: RowSchema, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: FileName,
+        stored: pa.Schema,
+        limits: Limits | None = None,
+        *,
+        of: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    ) -> None:
         self._folder = folder
         self._name = name
-        self._schema = schema
         self._limits = limits or Limits()
-        self._stored = stored_schema(schema)
+        self._stored = stored
+        self._of = of
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
         self._file: _ParquetFile | None = None
@@ -302,7 +315,8 @@ class ParquetWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        self.write_stored(stored_rows(rows, self._schema, self._name.uid))
+        assert self._of is not None
+        self.write_stored(self._of(rows))
 
     def write_stored(self, rows: pa.RecordBatch) -> None:
         """Writes rows with the types of data files."""
@@ -351,7 +365,7 @@ class ParquetWriter(SinkWriter):
         try:
             if name.folder:
                 make_folders(self._folder, name.folder)
-            self._done.append(self._file.finish(name.path, self._schema))
+            self._done.append(self._file.finish(name.path))
         except OSError as e:
             raise disk_error(e, self._folder) from e
         self._file = None
@@ -362,6 +376,7 @@ class _ParquetFile:
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._file = UnnamedFile.create(folder)
+        self._schema = schema
         self._metadata: list[pq.FileMetaData] = []
         self._doubles = {f.name: DoubleBounds() for f in schema if pa.types.is_floating(f.type)}
         self._writer = pq.ParquetWriter(
@@ -386,12 +401,12 @@ class _ParquetFile:
             bounds.add(rows.column(name))
         self._writer.write_table(rows, row_group_size=rows.num_rows)
 
-    def finish(self, path: str, schema: RowSchema) -> Committable:
+    def finish(self, path: str) -> Committable:
         """Completes the file, and links it as `path`, relative to the table."""
         self._writer.close()
         with self._file:
             if not self._file.link(path):
                 raise StorageError("a sink's file exists already", name=path)
         metadata = self._metadata[0]
-        stats = statistics(metadata, schema, self._doubles)
+        stats = statistics(metadata, self._schema, self._doubles)
         return Committable(path=path, size=self._file.size, rows=metadata.num_rows, stats=stats)

@@ -16,14 +16,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
+
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import CatalogEntry, Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
 from stateflow.connectors.arguments import check_choice
+from stateflow.connectors.columns.store_assignment import nullable
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.added_columns import column_actions, missing_columns
 from stateflow.connectors.delta.checks import check_table, check_upserts, new_table
+from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import (
     FileName,
     ParquetWriter,
@@ -45,7 +49,7 @@ from stateflow.connectors.delta.log.table_log import (
     unreferenced_files,
 )
 from stateflow.connectors.delta.maintenance.own_table import OwnTable
-from stateflow.connectors.delta.partitions.columns import check_columns
+from stateflow.connectors.delta.partitions.columns import StoredRows, check_columns
 from stateflow.connectors.delta.partitions.writer import PartitionedWriter
 from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
 from stateflow.connectors.delta.versions import ENGINE
@@ -76,7 +80,8 @@ class DeltaSink(Sink):
     """Appends a stream's rows to a Delta table, or upserts them by key, exactly once.
 
     The sink creates a missing table with one nullable column per field of the row class. An existing table must have
-    these columns. It may have further columns, which stay null, but no property that requires more of a writer than
+    these columns; where its types are narrower, such as INT, FLOAT, VARCHAR(10) or NOT NULL, a row with another value
+    ends the batch. It may have further columns, which stay null, but no property that requires more of a writer than
     adding files: no constraints, defaults, column mapping and so on. The sink rejects such a table, and
     names the property, before the first batch and whenever the table changes.
 
@@ -134,13 +139,17 @@ class DeltaSink(Sink):
         self._entry = CatalogEntry.parse(register_as, "delta", self.table) if register_as else None
         self._files: dict[str, ActiveFiles] = {}
         self._heads: dict[str, DeltaHead] = {}
+        self._target: pa.Schema | None = None
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.table!r})"
 
-    def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...], pa.Schema | None]:
         # Tasks need neither the cached heads nor the name in the catalog.
-        return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by)
+        return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by), self._target
+
+    def __setstate__(self, target: pa.Schema | None) -> None:
+        self._target = target
 
     @property
     def ordering_key(self) -> tuple[str, ...]:
@@ -209,19 +218,21 @@ class DeltaSink(Sink):
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
         name = FileName.first(context, writing)
+        rows = self._stored_rows(context)
         # The rows of an upsert go to partitions when it is published, with those that it keeps.
         if self._partition_by and self._upsert is None:
-            return PartitionedWriter(self._root, name, context.schema, self._partition_by)
-        return ParquetWriter(self._root, name, context.schema)
+            return PartitionedWriter(self._root, name, rows)
+        return ParquetWriter(self._root, name, nullable(rows.target), of=rows.of_upsert if self._upsert else rows.of)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._existing_head(context)
         # Output that is pending when a run starts is published before `prepare` adds columns.
         self._check_table(context, head)
+        rows = self._stored_rows(context)
         if self._upsert is None:
-            return DeltaSinkTable(self._root, context, head)
+            return DeltaSinkTable(self._root, context, head, rows)
         files = self._files.setdefault(context.application, ActiveFiles(self._root, context.application))
-        return UpsertTable(self._root, context, head, (self._upsert, self._partition_by, files))
+        return UpsertTable(self._root, context, head, rows, upsert=self._upsert, files=files)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         head = self._head(context)
@@ -261,7 +272,15 @@ class DeltaSink(Sink):
         check_table(self.table, head, schema, (added, self._partition_by))
         if self._upsert is not None:
             check_upserts(self.table, head, schema)
+        self._target = target_schema(context.schema, head.metadata.fields())
         return added
+
+    def _stored_rows(self, context: SinkContext) -> StoredRows:
+        """Returns how the table stores rows. A task knows it from the driver, or reads the table's log."""
+        if self._target is None:
+            self._check_table(context, self._existing_head(context))
+        assert self._target is not None
+        return StoredRows(context.schema, self._target, context.uid, self._partition_by)
 
     def _existing_head(self, context: SinkContext) -> DeltaHead:
         head = self._head(context)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
+from stateflow.connectors.columns.store_assignment import nullable
 from stateflow.connectors.delta.active_files import ActiveFiles
+from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import FileName, disk_error
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
+from stateflow.connectors.delta.log.paths import opened_parquet
 from stateflow.connectors.delta.log.table_log import (
     TAKEN_OVER,
     Action,
@@ -21,12 +24,13 @@ from stateflow.connectors.delta.log.table_log import (
     read_transactions,
     taken_over_by,
 )
+from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
 from stateflow.connectors.delta.partitions.values import logged_path, values_of
 from stateflow.connectors.delta.rewind.rewinder import FileChange, Rewinder, remove_action
 from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
 from stateflow.connectors.upserts import UpsertSettings
-from stateflow.errors import DataError, InternalError, StateflowError
+from stateflow.errors import DataError, InternalError, SchemaMismatch, StateflowError
 from stateflow.state.handles import Committable
 
 _clock = SystemClock()
@@ -40,8 +44,9 @@ def now_ms() -> int:
 class DeltaSinkTable(SinkTable):
     """A table at the version of its head; a commit creates the next version, or fails."""
 
-    def __init__(self, root: Path, context: SinkContext, head: DeltaHead) -> None:
+    def __init__(self, root: Path, context: SinkContext, head: DeltaHead, stored: StoredRows) -> None:
         self.table_id = head.metadata.id
+        self._stored = stored
         self.version = head.version
         self.token: int = head.token
         self.successor = successor_of(read_transactions(root), context.application) if head.is_taken_over else None
@@ -54,6 +59,7 @@ class DeltaSinkTable(SinkTable):
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         self._check_distinct(token, committables)
+        self._check_types(committables)
         return append_after(self._root, self._head, self._append_actions(token, committables))
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
@@ -104,6 +110,24 @@ class DeltaSinkTable(SinkTable):
         if len({c.path for c in committables}) < len(committables):
             application = self._context.application
             raise InternalError("a checkpoint has a file twice", application=application, token=token)
+
+    def _check_types(self, committables: list[Committable]) -> None:
+        """Raises SchemaMismatch if files do not have the types of a table that others have changed since."""
+        columns = data_columns(nullable(self._stored.target), self._stored.partition_by)
+        if columns.equals(data_columns(nullable(target_schema(self._stored.schema)), self._stored.partition_by)):
+            return  # Wider types than files have are read as well.
+        for committable in committables:
+            with opened_parquet(self._root, logged_path(committable.path)) as file:
+                found = file.schema_arrow
+            if found.types != columns.types:
+                raise SchemaMismatch(
+                    "files that are not published yet do not have the types of the table's columns",
+                    hint="give the table the types back that it had when the rows were written",
+                    table=str(self._root),
+                    file=committable.path,
+                    expected=str(columns),
+                    found=str(found),
+                )
 
     def _append_actions(self, token: int, committables: list[Committable]) -> list[Action]:
         now = now_ms()
@@ -161,7 +185,8 @@ class UpsertTable(DeltaSinkTable):
     """A table at the version of its head, whose commits replace rows by key.
 
     Args:
-        upsert: how rows are matched, the partition columns, and the files of the table.
+        upsert: how rows are matched.
+        files: the files of the table.
     """
 
     def __init__(
@@ -169,10 +194,13 @@ class UpsertTable(DeltaSinkTable):
         root: Path,
         context: SinkContext,
         head: DeltaHead,
-        upsert: tuple[UpsertSettings, tuple[str, ...], ActiveFiles],
+        stored: StoredRows,
+        *,
+        upsert: UpsertSettings,
+        files: ActiveFiles,
     ) -> None:
-        super().__init__(root, context, head)
-        self._settings, self._partition_by, self._files = upsert
+        super().__init__(root, context, head, stored)
+        self._settings, self._files = upsert, files
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         self._check_distinct(token, committables)
@@ -182,8 +210,9 @@ class UpsertTable(DeltaSinkTable):
         if self._is_stale():
             return None
         try:
-            vectors = DeletionVectors(self._root, self.version)
-            rewrite = self._upsert(committables[-1]).apply(committables, self._files.at(self._head), vectors)
+            active = self._files.at(self._head)
+            vectors = DeletionVectors(self._root, self.version, [file.vector for file in active if file.vector])
+            rewrite = self._upsert(committables[-1]).apply(committables, active, vectors)
         except StateflowError:
             # A fenced run that has published the rows meanwhile removes the emitted files, and a vacuum those of an
             # older version.
@@ -201,7 +230,7 @@ class UpsertTable(DeltaSinkTable):
         assert emitted is not None
         writing = replace(emitted.writing, subtask=0, attempt=f"u{_clock.new_id()}")
         name = FileName.first(self._context, writing)
-        return Upsert(self._root, self._settings, self._context.schema, name, self._partition_by)
+        return Upsert(self._root, self._settings, self._stored, name)
 
     def _upsert_actions(self, token: int, rewrite: Rewrite) -> list[Action]:
         now = now_ms()

@@ -17,9 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stateflow.api.schema import Column, RowSchema
-from stateflow.types.columns.shapes import Leaf
-
 # Delta's own limits: dataSkippingNumIndexedCols and dataSkippingStringPrefixLength.
 _INDEXED_COLUMNS = 32
 _PREFIX = 32
@@ -69,7 +66,7 @@ class DoubleBounds:
         return (low if math.isfinite(low) else None), (high if has_high else None)
 
 
-def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[str, DoubleBounds]) -> str:
+def statistics(metadata: pq.FileMetaData, schema: pa.Schema, doubles: Mapping[str, DoubleBounds]) -> str:
     """Returns the ``stats`` of an ``add`` action, as JSON.
 
     Args:
@@ -79,7 +76,7 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
     low: dict[str, Json] = {}
     high: dict[str, Json] = {}
     nulls: dict[str, int] = {}
-    scalars = [column for column in schema.columns[:_INDEXED_COLUMNS] if isinstance(column.shape, Leaf)]
+    scalars = [field for field in list(schema)[:_INDEXED_COLUMNS] if not pa.types.is_nested(field.type)]
     positions = _positions(metadata)
     for column in scalars:
         if column.name in doubles:
@@ -89,7 +86,7 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
             groups = map(metadata.row_group, range(metadata.num_row_groups))
             chunks = [group.column(positions[column.name]).statistics for group in groups]
             nulls[column.name] = sum(c.null_count for c in chunks)
-            smallest, largest = _bounds(column, chunks)
+            smallest, largest = _bounds(column.type, chunks)
         if smallest is not None:
             low[column.name] = smallest
         if largest is not None:
@@ -106,15 +103,15 @@ def _positions(metadata: pq.FileMetaData) -> dict[str, int]:
     return {group.column(at).path_in_schema: at for at in range(group.num_columns)}
 
 
-def _bounds(column: Column, chunks: list[pq.Statistics]) -> Bounds:
+def _bounds(kind: pa.DataType, chunks: list[pq.Statistics]) -> Bounds:
     """Returns the bounds over all row groups, from the statistics of each."""
     filled = [c for c in chunks if c.num_values > 0]
     # A row group without bounds has a string that is longer than the Parquet footer stores.
     if not filled or not all(c.has_min_max for c in filled):
         return None, None
-    if column.spark_type.startswith("decimal("):
+    if pa.types.is_decimal(kind):
         return _decimal(min(c.min for c in filled)), _decimal(max(c.max for c in filled))
-    translate = _TRANSLATE.get(column.spark_type)
+    translate = _TRANSLATE.get(kind)
     if translate is None:
         return None, None
     return translate(min(c.min_raw for c in filled), max(c.max_raw for c in filled))
@@ -181,12 +178,10 @@ def _or_none(make: Callable[[], T]) -> T | None:
         return None
 
 
-_TRANSLATE: dict[str, Callable[..., Bounds]] = {
-    "bigint": _integers,
-    "time(6)": _integers,
-    "interval day to second": _integers,
-    "string": _strings,
-    "date": _dates,
-    "timestamp": _zoned,
-    "timestamp_ntz": _unzoned,
+_TRANSLATE: dict[pa.DataType, Callable[..., Bounds]] = {
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), _integers),
+    pa.string(): _strings,
+    pa.date32(): _dates,
+    pa.timestamp("us", tz="UTC"): _zoned,
+    pa.timestamp("us"): _unzoned,
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stateflow.api.schema import RowSchema
-from stateflow.connectors.delta.data_files import FileName, ParquetWriter, disk_error, stored_schema
+from stateflow.connectors.columns.store_assignment import assign, nullable
+from stateflow.connectors.delta.data_files import FileName, ParquetWriter, cast_read, disk_error
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.partitions.columns import data_columns
-from stateflow.connectors.delta.partitions.values import folder_of, scalar, split
+from stateflow.connectors.delta.log.paths import opened_parquet
+from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
+from stateflow.connectors.delta.partitions.values import folder_of, logged_path, scalar, split
 from stateflow.connectors.delta.versions import DataFile
 from stateflow.connectors.upserts import (
     POSITION,
@@ -58,23 +59,22 @@ class Upsert:
     Args:
         table: folder of the table.
         settings: how rows are matched.
-        schema: columns of the emitted rows.
+        rows: how the table stores the emitted rows, and its partition columns.
         name: name of the first file that is written.
-        partition_by: the partition columns.
     """
 
-    def __init__(
-        self, table: Path, settings: UpsertSettings, schema: RowSchema, name: FileName, partition_by: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, table: Path, settings: UpsertSettings, rows: StoredRows, name: FileName) -> None:
         self._table = table
         self._settings = settings
-        self._schema = schema
+        self._rows = rows
         self._name = name
-        self._partition_by = partition_by
-        self._data_schema = data_columns(settings.table_schema(schema), partition_by)
-        self._stored = stored_schema(self._data_schema)
-        self._every = stored_schema(schema)
+        self._partition_by = rows.partition_by
+        self._schema = settings.table_schema(rows.schema)
+        self._every = nullable(rows.target)
+        self._stored = data_columns(pa.schema([self._every.field(n) for n in self._schema.names]), rows.partition_by)
         self._keys = pa.schema([self._every.field(name) for name in settings.keys])
+        # Of a key, which is never null, null in the table is the empty text.
+        self._empty = {f.name for f in self._keys if f.name in rows.partition_by and pa.types.is_string(f.type)}
 
     def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile], vectors: DeletionVectors) -> Rewrite:
         """Writes the new data files.
@@ -99,50 +99,59 @@ class Upsert:
     def _winners(self, emitted: Sequence[Committable]) -> pa.Table:
         """Returns the rows that change the table."""
         ordered = sorted(emitted, key=_order)
-        rows = pa.concat_tables([self._emitted(self._table / file.path) for file in ordered])
+        rows = pa.concat_tables([self._emitted(file.path) for file in ordered])
         return winning_rows(rows, self._settings)
 
-    def _emitted(self, path: Path) -> pa.Table:
+    def _emitted(self, path: str) -> pa.Table:
         try:
-            return pq.read_table(path, schema=stored_schema(self._schema), partitioning=None)
-        except OSError as e:
-            raise disk_error(e, path) from e
+            with opened_parquet(self._table, logged_path(path)) as file:
+                batches = [assign(batch, self._rows.target, {"file": path}) for batch in file.iter_batches(_ROWS)]
+        except FileNotFoundError as e:
+            raise disk_error(e, self._table / path) from e
+        rows = pa.Table.from_batches(batches, self._every)
+        for at, field in enumerate(self._every):
+            if field.name in self._empty:
+                rows = rows.set_column(at, field, pc.fill_null(rows.column(at), ""))
+        return rows
 
     def _has_key_partition(self, file: DataFile, winners: pa.Table) -> bool:
         """Returns whether the rows of a file may have one of the keys, by the values of its partition."""
         values = {name: self._partition_value(file, name) for name in self._settings.keys if name in self._partition_by}
-        # The columns of a key are never null.
+        # The columns of a key are never null: a partition of null has rows of none.
         found = (value.is_valid and pc.any(pc.equal(winners.column(n), value)).as_py() for n, value in values.items())
         return all(found)
 
     def _partition_value(self, file: DataFile, column: str) -> pa.Scalar:
+        text = file.partition_values.get(column)
         try:
-            return scalar(file.partition_values.get(column), self._every.field(column).type)
+            return scalar(text, self._every.field(column).type, empty="" if column in self._empty else None)
         except ValueError as e:
             raise self._unusable(file, str(e)) from e
 
     def _match(self, file: DataFile, winners: pa.Table, vectors: DeletionVectors) -> _Match | None:
         """Returns which rows of a file have one of the keys; None if none has, but for deleted ones."""
-        path = self._table / unquote(file.path)
         stored = pa.schema([field for field in self._keys if field.name not in self._partition_by])
-        try:
-            # Without a partitioning, which Arrow would otherwise take from folders such as `day=1` above the table.
-            keys = pq.read_table(path, columns=stored.names, partitioning=None)
-        except FileNotFoundError as e:
-            raise self._unusable(file, "it does not exist") from e
-        except OSError as e:
-            raise disk_error(e, path) from e
-        except pa.ArrowException as e:
-            raise self._unusable(file, str(e)) from e
+        with self._opened(file) as opened:
+            keys = opened.read(columns=stored.names)
         matched = self._matched(self._cast(keys, stored, file), keys.num_rows, file, winners)
         if self._settings.by_content and pc.any(matched).as_py():
-            matched = self._without_unequal(_Match(file, path, matched), winners)
+            matched = self._without_unequal(_Match(file, matched), winners)
         if not pc.any(matched).as_py():
             return None
         if file.vector is None:
-            return _Match(file, path, pc.invert(matched))
-        kept = vectors.kept_rows(path, keys.num_rows)
-        return _Match(file, path, pc.and_not(kept, matched)) if pc.any(pc.and_(kept, matched)).as_py() else None
+            return _Match(file, pc.invert(matched))
+        kept = vectors.kept_rows(file.path, keys.num_rows)
+        return _Match(file, pc.and_not(kept, matched)) if pc.any(pc.and_(kept, matched)).as_py() else None
+
+    @contextmanager
+    def _opened(self, file: DataFile) -> Iterator[pq.ParquetFile]:
+        try:
+            with opened_parquet(self._table, file.path) as opened:
+                yield opened
+        except FileNotFoundError as e:
+            raise self._unusable(file, "it does not exist") from e
+        except pa.ArrowException as e:
+            raise self._unusable(file, str(e)) from e
 
     def _without_unequal(self, match: _Match, winners: pa.Table) -> pa.ChunkedArray:
         """Returns which rows of a file are replaced, or equal a row that is taken back.
@@ -153,12 +162,11 @@ class Upsert:
         taken_back = winners.filter(pa.array(is_retraction(winners, self._settings)))
         if not len(taken_back):
             return match.remaining
-        table = self._settings.table_schema(self._schema)
         rows = pa.Table.from_batches(list(self._remaining(match)), self._stored)
         for name in self._partition_by:
             rows = rows.append_column(name, pa.repeat(self._partition_value(match.file, name), len(rows)))
         is_kept = _matched(rows.select(self._keys.names), without_deletes(winners, self._settings), self._settings.keys)
-        replaced = pc.or_(is_kept, pa.array(deleted_by_content(rows, taken_back, self._settings, table)))
+        replaced = pc.or_(is_kept, pa.array(deleted_by_content(rows, taken_back, self._settings, self._schema)))
         found = np.zeros(len(match.remaining), bool)
         found[np.flatnonzero(match.remaining.to_numpy())] = replaced.to_numpy()
         return pa.chunked_array([pa.array(found)])
@@ -203,16 +211,17 @@ class Upsert:
 
     def _remaining(self, match: _Match) -> Iterator[pa.RecordBatch]:
         start = 0
-        with pq.ParquetFile(match.path) as file:
+        with self._opened(match.file) as file:
             for batch in file.iter_batches(_ROWS):
-                rows = batch.filter(match.remaining.slice(start, len(batch)))
+                # Cast first: Arrow does not filter each type that other writers use.
+                rows = self._cast(pa.Table.from_batches([batch]), self._stored, match.file)
+                yield from rows.filter(match.remaining.slice(start, len(batch))).to_batches()
                 start += len(batch)
-                yield from self._cast(pa.Table.from_batches([rows]), self._stored, match.file).to_batches()
 
     def _written(self, number: int, folder: str, rows: Iterable[pa.RecordBatch]) -> list[Committable]:
         writing = self._name.writing
         name = replace(self._name, folder=folder, writing=replace(writing, attempt=f"{writing.attempt}f{number}"))
-        writer = ParquetWriter(self._table, name, self._data_schema)
+        writer = ParquetWriter(self._table, name, self._stored)
         for batch in rows:
             writer.write_stored(batch.select(self._stored.names))
         return writer.close()
@@ -222,11 +231,12 @@ class Upsert:
         found = rows.schema.names
         if more := sorted(set(found) - {*wanted.names, *self._partition_by}):
             raise self._unusable(file, f"it has further columns: {', '.join(more)}")
-        columns = [rows.column(f.name) if f.name in found else pa.nulls(len(rows), f.type) for f in wanted]
         try:
-            return pa.table(columns, names=wanted.names).cast(wanted)
+            columns = [cast_read(rows.column(f.name), f.type) if f.name in found else None for f in wanted]
         except pa.ArrowException as e:
             raise self._unusable(file, str(e)) from e
+        nulls = [pa.nulls(len(rows), f.type) if c is None else c for f, c in zip(wanted, columns, strict=True)]
+        return pa.table(nulls, schema=wanted)
 
     def _unusable(self, file: DataFile, reason: str) -> SinkDiverged:
         return SinkDiverged(
@@ -243,7 +253,6 @@ class _Match:
     """A data file with rows of some of the keys; `remaining` is false for these rows and for deleted ones."""
 
     file: DataFile
-    path: Path
     remaining: pa.ChunkedArray
 
 

@@ -78,7 +78,7 @@ class DataWriter(SinkWriter):
         self._name = name
         self._schema = schema
         self._kind, self._partition_by = layout
-        self._data_schema = data_columns(schema, self._partition_by)
+        self._stored = data_columns(_parquet_schema(schema), self._partition_by)
         self._rows: dict[str, list[pa.RecordBatch]] = {}
         self._bytes = 0
         self._done: list[Committable] = []
@@ -111,7 +111,7 @@ class DataWriter(SinkWriter):
         # Distinct attempts, because this writer counts its own parts.
         attempt = f"{name.writing.attempt}p{name.part}"
         first = dataclasses.replace(name, part=0, writing=dataclasses.replace(name.writing, attempt=attempt))
-        writer = _ParquetWriter(self._root, first, self._data_schema)
+        writer = ParquetWriter(self._root, first, self._stored)
         for batch in batches:
             writer.write_stored(batch)
         return writer.close()
@@ -131,15 +131,8 @@ class DataWriter(SinkWriter):
             raise disk_error(e, self._root / path) from e
 
 
-class _ParquetWriter(ParquetWriter):
-    """Writes times of day as Parquet has them, and not as integers as Delta tables do."""
-
-    def __init__(self, folder: Path, name: FileName, schema: RowSchema) -> None:
-        super().__init__(folder, name, schema)
-        self._stored = _parquet_schema(schema)
-
-
 def _parquet_schema(schema: RowSchema) -> pa.Schema:
+    """Returns the columns of Parquet files, which have times of day, and not integers as Delta tables do."""
     return pa.schema([pa.field(c.name, _parquet_type(c.arrow_type)) for c in schema.columns])
 
 

@@ -11,7 +11,8 @@ from pyiceberg.types import NestedField
 
 from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.columns.column_policy import columns_to_add
-from stateflow.connectors.iceberg.column_types import iceberg_type, required_part, table_schema, type_text
+from stateflow.connectors.columns.store_assignment import fits
+from stateflow.connectors.iceberg.column_types import arrow_field, iceberg_type, table_schema, type_text
 from stateflow.connectors.iceberg.partitions import new_spec, unknown_partition
 from stateflow.connectors.iceberg.settings import ADD_COLUMNS, IcebergSettings
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
@@ -55,7 +56,7 @@ def check_table(settings: IcebergSettings, table: Table, schema: RowSchema) -> t
     fields = {field.name: field for field in table.schema().fields}
     added = _columns_to_add(settings, table.schema(), schema) if settings.schema_evolution == ADD_COLUMNS else ()
     expected = [column for column in schema.columns if column not in added]
-    misfits = [c.name for c in expected if c.name not in fields or not _has_type(fields[c.name], c)]
+    misfits = [c.name for c in expected if c.name not in fields or not _may_store(fields[c.name], c)]
     if misfits:
         raise SchemaMismatch(
             "the sink's rows do not match the columns of the Iceberg table",
@@ -81,6 +82,13 @@ def _has_type(field: NestedField, column: Column) -> bool:
     return type_text(field.field_type) == _type_of(column)
 
 
+def _may_store(field: NestedField, column: Column) -> bool:
+    try:
+        return fits(column.arrow_type, arrow_field(field).type)
+    except KeyError:
+        return False
+
+
 def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
     if table.format_version != FORMAT_VERSION:
         hint = f"ALTER TABLE … SET TBLPROPERTIES ('format-version' = '{FORMAT_VERSION}'), or use another table"
@@ -95,10 +103,3 @@ def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
         column = declared.get(field.name)
         if column is None and field.required:
             yield _Refusal("a required column is not in the rows", "declare it, or make it optional", facts)
-        if column is not None and field.required and column.nullable:
-            reason = "a column of the rows may be null, but the table's must not"
-            yield _Refusal(reason, "declare it without None, or make it optional", facts)
-        part = required_part(field.field_type) if column is not None else None
-        if part is not None:
-            facts["part"] = f"{field.name}{part}"
-            yield _Refusal("a part of a nested column must not be null", "make it optional", facts)

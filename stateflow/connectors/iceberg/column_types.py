@@ -15,7 +15,9 @@ from pyiceberg.types import (
     DateType,
     DecimalType,
     DoubleType,
+    FloatType,
     IcebergType,
+    IntegerType,
     ListType,
     LongType,
     MapType,
@@ -29,7 +31,6 @@ from pyiceberg.types import (
 )
 
 from stateflow.api.schema import RowSchema
-from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
 _SCALARS: dict[pa.DataType, PrimitiveType] = {
@@ -43,6 +44,21 @@ _SCALARS: dict[pa.DataType, PrimitiveType] = {
     pa.duration("us"): LongType(),
     pa.timestamp("us"): TimestampType(),
     pa.timestamp("us", tz="UTC"): TimestamptzType(),
+}
+
+
+_ARROW: dict[type[IcebergType], pa.DataType] = {
+    LongType: pa.int64(),
+    IntegerType: pa.int32(),
+    DoubleType: pa.float64(),
+    FloatType: pa.float32(),
+    BooleanType: pa.bool_(),
+    StringType: pa.string(),
+    BinaryType: pa.binary(),
+    DateType: pa.date32(),
+    TimeType: pa.time64("us"),
+    TimestampType: pa.timestamp("us"),
+    TimestamptzType: pa.timestamp("us", tz="UTC"),
 }
 
 
@@ -98,22 +114,6 @@ def type_text(kind: IcebergType) -> str:
     return str(kind)
 
 
-def required_part(kind: IcebergType) -> str | None:
-    """Returns the path of a part of a nested type that must not be null; None without one."""
-    parts: list[tuple[str, IcebergType, bool]] = []
-    if isinstance(kind, ListType):
-        parts = [("[]", kind.element_type, kind.element_required)]
-    elif isinstance(kind, MapType):
-        parts = [("[]", kind.value_type, kind.value_required)]
-    elif isinstance(kind, StructType):
-        parts = [(f".{field.name}", field.field_type, field.required) for field in kind.fields]
-    for path, part, required in parts:
-        inner = "" if required else required_part(part)
-        if inner is not None:
-            return path + inner
-    return None
-
-
 def file_schema(schema: RowSchema, table: Schema) -> Schema:
     """Returns the schema of a data file: the table's columns that the rows have, with the table's field ids."""
     return Schema(*_chosen(schema.shape, table.as_struct()))
@@ -131,25 +131,35 @@ def _ordered(shape: Shape, kind: IcebergType) -> IcebergType:
     if isinstance(shape, Record) and isinstance(kind, StructType):
         return StructType(*_chosen(shape, kind))
     if isinstance(shape, Items) and isinstance(kind, ListType):
-        return ListType(kind.element_id, _ordered(shape.item, kind.element_type), element_required=False)
+        item = _ordered(shape.item, kind.element_type)
+        return ListType(kind.element_id, item, element_required=kind.element_required)
     if isinstance(shape, Entries) and isinstance(kind, MapType):
         value = _ordered(shape.value, kind.value_type)
-        return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=False)
+        return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required)
     return kind
 
 
-def to_stored(rows: pa.Table, target: pa.Schema) -> pa.Table:
-    """Returns rows as data files contain them.
+def arrow_field(field: NestedField) -> pa.Field:
+    """Returns a field of a table in Arrow, for `assign`. Raises KeyError for a type of no row class."""
+    return pa.field(field.name, _arrow_type(field.field_type), nullable=not field.required)
+
+
+def _arrow_type(kind: IcebergType) -> pa.DataType:
+    if isinstance(kind, ListType):
+        return pa.list_(arrow_field(kind.element_field))
+    if isinstance(kind, MapType):
+        return pa.map_(_arrow_type(kind.key_type), arrow_field(kind.value_field))
+    if isinstance(kind, StructType):
+        return pa.struct([arrow_field(field) for field in kind.fields])
+    return pa.decimal128(kind.precision, kind.scale) if isinstance(kind, DecimalType) else _ARROW[type(kind)]
+
+
+def target_schema(schema: RowSchema, table: Schema) -> pa.Schema:
+    """Returns the columns of rows as a table stores them, for `assign`; one that it lacks may be null.
 
     Args:
-        rows: rows of a sink's schema.
-        target: the Arrow schema of the file, with field ids.
+        schema: the columns of the rows.
+        table: the table, whose types fit.
     """
-    # Arrow refuses to lose nanoseconds of a time, which Spark rounds, and no row of Python has.
-    micros = [_with_micros(column) for column in rows.columns]
-    return pa.table(micros, names=rows.column_names).cast(target)
-
-
-def _with_micros(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = with_scalars(column.type, lambda scalar: pa.time64("us") if pa.types.is_time(scalar) else scalar)
-    return column if kind.equals(column.type) else column.cast(kind, safe=False)
+    fields = {field.name: field for field in (*table_schema(schema).fields, *table.fields)}
+    return pa.schema([arrow_field(fields[name]) for name in schema.names])

@@ -12,7 +12,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Record
 from pyiceberg.utils.properties import property_as_int
 
-from stateflow.connectors.iceberg.column_types import to_stored
+from stateflow.connectors.columns.store_assignment import assign
 from stateflow.connectors.iceberg.commits import remove_files
 from stateflow.connectors.iceberg.partitions import Partitioning, Values
 
@@ -31,10 +31,13 @@ class DataFiles:
         table: the table.
         schema: of the files, with the table's field ids.
         name: the beginning of the names of the files; no other files have it.
+        target: the columns of the rows as the table stores them.
     """
 
-    def __init__(self, table: Table, schema: Schema, name: str) -> None:
+    def __init__(self, table: Table, schema: Schema, name: str, target: pa.Schema) -> None:
         self._table = table
+        self._target = target
+        self._facts = {"table": ".".join(table.name())}
         self._schema = schema
         self._name = name
         self._arrow = schema_to_pyarrow(schema)
@@ -53,7 +56,8 @@ class DataFiles:
         """Writes rows and returns the files, which no snapshot has yet; an empty list without rows."""
         buffered = 0
         for batch in rows:
-            for values, part in self._partitioning.split(to_stored(pa.Table.from_batches([batch]), self._arrow)):
+            stored = pa.Table.from_batches([assign(batch, self._target, self._facts)]).cast(self._arrow)
+            for values, part in self._partitioning.split(stored):
                 self._buffers.setdefault(values, []).append(part)
                 buffered += part.nbytes
             if buffered >= _ROW_GROUP_BYTES:

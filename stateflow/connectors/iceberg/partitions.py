@@ -6,6 +6,7 @@ value of a batch is computed once.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 
@@ -23,6 +24,8 @@ from stateflow.errors import JobDefinitionError
 
 Values = tuple[object, ...]
 """The value of each partition field, as Iceberg stores it."""
+_LONGEST_FOLDER = 120
+"""Bytes: a file system permits 255, and an object store 1024 for all folders together."""
 _COLUMN, _TIME = r"(?P<column>\w+)", r"(?P<time>year|month|day|hour)\((?P<at>\w+)\)"
 _SIZED = r"(?P<sized>bucket|truncate)\((?P<size>[1-9]\d{0,8}), *(?P<of>\w+)\)"
 _TERM = re.compile(f"{_COLUMN}|{_TIME}|{_SIZED}")
@@ -59,8 +62,9 @@ class Partitioning:
             yield values, ordered.slice(end - counts[at], counts[at])
 
     def folder(self, values: Values) -> str:
-        """Returns the name of a partition's folder; empty without partitions."""
-        return f"{self._spec.partition_to_path(Record(*values), self._schema)}/" if values else ""
+        """Returns the name of a partition's folder; empty without partitions. Readers do not depend on it."""
+        path = self._spec.partition_to_path(Record(*values), self._schema) if values else ""
+        return "".join(f"{_shortened(name)}/" for name in path.split("/") if name)
 
     def _codes(self, field: PartitionField, rows: pa.Table) -> tuple[np.ndarray, list[object]]:
         """Returns the number of each row's value of a partition field, and the values by number."""
@@ -74,6 +78,14 @@ class Partitioning:
         numbers: dict[object, int] = {}
         found = [numbers.setdefault(transform(v), len(numbers)) for v in _physical(encoded.dictionary)]
         return np.array(found, np.int64)[encoded.indices.to_numpy()], list(numbers)
+
+
+def _shortened(name: str) -> str:
+    """Returns the name of a folder that each file system and object store accepts, and that no other value has."""
+    data = name.encode()
+    if len(data) <= _LONGEST_FOLDER:
+        return name
+    return f"{data[: _LONGEST_FOLDER // 2].decode(errors='ignore')}-{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def new_spec(terms: Sequence[str], schema: Schema, rows: RowSchema) -> PartitionSpec:

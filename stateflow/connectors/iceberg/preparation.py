@@ -28,8 +28,8 @@ _NEW_TABLE = {
 _logger = logging.getLogger(__name__)
 
 
-def check(connection: Connection, schema: RowSchema) -> str | None:
-    """Returns the id of the table if it exists; changes nothing.
+def check(connection: Connection, schema: RowSchema) -> Table | None:
+    """Returns the table if it exists; changes nothing.
 
     Raises:
         SinkRefused, SchemaMismatch: the table cannot be used, or not be created.
@@ -39,7 +39,7 @@ def check(connection: Connection, schema: RowSchema) -> str | None:
     table = connection.find_table()
     if table is not None:
         check_table(connection.settings, table, schema)
-        return str(table.metadata.table_uuid)
+        return table
     if not connection.has_namespace():
         raise SinkRefused(
             "the namespace of an Iceberg table does not exist",
@@ -50,8 +50,7 @@ def check(connection: Connection, schema: RowSchema) -> str | None:
 
 
 def prepare(connection: Connection, context: SinkContext) -> str:
-    """Creates the table, its first snapshot and missing columns; returns the id of the table. Raises as `check`."""
-    check(connection, context.schema)
+    """Creates the table, its first snapshot and missing columns, after `check`; returns the id of the table."""
     for _ in range(_TRIES):
         table = connection.find_table()
         if table is None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stateflow.api.sink import SinkContext, SinkTable
+import pyarrow as pa
+
+from stateflow.api.sink import SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.iceberg.settings import (
     ADD_COLUMNS,
@@ -20,7 +22,7 @@ from stateflow.connectors.iceberg.settings import (
     parse_name,
     require_pyiceberg,
 )
-from stateflow.connectors.staged_output import StagedSink
+from stateflow.connectors.staged_output import StagedSink, StagedWriter
 from stateflow.connectors.upserts import names_of
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ class IcebergSink(StagedSink):
     """Appends a stream's rows to an Iceberg table, exactly once.
 
     The sink creates a missing table with one optional column per field of the row class. An existing table must have
-    these columns with the same types; further columns must be optional. It may be partitioned. The format version must
-    be 2. Each checkpoint is one snapshot of the branch ``main``, which has the token of the sink in its summary. A
-    restore can put the table back to each checkpoint whose snapshot has not expired.
+    these columns; where its types are narrower, as int, float or required are, a row with another value ends the batch.
+    Further columns must be optional. It may be partitioned. The format version must be 2. Each checkpoint is one
+    snapshot of the branch ``main``, which has the token of the sink in its summary. A restore can put the table back to
+    each checkpoint whose snapshot has not expired.
 
     Args:
         table: ``namespace.table``; the namespace must exist.
@@ -69,20 +72,21 @@ class IcebergSink(StagedSink):
             parse_name(table), catalog, schema_evolution, names_of(partition_by), connecting
         )
         self._opened: Connection | None = None
+        self._target: pa.Schema | None = None
 
     def __repr__(self) -> str:
         return f"IcebergSink({self.location!r})"
 
     def __deepcopy__(self, memo: object) -> IcebergSink:
         # Stays in this process.
-        return self._with(self._settings)
+        return self._with(self._settings, self._target)
 
-    def __getstate__(self) -> IcebergSettings:
+    def __getstate__(self) -> tuple[IcebergSettings, pa.Schema | None]:
         # For tasks, in other processes.
-        return self._settings.for_tasks()
+        return self._settings.for_tasks(), self._target
 
-    def __setstate__(self, settings: IcebergSettings) -> None:
-        self._settings = settings
+    def __setstate__(self, state: tuple[IcebergSettings, pa.Schema | None]) -> None:
+        self._settings, self._target = state
         self._opened = None
 
     @property
@@ -90,9 +94,14 @@ class IcebergSink(StagedSink):
         return self._settings.location
 
     def check(self, context: SinkContext) -> str | None:
+        from stateflow.connectors.iceberg.column_types import target_schema
         from stateflow.connectors.iceberg.preparation import check
 
-        return check(self._connection, context.schema)
+        table = check(self._connection, context.schema)
+        if table is None:
+            return None
+        self._target = target_schema(context.schema, table.schema())
+        return str(table.metadata.table_uuid)
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
         from stateflow.connectors.iceberg.tokens import other_jobs
@@ -103,13 +112,20 @@ class IcebergSink(StagedSink):
     def prepare(self, context: SinkContext) -> str:
         from stateflow.connectors.iceberg.preparation import prepare
 
+        self.check(context)
         return prepare(self._connection, context)
 
     def open_table(self, context: SinkContext) -> SinkTable:
+        from stateflow.connectors.iceberg.column_types import target_schema
         from stateflow.connectors.iceberg.preparation import open_table
         from stateflow.connectors.iceberg.sink_table import IcebergTable
 
-        return IcebergTable(self._connection, context, open_table(self._connection, context.schema))
+        table = open_table(self._connection, context.schema)
+        self._target = target_schema(context.schema, table.schema())
+        return IcebergTable(self._connection, context, table)
+
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        return StagedWriter(context, writing, self._target)
 
     def shadow(self) -> IcebergSink:
         return self._with(self._settings.shadow())
@@ -122,7 +138,7 @@ class IcebergSink(StagedSink):
             self._opened = Connection(self._settings)
         return self._opened
 
-    def _with(self, settings: IcebergSettings) -> IcebergSink:
+    def _with(self, settings: IcebergSettings, target: pa.Schema | None = None) -> IcebergSink:
         sink = IcebergSink.__new__(IcebergSink)
-        sink.__setstate__(settings)
+        sink.__setstate__((settings, target))
         return sink

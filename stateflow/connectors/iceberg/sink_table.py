@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from stateflow.api.sink import SinkContext, SinkRewind, Successor, TableChanges
 from stateflow.clock import SystemClock
-from stateflow.connectors.iceberg.column_types import file_schema
+from stateflow.connectors.iceberg.column_types import file_schema, target_schema
 from stateflow.connectors.iceberg.commits import Change, Commit, head_of
 from stateflow.connectors.iceberg.connection import Connection
 from stateflow.connectors.iceberg.data_files import DataFiles
@@ -50,7 +50,8 @@ class IcebergTable(StagedTable):
         if self._is_stale() or not add_columns(self._connection, self._table, self.context.schema):
             return None
         name = f"stateflow-{self.context.application.replace('/', '-')}-{token}-{_clock.new_id()}"
-        files = DataFiles(self._table, file_schema(self.context.schema, self._table.schema()), name)
+        schema, stored = self.context.schema, self._table.schema()
+        files = DataFiles(self._table, file_schema(schema, stored), name, target_schema(schema, stored))
         try:
             with self._connection.errors():
                 commit = self._commit(token, files.write(self._rows(committables)))

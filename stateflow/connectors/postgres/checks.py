@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stateflow.api.schema import RowSchema
+import pyarrow as pa
+
+from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.postgres.catalog import Relation
-from stateflow.connectors.postgres.column_types import can_store, postgres_type
+from stateflow.connectors.postgres.column_types import postgres_type, target_field
 from stateflow.connectors.postgres.settings import PostgresSettings
 from stateflow.errors import SchemaMismatch, SinkRefused
 from stateflow.types.columns.shapes import Shape
@@ -42,16 +44,26 @@ def check_relation(settings: PostgresSettings, relation: Relation, schema: RowSc
             table=settings.location,
             **refusal.facts,
         )
-    found = {column.name: relation.column(column.name) for column in schema.columns}
-    misfits = {n: c.type if c else None for n, c in found.items() if not c or not can_store(c.type, _shape(schema, n))}
+    misfits = [column.name for column in schema.columns if _target(relation, column) is None]
     if misfits:
         raise SchemaMismatch(
             "the sink's rows do not match the columns of the table in PostgreSQL",
             hint="change the row class, or the table with ALTER TABLE",
             table=settings.location,
             declared={name: postgres_type(_shape(schema, name)) for name in misfits},
-            found=misfits,
+            found={name: column.type if (column := relation.column(name)) else None for name in misfits},
         )
+
+
+def target_schema(relation: Relation, schema: RowSchema) -> pa.Schema:
+    """Returns the columns of rows as a table stores them, for `assign`; one that it lacks may be null."""
+    own = {field.name: field.with_nullable(True) for field in schema.arrow}
+    return pa.schema([_target(relation, column) or own[column.name] for column in schema.columns])
+
+
+def _target(relation: Relation, column: Column) -> pa.Field | None:
+    found = relation.column(column.name)
+    return None if found is None else target_field(column, found.type, found.is_required)
 
 
 def _shape(schema: RowSchema, name: str) -> Shape:
@@ -95,6 +107,3 @@ def _column_refusals(relation: Relation, schema: RowSchema) -> Iterator[_Refusal
         if ours is not None and not column.is_insertable:
             reason = "the values of a column of the rows are generated"
             yield _Refusal(reason, "remove the column from the row class", facts)
-        if ours is not None and ours.nullable and column.is_required:
-            reason = "a column of the rows may be null, but the table's must not"
-            yield _Refusal(reason, "declare it without None, or ALTER TABLE … ALTER COLUMN … DROP NOT NULL", facts)

@@ -17,6 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from stateflow.api.schema import Column
+from stateflow.connectors.columns.store_assignment import LENGTH
+from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Leaf, Shape
 
 _JSON = "jsonb"
@@ -35,7 +38,17 @@ _NAMES = {
 """PostgreSQL's names of types, by Spark's."""
 _ALSO = {"bigint": {"numeric"}, "string": {"character varying"}}
 """Further types of existing columns that have all values, by Spark's names."""
+_NARROWER = {
+    ("bigint", "integer"): pa.int32(),
+    ("bigint", "smallint"): pa.int16(),
+    ("double", "real"): pa.float32(),
+    ("date", "timestamp without time zone"): pa.timestamp("us"),
+    ("timestamp_ntz", "date"): pa.date32(),
+}
+"""Types of existing columns that have some values, by Spark's name and theirs."""
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
+_LENGTH = re.compile(r"character varying\((\d+)\)")
+_MOST_DIGITS = 38
 _WRITTEN = pa_csv.WriteOptions(include_header=False)
 _MICROSECONDS_PER_SECOND = 1_000_000
 _to_json = msgspec.json.Encoder(decimal_format="number").encode
@@ -52,24 +65,38 @@ def postgres_type(shape: Shape) -> str:
     return _NAMES[shape.spark]
 
 
-def can_store(found: str, shape: Shape) -> bool:
-    """Returns whether an existing column has every value of a shape.
+def target_field(column: Column, found: str, is_required: bool) -> pa.Field | None:
+    """Returns a column of rows as an existing column stores it, for `assign`; None if that has another type.
 
     Args:
-        found: its type, as ``format_type`` names it.
+        column: of the rows.
+        found: the type of the existing column, as ``format_type`` names it.
+        is_required: whether that is never null.
     """
-    if found == postgres_type(shape):
-        return True
+    kind, metadata = _target(column.shape, found), None
+    if kind is None and (length := _LENGTH.fullmatch(found)) and column.spark_type == "string":
+        kind, metadata = pa.string(), {LENGTH: length[1].encode()}
+    return None if kind is None else pa.field(column.name, kind, nullable=not is_required, metadata=metadata)
+
+
+def _target(shape: Shape, found: str) -> pa.DataType | None:
+    own = with_nullable_parts(shape.arrow)
     if not isinstance(shape, Leaf):
-        return found == "json"
-    if pa.types.is_decimal(shape.arrow):
-        digits = _NUMERIC.fullmatch(found)
-        if digits is None:
-            return found == "numeric"
-        precision, scale = int(digits[1]), int(digits[2])
-        needed: int = shape.arrow.precision - shape.arrow.scale
-        return scale - int(shape.arrow.scale) >= 0 and precision - scale >= needed
-    return found in _ALSO.get(shape.spark, ()) or (shape.kind is uuid.UUID and found == "text")
+        return own if found in (_JSON, "json") else None
+    if found == postgres_type(shape) or found in _ALSO.get(shape.spark, ()) or (_is_text(shape) and found == "text"):
+        return own
+    digits = _NUMERIC.fullmatch(found) if pa.types.is_decimal(own) else None
+    if digits is None:
+        return own if found == "numeric" and pa.types.is_decimal(own) else _NARROWER.get((shape.spark, found))
+    precision, scale = int(digits[1]), int(digits[2])
+    if precision <= _MOST_DIGITS:
+        return pa.decimal128(precision, scale)
+    return own if scale >= own.scale and precision - scale >= own.precision - own.scale else None
+
+
+def _is_text(shape: Leaf) -> bool:
+    """Returns whether values of a shape are texts in columns, also those of a UUID."""
+    return shape.spark == "string"
 
 
 def to_csv(rows: pa.Table) -> Iterable[bytes]:

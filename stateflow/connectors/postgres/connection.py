@@ -124,6 +124,9 @@ def _begin(connection: Connection, timeout: timedelta) -> None:
         "lock_timeout": min(timeout / 2, _LOCK_TIMEOUT),
         "idle_in_transaction_session_timeout": min(timeout, _IDLE_TIMEOUT),
     }
+    # First, and by its full name: a function or an operator that others have made in a schema of the user's path would
+    # otherwise run with the rights of the sink.
+    connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)")
     values = _SESSION | {name: str(int(value.total_seconds() * 1000)) for name, value in milliseconds.items()}
     calls = sql.SQL(", ").join(sql.SQL("set_config({}, {}, true)").format(n, v) for n, v in values.items())
     connection.execute(sql.SQL("SELECT {}").format(calls))

@@ -11,7 +11,7 @@ from stateflow.errors import EnvironmentUnsupported, JobDefinitionError
 
 TOKENS, UNDO = "stateflow_tokens", "stateflow_undo"
 """Tables of the sink, in the schema of the table that it writes to."""
-_LONGEST_NAME = 63
+LONGEST_NAME = 63
 _SHADOW = "_shadow"
 
 
@@ -30,7 +30,7 @@ class TableName:
         if name.table in (TOKENS, UNDO) or not all(_is_name(part) for part in (name.schema, name.table)):
             raise JobDefinitionError(
                 "the name of a table in PostgreSQL is not valid",
-                hint=f"use table or schema.table, of at most {_LONGEST_NAME} bytes each, and not the sink's own tables",
+                hint=f"use table or schema.table, of at most {LONGEST_NAME} bytes each, and not the sink's own tables",
                 table=text,
             )
         return name
@@ -45,7 +45,7 @@ class TableName:
 
 
 def _is_name(text: str) -> bool:
-    return bool(text) and text.isprintable() and "." not in text and len(text.encode()) <= _LONGEST_NAME
+    return bool(text) and text.isprintable() and "." not in text and len(text.encode()) <= LONGEST_NAME
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ class PostgresSink(StagedSink):
     """Appends a stream's rows to a table in PostgreSQL, or upserts them by key, exactly once.
 
     The sink creates a missing table, for upserts with a primary key. An existing table must have these columns, in any
-    order and with types that have all values; further columns must be nullable or have a default. The sink keeps its
-    position in a table ``stateflow_tokens`` of the same schema.
+    order; where its types are narrower, such as integer, real, varchar(10) or NOT NULL, a row with another value ends
+    the batch. Further columns must be nullable or have a default. The sink keeps its position in a table
+    ``stateflow_tokens`` of the same schema, which its role must own. Statements run with ``search_path = pg_catalog,
+    pg_temp``: triggers of the table must name schemas.
 
     Args:
         conninfo: a connection string such as ``host=db dbname=flights user=etl``, or a ``postgresql://`` URL, with any
@@ -94,29 +96,33 @@ class PostgresSink(StagedSink):
             conninfo=text,
             password=secret,
         )
+        self._target: pa.Schema | None = None
 
     def __repr__(self) -> str:
         return f"PostgresSink({self.location!r})"
 
     def __deepcopy__(self, memo: object) -> PostgresSink:
         # Stays in this process.
-        return self._with(self._settings)
+        return self._with(self._settings, self._target)
 
-    def __getstate__(self) -> PostgresSettings:
+    def __getstate__(self) -> tuple[PostgresSettings, pa.Schema | None]:
         # For tasks, in other processes.
-        return self._settings.for_tasks()
+        return self._settings.for_tasks(), self._target
 
-    def __setstate__(self, settings: PostgresSettings) -> None:
-        self._settings = settings
+    def __setstate__(self, state: tuple[PostgresSettings, pa.Schema | None]) -> None:
+        self._settings, self._target = state
 
     @property
     def location(self) -> str:
         return self._settings.location
 
     def check(self, context: SinkContext) -> str | None:
+        from stateflow.connectors.postgres.checks import target_schema
         from stateflow.connectors.postgres.preparation import check_table
 
-        return check_table(self._settings, self._schema(context))
+        relation, table_id = check_table(self._settings, self._schema(context))
+        self._target = target_schema(relation, context.schema) if relation else None
+        return table_id
 
     @property
     def ordering_key(self) -> tuple[str, ...]:
@@ -135,24 +141,27 @@ class PostgresSink(StagedSink):
     def prepare(self, context: SinkContext) -> str:
         from stateflow.connectors.postgres.preparation import prepare_table
 
+        self.check(context)
         return prepare_table(self._settings, self._schema(context), context.application)
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        return _Writer(context, writing)
+        return _Writer(context, writing, self._target)
 
     def open_table(self, context: SinkContext) -> SinkTable:
+        from stateflow.connectors.postgres.checks import target_schema
         from stateflow.connectors.postgres.preparation import open_relation
         from stateflow.connectors.postgres.sink_table import PostgresTable
 
         relation, position = open_relation(self._settings, self._schema(context), context.application)
+        self._target = target_schema(relation, context.schema)
         return PostgresTable(self._settings, context, relation, position)
 
     def shadow(self) -> PostgresSink:
         return self._with(self._settings.shadow())
 
-    def _with(self, settings: PostgresSettings) -> PostgresSink:
+    def _with(self, settings: PostgresSettings, target: pa.Schema | None = None) -> PostgresSink:
         sink = PostgresSink.__new__(PostgresSink)
-        sink.__setstate__(settings)
+        sink.__setstate__((settings, target))
         return sink
 
     def _schema(self, context: SinkContext) -> RowSchema:

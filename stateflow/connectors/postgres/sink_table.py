@@ -10,11 +10,13 @@ import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.api.sink import SinkContext, SinkRewind, Successor, TableChanges
+from stateflow.connectors.columns.store_assignment import assign, nullable
 from stateflow.connectors.postgres.catalog import Relation, read_relation
+from stateflow.connectors.postgres.checks import target_schema
 from stateflow.connectors.postgres.connection import Connection, TransactionUnknown, transaction
 from stateflow.connectors.postgres.settings import PostgresSettings
 from stateflow.connectors.postgres.statements import Upsert, copy_rows, lock_table, table_name
-from stateflow.connectors.postgres.tokens import Position, TokenTable
+from stateflow.connectors.postgres.tokens import Position, TokenTable, own_tables_exist
 from stateflow.connectors.postgres.undo import Undo
 from stateflow.connectors.staged_output import StagedTable, as_declared
 from stateflow.connectors.upserts import winning_rows
@@ -46,6 +48,7 @@ class PostgresTable(StagedTable):
         self.successor = Successor.parse(position.successor) if position.successor else None
         self._settings = settings
         self._relation = relation
+        self._target = target_schema(relation, context.schema)
         self._position = position
         self._tokens = TokenTable(settings.name.schema, relation.oid)
 
@@ -53,7 +56,7 @@ class PostgresTable(StagedTable):
         batches = self._staged(committables)
         if self._settings.upsert is None:
             return self._change(token, lambda connection: self._append(connection, batches))
-        rows = pa.Table.from_batches(batches, self.context.schema.arrow)
+        rows = pa.Table.from_batches(batches, nullable(self._target))
         return self._change(token, lambda connection: self._upsert(connection, rows, token))
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
@@ -61,6 +64,7 @@ class PostgresTable(StagedTable):
             return SinkRewind(self.version, None, 0, 0, ())
         undo = self._undo()
         with transaction(self._settings, read_only=True) as connection:
+            own_tables_exist(connection, self._settings, self._relation.oid, with_undo=True)
             return undo.plan(connection, self._position, checkpoint_id)
 
     def changes_since(self, version: int) -> TableChanges:
@@ -117,6 +121,9 @@ class PostgresTable(StagedTable):
         relation = read_relation(connection, self._settings.name)
         if relation is None or relation.oid != self._relation.oid:
             return False
+        # In this transaction again, which is the one that uses them.
+        if not own_tables_exist(connection, self._settings, relation.oid, self._settings.undo is not None):
+            return False
         application = self.context.application
         self._tokens.insert(connection, application, self.table_id)
         return self._tokens.read(connection, application, lock=True) == self._position
@@ -137,7 +144,7 @@ class PostgresTable(StagedTable):
 
     def _upsert(self, connection: Connection, rows: pa.Table, token: int) -> None:
         assert self._settings.upsert is not None
-        upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema)
+        upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema, self._relation)
         if not len(rows):
             return
         upsert.stage(connection, winning_rows(rows, upsert.settings))
@@ -154,14 +161,14 @@ class PostgresTable(StagedTable):
                 "stores the rows that later checkpoints replace",
                 table=self._settings.location,
             )
-        upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema)
+        upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema, self._relation)
         return Undo(upsert, self._relation.oid, self.context.application, self._settings.location)
 
     def _staged(self, committables: list[Committable]) -> Iterator[pa.RecordBatch]:
-        """Yields the staged rows, barrier by barrier, with the columns that the sink has now."""
-        schema = self.context.schema
+        """Yields the staged rows, barrier by barrier, with the columns that the sink has now, as the table has them."""
+        schema, facts = self.context.schema, {"table": self._settings.location}
         for batch in self.staged_rows(sorted(committables, key=_order)):
-            yield as_declared(batch, schema, self._settings.location)
+            yield assign(as_declared(batch, schema, self._settings.location), self._target, facts)
 
 
 def _order(committable: Committable) -> tuple[int, int, str]:

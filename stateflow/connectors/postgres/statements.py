@@ -9,20 +9,23 @@ import pyarrow as pa
 from psycopg import sql
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.postgres.catalog import Relation
 from stateflow.connectors.postgres.column_types import postgres_type, to_csv
 from stateflow.connectors.postgres.connection import Connection
 from stateflow.connectors.postgres.settings import TableName
 from stateflow.connectors.upserts import UpsertSettings
 from stateflow.types.columns.row_kind import RETRACTIONS
+from stateflow.types.columns.shapes import Leaf
 
+# Aliases begin as no field of a row class does: `t` would otherwise be a column of that name.
 STAGED = sql.Identifier("pg_temp", "_sf_staged")
 """The temporary table with the rows of a checkpoint that change the table."""
 _COPY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT csv)")
 _STAGE = sql.SQL("CREATE TEMPORARY TABLE _sf_staged ({columns}) ON COMMIT DROP")
-_DELETE = sql.SQL("DELETE FROM {table} t USING {staged} s WHERE {same_key} AND {deleted}")
+_DELETE = sql.SQL("DELETE FROM {table} _sf_t USING {staged} _sf_s WHERE {same_key} AND {deleted}")
 # In the order of keys, as other writers of many rows do it, so that fewer transactions deadlock.
 _INSERT = sql.SQL(
-    "INSERT INTO {table} ({columns}) SELECT {columns} FROM {staged} s WHERE {kept} ORDER BY {keys} "
+    "INSERT INTO {table} AS _sf_t ({columns}) SELECT {columns} FROM {staged} _sf_s WHERE {kept} ORDER BY {keys} "
     "ON CONFLICT ({keys}) DO {action}"
 )
 
@@ -32,7 +35,7 @@ def columns_of(names: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
-def same_key(keys: Iterable[str], left: str = "t", right: str = "s") -> sql.Composed:
+def same_key(keys: Iterable[str], left: str = "_sf_t", right: str = "_sf_s") -> sql.Composed:
     """Returns the condition that rows of two tables have the same key."""
     return sql.SQL(" AND ").join(
         sql.SQL("{} = {}").format(sql.Identifier(left, name), sql.Identifier(right, name)) for name in keys
@@ -71,11 +74,13 @@ class Upsert:
         name: the table.
         settings: how rows are matched.
         schema: columns of the staged rows, with the one that marks deletes.
+        relation: the table in the catalog.
     """
 
     name: TableName
     settings: UpsertSettings
     schema: RowSchema
+    relation: Relation
 
     @property
     def table(self) -> sql.Identifier:
@@ -90,7 +95,7 @@ class Upsert:
     def stage(self, connection: Connection, winners: pa.Table) -> None:
         """Creates the temporary table."""
         columns = (
-            sql.SQL("{} {}").format(sql.Identifier(column.name), _type(postgres_type(column.shape)))
+            sql.SQL("{} {}").format(sql.Identifier(column.name), _type(self._staged_type(column)))
             for column in self.schema.columns
         )
         connection.execute(_STAGE.format(columns=sql.SQL(", ").join(columns)))
@@ -111,13 +116,19 @@ class Upsert:
         parts = {"table": self.table, "staged": STAGED, "columns": columns_of(self.columns), "kept": kept}
         connection.execute(_INSERT.format(**parts, keys=columns_of(keys), action=self._action))
 
+    def _staged_type(self, column: Column) -> str:
+        """Returns the type of a column of the temporary table: that of the table if a value may differ from it."""
+        found, own = self.relation.column(column.name), postgres_type(column.shape)
+        # The sink knows no other types: `check_relation` has compared them.
+        return found.type if found and isinstance(column.shape, Leaf) and own not in ("uuid", "text") else own
+
     @property
     def _deleted(self) -> sql.Composable | None:
         """The condition that a staged row deletes its key; None if no row does."""
         if self.settings.row_kind:
             kinds = sql.SQL(", ").join(sql.Literal(kind.value) for kind in RETRACTIONS)
-            return sql.SQL("s.{} IN ({})").format(sql.Identifier(self.settings.row_kind), kinds)
-        return sql.SQL("s.{}").format(sql.Identifier(self.settings.deletes)) if self.settings.deletes else None
+            return sql.SQL("_sf_s.{} IN ({})").format(sql.Identifier(self.settings.row_kind), kinds)
+        return sql.SQL("_sf_s.{}").format(sql.Identifier(self.settings.deletes)) if self.settings.deletes else None
 
     @property
     def _action(self) -> sql.Composable:
@@ -148,7 +159,7 @@ def create_table(connection: Connection, name: TableName, schema: RowSchema, key
 
 def _equal(column: Column) -> sql.Composable:
     """Returns the condition that a column of the table has the value of the staged row."""
-    own, staged = (sql.Identifier(side, column.name) for side in ("t", "s"))
+    own, staged = (sql.Identifier(side, column.name) for side in ("_sf_t", "_sf_s"))
     # An existing column may be json or text, which have no comparison with the type of the staged column.
     kind = {"jsonb": "::jsonb", "uuid": "::text"}.get(postgres_type(column.shape), "")
     equal = sql.SQL("{own}{kind} IS NOT DISTINCT FROM {staged}{kind}").format(own=own, staged=staged, kind=_type(kind))

@@ -7,35 +7,60 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from stateflow.connectors.postgres.connection import Connection
-from stateflow.connectors.postgres.settings import TOKENS, UNDO
+from stateflow.connectors.postgres.settings import TOKENS, UNDO, PostgresSettings
+from stateflow.errors import SinkRefused
 
 _TAKEN_OVER = "#taken-over"
 """Ends the name in the row of an application that must no longer write; the row has its successor as id."""
 _IDENTITY = ""
 """In place of an application: the row that has the id of the table."""
-_CREATE = sql.SQL(
-    """
-CREATE TABLE IF NOT EXISTS {tokens} (
-    table_oid bigint NOT NULL,
-    application text NOT NULL,
-    table_id text NOT NULL,
-    token bigint NOT NULL,
-    version bigint NOT NULL,
-    PRIMARY KEY (table_oid, application)
-)"""
-)
-_CREATE_UNDO = sql.SQL(
-    """
-CREATE TABLE IF NOT EXISTS {undo} (
-    table_oid bigint NOT NULL,
-    application text NOT NULL,
-    version bigint NOT NULL,
-    token bigint NOT NULL,
-    at timestamptz NOT NULL,
-    key jsonb,
-    former jsonb
-)"""
-)
+_COLUMNS = {
+    TOKENS: (
+        "table_oid bigint NOT NULL",
+        "application text NOT NULL",
+        "table_id text NOT NULL",
+        "token bigint NOT NULL",
+        "version bigint NOT NULL",
+    ),
+    UNDO: (
+        "table_oid bigint NOT NULL",
+        "application text NOT NULL",
+        "version bigint NOT NULL",
+        "token bigint NOT NULL",
+        "at timestamp with time zone NOT NULL",
+        "key jsonb",
+        "former jsonb",
+    ),
+}
+"""The columns of the sink's own tables, as PostgreSQL names their types."""
+_CREATE = sql.SQL("CREATE TABLE IF NOT EXISTS {table} ({columns}{constraint})")
+_PRIMARY_KEY = sql.SQL(", PRIMARY KEY (table_oid, application)")
+# Whatever runs code or hides rows when the sink uses the table, if another role has made it: the code would have the
+# rights of the sink. A trusted owner is the only one who can add such a thing later.
+_FOUND = """
+SELECT c.relname::text,
+       ARRAY(SELECT concat(attname, ' ', format_type(atttypid, atttypmod), CASE WHEN attnotnull THEN ' NOT NULL' END)
+             FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
+       pg_get_userbyid(c.relowner)::text,
+       array_remove(ARRAY[
+           CASE WHEN c.relkind <> 'r' OR c.relpersistence <> 'p' THEN 'no permanent table' END,
+           CASE WHEN NOT (c.relowner = me.oid OR o.rolsuper OR (NOT me.rolsuper AND pg_has_role(c.relowner, 'MEMBER'))
+                          OR c.relowner IN (SELECT relowner FROM pg_class WHERE oid = %(oid)s)) THEN 'owner' END,
+           CASE WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid) THEN 'trigger' END,
+           CASE WHEN EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid) THEN 'rule' END,
+           CASE WHEN c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid) THEN 'row security' END,
+           CASE WHEN EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhrelid, inhparent)) THEN 'inheritance' END,
+           CASE WHEN EXISTS (SELECT FROM pg_attrdef WHERE adrelid = c.oid) THEN 'default' END,
+           CASE WHEN EXISTS (SELECT FROM pg_attribute WHERE attrelid = c.oid AND attidentity <> '') THEN 'identity' END,
+           CASE WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = c.oid AND contype NOT IN ('p', 'n'))
+                THEN 'constraint' END,
+           CASE WHEN EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND num_nulls(indexprs, indpred) < 2)
+                THEN 'index' END
+       ], NULL)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
+JOIN pg_roles me ON me.rolname = current_user
+WHERE n.nspname = %(schema)s AND c.relname = ANY(%(names)s)
+"""
 _INDEX_UNDO = sql.SQL(
     """
 CREATE INDEX IF NOT EXISTS {index} ON {undo} (table_oid, application, version)
@@ -131,19 +156,39 @@ class TokenTable:
 
 def create_own_tables(connection: Connection, schema: str, with_undo: bool) -> None:
     """Creates the tables that the sink needs in a schema, unless they exist."""
-    connection.execute(_CREATE.format(tokens=sql.Identifier(schema, TOKENS)))
+    for name in (TOKENS, UNDO) if with_undo else (TOKENS,):
+        # Not identifiers: the columns come from this module.
+        columns = sql.SQL(", ".join(_COLUMNS[name]))
+        constraint = _PRIMARY_KEY if name == TOKENS else sql.SQL("")
+        table = sql.Identifier(schema, name)
+        connection.execute(_CREATE.format(table=table, columns=columns, constraint=constraint))
     if with_undo:
-        connection.execute(_CREATE_UNDO.format(undo=sql.Identifier(schema, UNDO)))
         names = {"index": sql.Identifier(f"{UNDO}_version"), "undo": sql.Identifier(schema, UNDO)}
         connection.execute(_INDEX_UNDO.format(**names))
 
 
-def own_tables_exist(connection: Connection, schema: str, with_undo: bool) -> bool:
-    """Returns whether the tables that the sink needs exist."""
+def own_tables_exist(connection: Connection, settings: PostgresSettings, oid: int | None, with_undo: bool) -> bool:
+    """Returns whether the tables that the sink needs exist; to be called in each transaction that uses them.
+
+    Args:
+        oid: of the sink's table, whose owner may own them; None for no such table.
+        with_undo: whether the table of former rows is needed.
+
+    Raises:
+        SinkRefused: a table of such a name is not as the sink creates it, or belongs to a role that the sink's role is
+            not a member of.
+    """
     names = [TOKENS, UNDO] if with_undo else [TOKENS]
-    found = connection.execute(
-        "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = ANY(%s)",
-        (schema, names),
-    ).fetchone()
-    return found is not None and found[0] == len(names)
+    parameters = {"schema": settings.name.schema, "names": names, "oid": oid}
+    found = connection.execute(_FOUND, parameters).fetchall()
+    for name, columns, owner, differences in found:
+        if differences or tuple(columns) != _COLUMNS[name]:
+            raise SinkRefused(
+                "a table of a PostgreSQL sink is not as the sink creates it, and may run another role's code",
+                hint=f"look at it, and drop it if you do not know it; let the sink's role create and own {name}",
+                table=settings.location,
+                found=f"{settings.name.schema}.{name}",
+                owner=owner,
+                properties=differences or ["columns"],
+            )
+    return len(found) == len(names)

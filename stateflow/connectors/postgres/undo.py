@@ -26,8 +26,8 @@ _THIS_SINK = sql.SQL("table_oid = {oid} AND application = {application}")
 _RECORD = sql.SQL(
     "INSERT INTO {undo} (table_oid, application, version, token, at, key, former) "
     "SELECT DISTINCT {oid}, {application}, {version}, {token}, now(), jsonb_build_object({key}), "
-    "CASE WHEN t.{first} IS NOT NULL THEN to_jsonb(t) END "
-    "FROM {changed} s LEFT JOIN {table} t ON {same_key}"
+    "CASE WHEN _sf_t.{first} IS NOT NULL THEN to_jsonb(_sf_t.*) END "
+    "FROM {changed} _sf_s LEFT JOIN {table} _sf_t ON {same_key}"
 )
 _MARK = sql.SQL(
     "INSERT INTO {undo} (table_oid, application, version, token, at) "
@@ -48,23 +48,24 @@ _OLDEST = sql.SQL(
 )
 _RESTORE = sql.SQL(
     "CREATE TEMPORARY TABLE _sf_restored ON COMMIT DROP AS "
-    "SELECT {keys}, o.former FROM ({oldest}) o CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, o.key) k"
+    "SELECT {keys}, _sf_o.former AS _sf_former FROM ({oldest}) _sf_o "
+    "CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, _sf_o.key) _sf_k"
 )
 _EFFECT = sql.SQL(
-    "SELECT count(*) FILTER (WHERE t.{first} IS NOT NULL), count(*) FILTER (WHERE o.former IS NOT NULL) "
-    "FROM ({oldest}) o CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, o.key) s "
-    "LEFT JOIN {table} t ON {same_key} "
-    "WHERE (CASE WHEN t.{first} IS NOT NULL THEN to_jsonb(t) END) IS DISTINCT FROM o.former"
+    "SELECT count(*) FILTER (WHERE _sf_t.{first} IS NOT NULL), count(*) FILTER (WHERE _sf_o.former IS NOT NULL) "
+    "FROM ({oldest}) _sf_o CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, _sf_o.key) _sf_s "
+    "LEFT JOIN {table} _sf_t ON {same_key} "
+    "WHERE (CASE WHEN _sf_t.{first} IS NOT NULL THEN to_jsonb(_sf_t.*) END) IS DISTINCT FROM _sf_o.former"
 )
-_DELETE = sql.SQL("DELETE FROM {table} t USING {restored} s WHERE {same_key} AND s.former IS NULL")
+_DELETE = sql.SQL("DELETE FROM {table} _sf_t USING {restored} _sf_s WHERE {same_key} AND _sf_s._sf_former IS NULL")
 _UPDATE = sql.SQL(
-    "UPDATE {table} t SET {changes} FROM {restored} r CROSS JOIN LATERAL "
-    "jsonb_populate_record(NULL::{table}, r.former) s WHERE r.former IS NOT NULL AND {same_key}"
+    "UPDATE {table} _sf_t SET {changes} FROM {restored} _sf_r CROSS JOIN LATERAL "
+    "jsonb_populate_record(NULL::{table}, _sf_r._sf_former) _sf_s WHERE _sf_r._sf_former IS NOT NULL AND {same_key}"
 )
 _INSERT = sql.SQL(
-    "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {restored} r CROSS JOIN LATERAL "
-    "jsonb_populate_record(NULL::{table}, r.former) s WHERE r.former IS NOT NULL "
-    "AND NOT EXISTS (SELECT FROM {table} t WHERE {same_key})"
+    "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {restored} _sf_r "
+    "CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, _sf_r._sf_former) _sf_s "
+    "WHERE _sf_r._sf_former IS NOT NULL AND NOT EXISTS (SELECT FROM {table} _sf_t WHERE {same_key})"
 )
 
 
@@ -93,7 +94,7 @@ class Undo:
             changed: a temporary table with the keys of the rows.
         """
         keys = self.upsert.settings.keys
-        pairs = (sql.SQL("{}::text, s.{}").format(name, sql.Identifier(name)) for name in keys)
+        pairs = (sql.SQL("{}::text, _sf_s.{}").format(name, sql.Identifier(name)) for name in keys)
         connection.execute(
             _RECORD.format(
                 **self._names,
@@ -144,17 +145,17 @@ class Undo:
         if row is None or row[0] != position.version - to_version:
             raise self._too_old(version=to_version)
         keys = self.upsert.settings.keys
-        chosen = sql.SQL(", ").join(sql.Identifier("k", name) for name in keys)
+        chosen = sql.SQL(", ").join(sql.Identifier("_sf_k", name) for name in keys)
         connection.execute(_RESTORE.format(table=self.upsert.table, keys=chosen, oldest=self._oldest(to_version)))
         self.record(connection, position.version + 1, position.token, _RESTORED)
         names = {"table": self.upsert.table, "restored": _RESTORED, "same_key": same_key(keys)}
         connection.execute(_DELETE.format(**names))
         changed = [name for name in self.upsert.columns if name not in keys]
         if changed:
-            pairs = (sql.SQL("{0} = s.{0}").format(sql.Identifier(name)) for name in changed)
+            pairs = (sql.SQL("{0} = _sf_s.{0}").format(sql.Identifier(name)) for name in changed)
             connection.execute(_UPDATE.format(**names, changes=sql.SQL(", ").join(pairs)))
         written = [column.name for column in relation.columns if not column.is_generated]
-        values = sql.SQL(", ").join(sql.Identifier("s", name) for name in written)
+        values = sql.SQL(", ").join(sql.Identifier("_sf_s", name) for name in written)
         connection.execute(_INSERT.format(**names, columns=columns_of(written), values=values))
 
     def _oldest(self, version: int) -> sql.Composed:

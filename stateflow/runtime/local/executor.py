@@ -254,9 +254,10 @@ def _key_hash(keying: Keying, row: object) -> int:
 
 
 def _ties(keying: Keying, row: object) -> tuple[object, ...]:
-    """Returns what rows of equal order are sorted by, nulls first."""
+    """Returns what rows of equal order are sorted by: null is the lowest value and NaN the highest."""
     values = (stored_scalar(getattr(row, column)) for column in (*keying.row_columns, *keying.order_by))
-    return tuple((value is not None, value) for value in values)
+    # Only NaN is not equal to itself; Python has no order of it.
+    return tuple((v is not None, v != v, v if v == v else 0.0) for v in values)
 
 
 def _input_batches(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stateflow.api.sink import Successor
+from stateflow.connectors.delta.column_types import Field
 from stateflow.connectors.delta.data_files import UnnamedFile, disk_error, own_names
 from stateflow.connectors.delta.log.checkpoint import checkpoint
 from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
@@ -69,15 +70,6 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
         except (msgspec.DecodeError, RecursionError) as e:
             message = "the schema in the Delta table's log cannot be decoded"
             raise CorruptFile(message, table_id=self.id, reason=str(e)) from e
-
-
-class Field(msgspec.Struct, frozen=True):
-    """A column in a table's schema; the type is a name, or an object for a nested type."""
-
-    name: str
-    type: str | dict[str, Any]
-    nullable: bool = True
-    metadata: Mapping[str, Any] | None = None
 
 
 class _Schema(msgspec.Struct):

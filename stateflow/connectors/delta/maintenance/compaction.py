@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stateflow import failpoints
 from stateflow.api.sink import Writing
 from stateflow.clock import SystemClock
+from stateflow.connectors.columns.store_assignment import fits, nullable
 from stateflow.connectors.delta.active_files import ActiveFiles
-from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter, disk_error, stored_schema
+from stateflow.connectors.delta.column_types import target_schema
+from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter, cast_read
+from stateflow.connectors.delta.log.paths import opened_parquet
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after
 from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
 from stateflow.connectors.delta.partitions.columns import data_columns
@@ -83,8 +84,7 @@ class Compaction:
     def __init__(self, table: OwnTable, target_bytes: int = TARGET_BYTES) -> None:
         self._table = table
         self._target = target_bytes
-        self._schema = data_columns(table.schema, table.partition_by)
-        self._stored = stored_schema(self._schema)
+        self._stored = pa.schema([])
         self._files = ActiveFiles(table.path, table.application)
         self._label = _clock.new_id()
         self._written = 0
@@ -97,6 +97,8 @@ class Compaction:
             StorageError: each attempt to commit conflicted with another writer.
         """
         head = self._table.head()
+        target = nullable(target_schema(self._table.schema, head.metadata.fields()))
+        self._stored = data_columns(target, self._table.partition_by)
         groups = list(self._groups(self._files.at(head)))
         if dry_run:
             return self._report(head.version, groups, None, 0)
@@ -143,30 +145,30 @@ class Compaction:
         writing = Writing(0, self._written, 0, self._label)
         self._written += 1
         name = FileName(COMPACTED, "files", writing, folder=self._folder(usable[0]))
-        writer = ParquetWriter(self._table.path, name, self._schema, Limits(file_bytes=self._target))
+        writer = ParquetWriter(self._table.path, name, self._stored, Limits(file_bytes=self._target))
         for file in usable:
-            with pq.ParquetFile(self._table.path / unquote(file.path)) as opened:
+            with opened_parquet(self._table.path, file.path) as opened:
                 for batch in opened.iter_batches(_ROWS):
                     writer.write_stored(self._as_stored(batch))
         return _Rewrite(usable, tuple(writer.close()))
 
     def _is_usable(self, file: DataFile) -> bool:
-        """Returns whether the sink writes each column of a file, with the same type."""
-        path = self._table.path / unquote(file.path)
+        """Returns whether the sink writes each column of a file, with its type or a narrower or other form of it."""
         try:
-            found = pq.read_schema(path)
-        except FileNotFoundError:
-            return False  # replaced, and deleted by a VACUUM
-        except OSError as e:
-            raise disk_error(e, path) from e
-        except pa.ArrowException:
-            return False
-        known = {field.name: field.type for field in self._stored}
-        return all(known.get(field.name) == field.type for field in found)
+            with opened_parquet(self._table.path, file.path) as opened:
+                found = opened.schema_arrow
+            known = {field.name: field.type for field in self._stored}
+            # Views, dictionaries and the like have the same values as the types that are written.
+            return all(f.name in known and fits(known[f.name], _plain(f.type)) for f in found)
+        except (FileNotFoundError, pa.ArrowException):
+            return False  # replaced, and deleted by a VACUUM; or damaged
 
     def _as_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         found = batch.schema.names
-        columns = [batch.column(f.name) if f.name in found else pa.nulls(len(batch), f.type) for f in self._stored]
+        columns = [
+            cast_read(batch.column(f.name), f.type) if f.name in found else pa.nulls(len(batch), f.type)
+            for f in self._stored
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self._stored)
 
     def _commit(self, rewrites: Sequence[_Rewrite], planned: DeltaHead) -> tuple[list[_Rewrite], int | None]:
@@ -210,6 +212,26 @@ class Compaction:
         removed = [{"remove": {**remove_action(file, now), "dataChange": False}} for file in old]
         added = [{"add": {**add_action(file, now), "dataChange": False}} for file in new]
         return [{"commitInfo": info}, *removed, *added]
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of data files for one that another writer uses in memory, such as views and large texts."""
+    kinds = pa.types
+    if kinds.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if kinds.is_large_list(kind) or kinds.is_list(kind) or kinds.is_list_view(kind) or kinds.is_large_list_view(kind):
+        return pa.list_(_plain(kind.value_type))
+    if kinds.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    if kinds.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if kinds.is_large_string(kind) or kinds.is_string_view(kind):
+        return pa.string()
+    if kinds.is_large_binary(kind) or kinds.is_binary_view(kind):
+        return pa.binary()
+    if kinds.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz else None)
+    return kind
 
 
 def _in_commits(groups: Iterable[tuple[DataFile, ...]]) -> Iterator[list[tuple[DataFile, ...]]]:

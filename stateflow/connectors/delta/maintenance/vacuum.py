@@ -10,14 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 from stateflow.connectors.delta.data_files import disk_error, list_own_files
+from stateflow.connectors.delta.log.paths import remove_file, size_of
 from stateflow.connectors.delta.log.table_log import unreferenced_files
 from stateflow.connectors.delta.maintenance.log_scan import LogScan, scan_log
 from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
+from stateflow.connectors.delta.partitions.values import logged_path
 from stateflow.connectors.delta.versions import Content, read_content
-from stateflow.errors import SinkDiverged, SinkRefused
+from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
 
 _INCOMPLETE_MS = 24 * 3600 * 1000
 """The age from which a result of a compaction that no entry names is not one of a running compaction."""
@@ -123,7 +124,7 @@ def vacuum(table: OwnTable, holders: Sequence[Holder], expiry: Expiry, *, dry_ru
         found = expired.keys() & {file.path for file in content.files.values()}
         kept |= found
         held.append(HeldVersion(version, labels, len(found), sum(expired[path] for path in found)))
-    sizes = {unquote(path): size for path, size in expired.items() if path not in kept} | leftovers
+    sizes = {path: size for path, size in expired.items() if path not in kept} | leftovers
     if not dry_run:
         _delete(table.path, sizes)
     return VacuumReport(
@@ -175,27 +176,22 @@ def _expired(table: Path, scan: LogScan, newest: Content, expiry: Expiry) -> dic
     active = {file.path for file in newest.files.values()}
     until = expiry.now - expiry.older_than
     paths = (p for p, removed in scan.removed.items() if removed is not None and removed < until and p not in active)
-    return {path: size for path in paths if (size := _size(table, unquote(path))) is not None}
+    return {path: size for path in paths if (size := _size(table, path)) is not None}
 
 
 def _size(table: Path, path: str) -> int | None:
-    """Returns the size of a file below the table; None for another path, or without such a file."""
-    parts = path.split("/")
-    if "\0" in path or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:
-        return None
+    """Returns the size of a file of the log; None without such a file, or for one that may be another table's."""
     try:
-        return (table / path).lstat().st_size
-    except (FileNotFoundError, NotADirectoryError):
+        return size_of(table, path)
+    except CorruptFile:
         return None
-    except OSError as e:
-        raise disk_error(e, table / path) from e
 
 
 def _incomplete(table: OwnTable, now: int) -> dict[str, int]:
     """Returns the sizes of files that a killed compaction left, by path."""
     depth = len(table.partition_by)
     names = {str(name): name.path for name in list_own_files(table.path, depth) if name.job_uuid == COMPACTED}
-    old = {name: path for name, path in names.items() if _is_old(table.path / path, now)}
+    old = {name: logged_path(path) for name, path in names.items() if _is_old(table.path / path, now)}
     unused = unreferenced_files(table.path, table.application, dict.fromkeys(old, 0)) if old else set[str]()
     return {old[name]: size for name in unused if (size := _size(table.path, old[name])) is not None}
 
@@ -211,7 +207,4 @@ def _is_old(path: Path, now: int) -> bool:
 
 def _delete(table: Path, sizes: Mapping[str, int]) -> None:
     for path in sizes:
-        try:
-            (table / path).unlink(missing_ok=True)
-        except OSError as e:
-            raise disk_error(e, table / path) from e
+        remove_file(table, path)

@@ -1,11 +1,17 @@
-"""The partition columns of a sink: which columns they may be, and which ones data files have."""
+"""The partition columns of a sink: which columns they may be, which ones data files have, and how rows are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.api.schema import RowSchema
+from stateflow.connectors.columns.store_assignment import assign
+from stateflow.connectors.delta.column_types import check_rows, to_stored
+from stateflow.connectors.delta.partitions.values import check_values
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.shapes import Leaf
 
@@ -32,9 +38,9 @@ def check_columns(partition_by: Sequence[str], schema: RowSchema) -> None:
         )
 
 
-def data_columns(schema: RowSchema, partition_by: Sequence[str]) -> RowSchema:
-    """Returns the columns of data files: all but the partition columns."""
-    return replace(schema, columns=tuple(c for c in schema.columns if c.name not in partition_by))
+def data_columns(stored: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
+    """Returns the columns of data files in Arrow: all but the partition columns."""
+    return pa.schema([field for field in stored if field.name not in partition_by])
 
 
 def mismatches(partition_by: Sequence[str], existing: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -45,3 +51,47 @@ def mismatches(partition_by: Sequence[str], existing: Sequence[str]) -> Iterator
     for column in partition_by:
         if column not in existing:
             yield column, "it is not partitioned by a column of partition_by"
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """How a table stores emitted rows.
+
+    Attributes:
+        schema: columns of the rows.
+        target: the same columns as the table has them; see `target_schema`.
+        uid: uid of the sink, for errors.
+        partition_by: the partition columns, of which an empty text is null.
+    """
+
+    schema: RowSchema
+    target: pa.Schema
+    uid: str
+    partition_by: Sequence[str] = ()
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns rows with the types of data files.
+
+        Raises:
+            SchemaMismatch: they are not rows of `schema`, or the table cannot store a value.
+        """
+        check_rows(rows, self.schema, self.uid)
+        columns = [
+            empty_as_null(column) if name in self.partition_by else column
+            for name, column in zip(rows.schema.names, map(to_stored, rows.columns), strict=True)
+        ]
+        stored = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+        return assign(stored, self.target, {"uid": self.uid})
+
+    def of_upsert(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns rows whose partitions are made when they are published. Raises DataError as `check_values`, too."""
+        stored = self.of(rows)
+        check_values(stored, self.partition_by)
+        return stored
+
+
+def empty_as_null(column: pa.Array) -> pa.Array:
+    """Returns the values of a partition column as a table has them: an empty text is null."""
+    if not pa.types.is_string(column.type):
+        return column
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)

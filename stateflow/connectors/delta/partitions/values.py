@@ -95,6 +95,13 @@ def split(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, p
         yield folder_of(values), kept.take(pa.array(group))
 
 
+def check_values(rows: pa.RecordBatch, columns: Sequence[str]) -> None:
+    """Raises DataError if a value cannot be that of a partition; arguments as of `split`."""
+    for name in columns:
+        for value in rows.column(name).unique():
+            _folder(name, _text(name, value))
+
+
 def _text(column: str, value: pa.Scalar) -> str | None:
     """Returns a value as in the log: null for an empty text, as Delta's protocol demands."""
     if not value.is_valid:
@@ -129,15 +136,18 @@ def _unzoned(value: pa.Scalar) -> str:
     return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-def scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
+def scalar(text: str | None, kind: pa.DataType, empty: object = None) -> pa.Scalar:
     """Returns a value of the log with the type of its column.
+
+    Args:
+        empty: the value of null and of an empty text, which are the same in the log.
 
     Raises:
         ValueError: the text is not of that type, or a timestamp without time zone, which some writers store in the
             time zone of their session.
     """
     try:
-        return pa.scalar(_read(text, kind) if text else None, kind)
+        return pa.scalar(_read(text, kind) if text else empty, kind)
     except (KeyError, InvalidOperation, OverflowError, pa.ArrowException) as e:
         raise ValueError(f"the value of a partition is not of type {kind}") from e
 

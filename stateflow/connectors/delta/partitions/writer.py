@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkWriter
-from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter, stored_rows
-from stateflow.connectors.delta.partitions.columns import data_columns
+from stateflow.connectors.columns.store_assignment import nullable
+from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter
+from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
 from stateflow.connectors.delta.partitions.values import split
 from stateflow.state.handles import Committable
 
@@ -28,19 +27,15 @@ class PartitionedWriter(SinkWriter):
     Args:
         table: folder of the table.
         name: name of the files, which differ in their attempt.
-        schema: columns of the rows.
-        partition_by: the partition columns.
+        rows: how the table stores rows.
     """
 
-    def __init__(
-        self, table: Path, name: FileName, schema: RowSchema, partition_by: Sequence[str], limits: Limits | None = None
-    ) -> None:
+    def __init__(self, table: Path, name: FileName, rows: StoredRows, limits: Limits | None = None) -> None:
         self._table = table
         self._name = name
-        self._schema = schema
-        self._partition_by = partition_by
+        self._rows = rows
         self._limits = limits or Limits()
-        self._data_schema = data_columns(schema, partition_by)
+        self._stored = data_columns(nullable(rows.target), rows.partition_by)
         self._writers: dict[str, ParquetWriter] = {}
         self._open: dict[str, ParquetWriter] = {}
         self._buffered = 0
@@ -48,8 +43,7 @@ class PartitionedWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        stored = stored_rows(rows, self._schema, self._name.uid)
-        for folder, part in split(stored, self._partition_by):
+        for folder, part in split(self._rows.of(rows), self._rows.partition_by):
             writer = self._writers.get(folder) or self._add(folder)
             before = writer.buffered_bytes
             writer.write_stored(part)
@@ -65,7 +59,7 @@ class PartitionedWriter(SinkWriter):
         writing = self._name.writing
         attempt = f"{writing.attempt}p{len(self._writers)}"
         name = dataclasses.replace(self._name, folder=folder, writing=dataclasses.replace(writing, attempt=attempt))
-        writer = self._writers[folder] = ParquetWriter(self._table, name, self._data_schema, self._limits)
+        writer = self._writers[folder] = ParquetWriter(self._table, name, self._stored, self._limits)
         return writer
 
     def _flush_largest(self) -> None:

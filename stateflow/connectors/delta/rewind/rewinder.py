@@ -6,25 +6,19 @@ the entry before it. A rewind undoes the entries between the newest version and 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
-from uuid import UUID
 
 from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
-from stateflow.connectors.delta.data_files import disk_error
 from stateflow.connectors.delta.log.listing import list_log
+from stateflow.connectors.delta.log.paths import size_of, vector_path
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, Metadata
 from stateflow.connectors.delta.rewind.rewind_preview import Divergence, other_commit
 from stateflow.connectors.delta.versions import Content, DataFile, Entry, parent, read_content, read_entry
-from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
+from stateflow.errors import SinkDiverged, SinkRefused
 
 _HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
-_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-_UUID_CHARACTERS = 20
 
 # Other fields of an ``add`` belong to features that the sink rejects, but that the older version may have had.
 _FIELDS = frozenset({"path", "partitionValues", "size", "modificationTime", "stats", "tags", "deletionVector"})
@@ -253,41 +247,9 @@ def _columns(metadata: Metadata) -> dict[str, object]:
 
 
 def _missing(table: Path, file: DataFile) -> Iterator[str]:
-    """Yields the names of files that are needed to read a data file and do not exist."""
-    if _size(table, file.path) != file.size:
+    """Yields the names of files that are needed to read a data file and do not exist. Raises CorruptFile."""
+    if size_of(table, file.path) != file.size:
         yield file.path
-    vector = _vector_path(file.vector) if file.vector else None
-    if vector is not None and _size(table, vector) is None:
+    vector = vector_path(file.vector) if file.vector else None
+    if vector is not None and size_of(table, vector) is None:
         yield vector
-
-
-def _size(table: Path, path: str) -> int | None:
-    """Returns the size of a file of the log; None when it does not exist, or is not on a file system of this host."""
-    try:
-        parts = urlsplit(path)
-    except ValueError:
-        return None
-    if parts.scheme not in ("", "file") or "\0" in unquote(parts.path):
-        return None
-    location = table / unquote(parts.path)
-    try:
-        return location.stat().st_size
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise disk_error(e, location) from e
-
-
-def _vector_path(vector: Action) -> str | None:
-    """Returns the path of a deletion vector; None when it is in the log itself. Raises CorruptFile."""
-    kind, text = vector["storageType"], str(vector["pathOrInlineDv"])
-    if kind != "u":
-        return text if kind == "p" else None
-    folder, name = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
-    # Z85 is the encoding of Python's base85 with other characters for the digits.
-    try:
-        number = UUID(bytes=base64.b85decode(name.encode().translate(bytes.maketrans(_Z85, _B85))))
-    except ValueError as e:
-        raise CorruptFile("a deletion vector of the Delta table has no valid name", name=text[:200]) from e
-    file = f"deletion_vector_{number}.bin"
-    return f"{folder}/{file}" if folder else file

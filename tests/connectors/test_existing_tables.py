@@ -1,0 +1,416 @@
+"""Rows in tables that others have made: narrower numbers, NOT NULL, lengths, keys in partitions, and types of Arrow.
+
+The tables are made, and read again, by deltalake, PyIceberg and psycopg; files of Delta tables also by pyarrow.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import math
+import pickle
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import deltalake
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import DateType, DecimalType, FloatType, IntegerType, NestedField, StringType
+
+from stateflow.connectors import DeltaSink
+from stateflow.connectors.delta.maintenance.compaction import Compaction
+from stateflow.errors import DataError, SchemaMismatch
+from stateflow.types.columns.precision import precision
+from tests.servers.postgres import Postgres
+from tests.support.delta_tables import context, put, visible, write
+from tests.support.errors import raises
+from tests.support.iceberg_tables import IcebergTable, catalog_in
+from tests.support.postgres_tables import PostgresTable
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """A row whose columns are wider than those of the tables."""
+
+    id: int
+    count: int | None = 0
+    ratio: float | None = None
+    price: Annotated[Decimal, precision(12, scale=2)] | None = None
+    day: datetime.datetime | None = None
+    name: str | None = ""
+
+
+_DAY = datetime.datetime(2026, 1, 2)  # noqa: DTZ001 - without a zone, as its column
+_GOOD = [
+    Measured(id=(1 << 31) - 1, count=-(1 << 31), ratio=0.1, price=Decimal("9999.50"), day=_DAY, name="abc"),
+    Measured(id=-(1 << 31), count=7, ratio=math.inf, name="äöü   "),
+    Measured(id=3, count=8, ratio=math.nan),
+]
+_BAD: list[tuple[dict[str, Any], str]] = [
+    ({"id": 1 << 31}, "id"),
+    ({"count": None}, "count"),
+    ({"count": -(1 << 31) - 1}, "count"),
+    ({"ratio": 1e39}, "ratio"),
+    ({"price": Decimal("1.25")}, "price"),
+    ({"price": Decimal("10000.00")}, "price"),
+    ({"day": _DAY.replace(hour=1)}, "day"),
+]
+_LENGTH = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
+
+
+class _Delta:
+    """A Delta table that deltalake has made."""
+
+    has_length = True
+
+    def __init__(self, folder: Path, **settings_: Any) -> None:
+        fields = [
+            pa.field("id", pa.int32()),
+            pa.field("count", pa.int32(), nullable=False),
+            pa.field("ratio", pa.float32()),
+            pa.field("price", pa.decimal128(5, 1)),
+            pa.field("day", pa.date32()),
+            pa.field("name", pa.string(), metadata=_LENGTH),
+        ]
+        self.path = folder / "t"
+        DeltaTable.create(str(self.path), pa.schema(fields), partition_by=settings_.get("partition_by", []))
+        self.sink, self.about = DeltaSink(self.path, **settings_), context(Measured)
+        self.sink.prepare(self.about)
+
+    def put(self, token: int, rows: list[Measured]) -> None:
+        put(self.sink, self.about, token, rows)
+
+    def stage(self, rows: list[Measured]) -> None:
+        write(self.sink, self.about, rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        found = DeltaTable(str(self.path)).to_pyarrow_table()
+        assert found.schema.field("id").type == pa.int32()
+        return sorted(found.to_pylist(), key=lambda row: row["id"])
+
+
+def _delta(folder: Path, _: Any) -> Any:
+    return _Delta(folder)
+
+
+def _delta_upsert(folder: Path, _: Any) -> Any:
+    return _Delta(folder, mode="upsert", keys="id")
+
+
+def _delta_partitions(folder: Path, _: Any) -> Any:
+    return _Delta(folder, mode="upsert", keys="id", partition_by=["count", "day"])
+
+
+class _Iceberg(_Delta):
+    has_length = False
+
+    def __init__(self, folder: Path) -> None:
+        self._table = IcebergTable.create(folder, Measured)
+        catalog_in(folder / "lake").create_table(
+            self._table.name,
+            Schema(
+                NestedField(1, "id", IntegerType(), required=False),
+                NestedField(2, "count", IntegerType(), required=True),
+                NestedField(3, "ratio", FloatType(), required=False),
+                NestedField(4, "price", DecimalType(5, 1), required=False),
+                NestedField(5, "day", DateType(), required=False),
+                NestedField(6, "name", StringType(), required=False),
+            ),
+        )
+        self._table.prepare()
+
+    def put(self, token: int, rows: list[Measured]) -> None:
+        self._table.put(token, rows)
+
+    def stage(self, rows: list[Measured]) -> None:
+        self._table.stage(1, rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self._table.rows()
+
+
+class _Postgres(_Iceberg):
+    has_length = True
+
+    def __init__(self, folder: Path, server: Postgres, **settings_: Any) -> None:
+        ddl = (
+            "CREATE TABLE {table} (id integer PRIMARY KEY, count integer NOT NULL, ratio real, price numeric(5,1), "
+            "day date, name varchar(3))"
+        )
+        self._table: Any = PostgresTable.create(server, folder, Measured, ddl, **settings_).prepare()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self._table.rows("id"))
+
+
+def _iceberg(folder: Path, _: Any) -> Any:
+    return _Iceberg(folder)
+
+
+def _postgres(folder: Path, request: pytest.FixtureRequest) -> Any:
+    return _Postgres(folder, request.getfixturevalue("postgres"))
+
+
+def _postgres_upsert(folder: Path, request: pytest.FixtureRequest) -> Any:
+    undo = datetime.timedelta(days=1)
+    return _Postgres(folder, request.getfixturevalue("postgres"), mode="upsert", keys="id", undo=undo)
+
+
+@pytest.fixture(params=[_delta, _delta_upsert, _delta_partitions, _iceberg, _postgres, _postgres_upsert])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    make: Callable[[Path, Any], Any] = request.param
+    return make(tmp_path, request)
+
+
+def test_values_that_narrower_columns_have_are_written_and_others_end_the_batch_before_its_checkpoint(
+    table: Any,
+) -> None:
+    table.put(1, _GOOD[:1])
+    table.put(2, _GOOD[1:])
+    first, third, second = table.rows()
+    assert (second["id"], second["count"], second["name"]) == ((1 << 31) - 1, -(1 << 31), "abc")
+    # As Spark, Flink and PostgreSQL cast: the nearest float of 32 bits.
+    assert np.float32(second["ratio"]) == np.float32(0.1)
+    assert (second["price"], second["day"]) == (Decimal("9999.5"), _DAY.date())
+    assert (first["ratio"], math.isnan(third["ratio"]), first["price"]) == (math.inf, True, None)
+    assert first["name"] == ("äöü" if table.has_length else "äöü   ")
+    bad = [*_BAD, ({"name": "abcd"}, "name")] if table.has_length else _BAD
+    for values, column in bad:
+        rows = [*_GOOD, Measured(**{"id": 5, **values})]
+        with raises(SchemaMismatch, column=column) as caught:
+            table.stage(rows)
+        assert repr(values[column]) in str(caught.value.facts["row"])
+    assert len(table.rows()) == 3
+
+
+def test_a_task_knows_the_columns_of_the_table_from_the_driver(table: Any) -> None:
+    sink = table.sink if type(table) is _Delta else table._table.sink
+    about = table.about if type(table) is _Delta else table._table.about
+    for copied in (pickle.loads(pickle.dumps(sink)), copy.deepcopy(sink)):
+        with raises(SchemaMismatch, column="id"):
+            write(copied, about, [Measured(id=1 << 40)])
+
+
+# -- Delta: nested columns, changes of the table, partitions -----------------------------------------------------------
+
+
+class Place(msgspec.Struct):
+    x: int
+    y: float | None = None
+
+
+class Nested(msgspec.Struct, kw_only=True):
+    id: int
+    place: Place | None = None
+    tags: list[int | None] = []
+
+
+def test_parts_of_nested_columns_are_narrowed_and_checked(tmp_path: Path) -> None:
+    place = pa.struct([pa.field("y", pa.float32()), pa.field("x", pa.int16(), nullable=False)])
+    tags = pa.list_(pa.field("element", pa.int8(), nullable=False))
+    DeltaTable.create(str(tmp_path / "t"), pa.schema([("id", pa.int64()), ("place", place), ("tags", tags)]))
+    about, sink = context(Nested), DeltaSink(tmp_path / "t")
+    sink.prepare(about)
+    put(sink, about, 1, [Nested(id=1, place=Place(7, 0.5), tags=[1, 2]), Nested(id=2)])
+    found = visible(tmp_path / "t")
+    assert found == [{"id": 1, "place": {"x": 7, "y": 0.5}, "tags": [1, 2]}, {"id": 2, "place": None, "tags": []}]
+    for row, column in [
+        (Nested(id=3, place=Place(1 << 15)), "place.x"),
+        (Nested(id=3, tags=[1, None]), "tags[]"),
+        (Nested(id=3, tags=[128]), "tags[]"),
+    ]:
+        with raises(SchemaMismatch, column=column):
+            write(sink, about, [Nested(id=1), row])
+
+
+def test_rows_that_were_written_before_the_table_became_narrower_are_not_published(tmp_path: Path) -> None:
+    wide = pa.table({"id": pa.array([1], pa.int64())})
+    deltalake.write_deltalake(str(tmp_path / "t"), wide)
+    about = context(_OnlyId)
+    files = write(DeltaSink(tmp_path / "t"), about, [_OnlyId(2)])
+    narrow = wide.cast(pa.schema([("id", pa.int32())]))
+    deltalake.write_deltalake(str(tmp_path / "t"), narrow, mode="overwrite", schema_mode="overwrite")
+    sink = DeltaSink(tmp_path / "t")
+    with raises(SchemaMismatch, file=files[0].path):
+        sink.open_table(about).commit(1, files)
+    assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist() == [{"id": 1}]
+
+
+class _OnlyId(msgspec.Struct):
+    id: int
+
+
+class Keyed(msgspec.Struct, kw_only=True):
+    text: str
+    number: int
+    at: datetime.date
+    value: int
+    note: str | None = None
+    gone: bool = False
+
+
+_TEXTS = ["", " ", "a", "A", "a/b", "..", "%2F", "%", "=", "e\u0301", "\u00e9", "__HIVE_DEFAULT_PARTITION__", "'\n\""]
+_KEYED = st.builds(
+    Keyed,
+    text=st.sampled_from(_TEXTS),
+    number=st.sampled_from([-1, 0, 10]),
+    at=st.sampled_from([datetime.date(1, 1, 1), datetime.date(2026, 1, 2)]),
+    value=st.integers(0, 9),
+    note=st.sampled_from([None, "", "x"]),
+    gone=st.booleans(),
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "partition_by"),
+    [("text", "text"), (["text", "number"], ["text"]), (["number", "text", "at"], ["at", "text"]), ("text", "note")],
+)
+@settings(max_examples=15, deadline=None)
+@given(batches=st.lists(st.lists(_KEYED, min_size=1, max_size=5), min_size=1, max_size=4))
+def test_a_key_in_a_partition_has_one_row_whatever_its_text(
+    tmp_path_factory: pytest.TempPathFactory, keys: Any, partition_by: Any, batches: list[list[Keyed]]
+) -> None:
+    table = tmp_path_factory.mktemp("keyed")
+    names = [keys] if isinstance(keys, str) else keys
+    about = context(Keyed)
+    sink = DeltaSink(table, mode="upsert", keys=keys, deletes="gone", partition_by=partition_by)
+    sink.prepare(about)
+    model: dict[tuple[Any, ...], Keyed] = {}
+    for token, batch in enumerate(batches, 1):
+        put(sink, about, token, batch)
+        model |= {tuple(getattr(row, name) for name in names): row for row in batch}
+    expected = sorted((r.text, r.number, r.at, r.value, r.note or "") for r in model.values() if not r.gone)
+    rows = DeltaTable(str(table)).to_pyarrow_table().to_pylist()
+    found = sorted((r["text"] or "", r["number"], r["at"], r["value"], r["note"] or "") for r in rows)
+    assert found == expected
+
+
+def test_an_empty_text_is_null_in_a_partition_and_so_violates_not_null(tmp_path: Path) -> None:
+    fields = [pa.field("id", pa.int64()), pa.field("text", pa.string(), nullable=False)]
+    DeltaTable.create(str(tmp_path / "t"), pa.schema(fields), partition_by=["text"])
+    for settings_ in _settings({"mode": "upsert", "keys": ["id", "text"]}):
+        sink = DeltaSink(tmp_path / "t", partition_by="text", **settings_)
+        with raises(SchemaMismatch, column="text"):
+            write(sink, context(_IdAndText), [_IdAndText(1, "")])
+
+
+def _settings(upsert: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{}, upsert]
+
+
+class _IdAndText(msgspec.Struct):
+    id: int
+    text: str
+
+
+def test_a_value_too_long_for_a_partition_is_an_error_before_the_checkpoint_or_gets_a_shorter_folder(
+    tmp_path: Path,
+) -> None:
+    long = ["x" * 300, "x" * 299 + "y", "\u00e9" * 300]
+    for settings_ in _settings({"mode": "upsert", "keys": "text"}):
+        sink = DeltaSink(tmp_path / "t", partition_by="text", **settings_)
+        sink.prepare(context(_IdAndText))
+        with raises(DataError, column="text"):
+            write(sink, context(_IdAndText), [_IdAndText(1, long[0])])
+    table = IcebergTable.create(tmp_path, _IdAndText, partition_by="text").prepare()
+    table.put(1, [_IdAndText(at, text) for at, text in enumerate(long)])
+    assert [row["text"] for row in table.rows()] == long
+    folders = {path.parent.name for path in (tmp_path / "lake").rglob("*.parquet")}
+    assert len(folders) == 3 and max(len(name.encode()) for name in folders) <= 255
+
+
+def test_nan_is_the_greatest_value_of_an_order_and_both_zeros_are_equal(tmp_path: Path) -> None:
+    class Ordered(msgspec.Struct):
+        id: int
+        at: float | None
+        number: int
+
+    sink = DeltaSink(tmp_path / "t", mode="upsert", keys="id", order_by="at")
+    sink.prepare(context(Ordered))
+    nan = math.nan
+    orders: list[list[float | None]] = [[1.0, nan, 2.0, None], [nan, -nan], [0.0, -0.0], [None, -math.inf]]
+    rows = [Ordered(key, at, number) for key, order in enumerate(orders) for number, at in enumerate(order)]
+    put(sink, context(Ordered), 1, rows)
+    found = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist()
+    assert [row["number"] for row in sorted(found, key=lambda row: row["id"])] == [1, 1, 1, 1]
+
+
+# -- Delta: files of other writers -------------------------------------------------------------------------------------
+
+
+class Mixed(msgspec.Struct, kw_only=True):
+    id: int
+    text: str | None = None
+    raw: bytes | None = None
+    price: Annotated[Decimal, precision(12, scale=2)] | None = None
+    at: datetime.datetime | None = None
+    tags: list[str] | None = None
+
+
+_ROW = {"id": 1, "text": "x", "raw": b"y", "price": Decimal("1.25"), "at": _DAY, "tags": ["a"]}
+_FORMS: dict[str, dict[str, pa.DataType]] = {
+    "large": {"text": pa.large_string(), "raw": pa.large_binary(), "tags": pa.large_list(pa.large_string())},
+    "views": {"text": pa.string_view(), "raw": pa.binary_view(), "tags": pa.list_(pa.string_view())},
+    "dictionary": {"text": pa.dictionary(pa.int32(), pa.string())},
+    "decimals": {"price": pa.decimal256(40, 2)},
+    "short decimals": {"price": pa.decimal64(12, 2)},
+    "nanoseconds": {"at": pa.timestamp("ns")},
+    "milliseconds": {"at": pa.timestamp("ms")},
+    "integers": {"id": pa.int32()},
+}
+
+
+def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    return pa.array(column.to_pylist(), kind) if "view" in str(kind) else column.cast(kind)
+
+
+@pytest.mark.parametrize("form", [*_FORMS, "int96"])
+def test_files_with_each_form_of_a_type_are_rewritten_by_upserts_and_compactions(tmp_path: Path, form: str) -> None:
+    table, about = tmp_path / "t", context(Mixed)
+    sink = DeltaSink(table, mode="upsert", keys="id")
+    sink.prepare(about)
+    kinds = _FORMS.get(form, {})
+    base = about.schema.arrow
+    schema = pa.schema([pa.field(f.name, kinds.get(f.name, f.type)) for f in base])
+    late = datetime.datetime(9999, 12, 31) if form == "int96" else _DAY  # noqa: DTZ001 - as its column
+    rows = [{**_ROW, "id": number, "at": late} for number in (1, 2)]
+    for number in (1, 2):
+        plain = pa.Table.from_pylist(rows[number - 1 : number], base)
+        made = pa.table([_as(column, f.type) for column, f in zip(plain.columns, schema, strict=True)], schema=schema)
+        pq.write_table(made, table / f"{number}.parquet", use_deprecated_int96_timestamps=form == "int96")
+        size = (table / f"{number}.parquet").stat().st_size
+        opened = DeltaTable(str(table))
+        opened.create_write_transaction(
+            [AddAction(f"{number}.parquet", size, {}, 0, True, "{}")], "append", opened.schema()
+        )
+    report = Compaction(sink.own_table(about)).run()
+    assert (report.files_before, report.skipped) == (2, 0)
+    put(sink, about, 1, [Mixed(id=1, text="new")])
+    found = sorted((row for row in DeltaTable(str(table)).to_pyarrow_table().to_pylist()), key=lambda row: row["id"])
+    assert [row["text"] for row in found] == ["new", "x"]
+    assert {**found[1], "at": late} == rows[1]
+
+
+@pytest.mark.parametrize("change", ["delete", "update"])
+def test_an_upsert_follows_a_delete_and_an_update_by_deltalake(tmp_path: Path, change: str) -> None:
+    about = context(_IdAndText)
+    sink = DeltaSink(tmp_path / "t", mode="upsert", keys="text")
+    sink.prepare(about)
+    put(sink, about, 1, [_IdAndText(1, "a"), _IdAndText(2, "b"), _IdAndText(3, "c")])
+    opened = DeltaTable(str(tmp_path / "t"))
+    if change == "delete":
+        opened.delete("id = 1")
+    else:
+        opened.update(updates={"id": "10"}, predicate="id = 1")
+    put(DeltaSink(tmp_path / "t", mode="upsert", keys="text"), about, 2, [_IdAndText(20, "b")])
+    found = sorted((row["id"], row["text"]) for row in DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist())
+    assert found == ([(3, "c")] if change == "delete" else [(3, "c"), (10, "a")]) + [(20, "b")]
