@@ -14,8 +14,9 @@ from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.history import record_failed_start
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, SystemClock
+from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
-from stateflow.environment import declare
+from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.observability.exporters import telemetry
 from stateflow.observability.logging import log_event
@@ -28,6 +29,7 @@ from stateflow.runtime.executor import Executor
 from stateflow.runtime.idle import need_without_job
 from stateflow.runtime.job.job import BatchResult, Job, RunTotals
 from stateflow.runtime.job.loader import create_or_open_job, load_job, open_job
+from stateflow.runtime.job.modules import job_modules
 from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.local.run_loop import run_local
 from stateflow.runtime.planning.explain import JobExplanation, explain_job
@@ -104,8 +106,12 @@ class PreparedJob:
     """
 
     start: StartContext
-    job_file: Path
     warnings: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str:
+        """The hash of the job file and the modules next to it."""
+        return self.start.graph.code
 
     def explanation(self) -> JobExplanation:
         """Returns the physical plan of the job."""
@@ -123,7 +129,7 @@ class PreparedJob:
         if found or not (with_spark and self.start.on_spark):
             return Findings(found, self.warnings, not_checked(self.start))
         try:
-            started, _ = start_spark(self.start, self.job_file)
+            started, _ = start_spark(self.start)
         except StateflowError as e:
             return Findings((e,), self.warnings, not_checked(self.start))
         refused = tuple(start_errors(started, [Needs.SPARK]))
@@ -142,13 +148,10 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
         JobDefinitionError: the job file or its graph is invalid.
         ConfigError: a setting or the job root is invalid.
     """
-    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
-    env.graph.check()
+    env, settings = _declared(job_file, layers)
     storage = None if job_root is None else open_storage(job_root)
     start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
-    return PreparedJob(
-        start, job_file, (*env.unused_parameters(), *repeated_output(start), *unregistered_tables(start))
-    )
+    return PreparedJob(start, (*env.unused_parameters(), *repeated_output(start), *unregistered_tables(start)))
 
 
 def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ...] = ()) -> Job:
@@ -159,9 +162,16 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ..
         ConfigError: a setting is invalid, or the job root does not exist.
         WrongJobRoot: the root belongs to another job.
     """
-    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
-    env.graph.check()
+    env, settings = _declared(job_file, layers)
     return open_job(env.graph, settings, open_storage(job_root), SystemClock())
+
+
+def _declared(job_file: Path, layers: tuple[SettingsLayer, ...]) -> tuple[StreamExecutionEnvironment, Settings]:
+    """Loads a job file and calls `build`; the graph is checked, and has the hash of the code."""
+    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
+    env.graph.code = job_modules.digest
+    env.graph.check()
+    return env, settings
 
 
 def run_job(request: RunRequest) -> RunResult:
@@ -255,13 +265,13 @@ def needs_spark(graph: Graph) -> bool:
     return spark_is_allowed and any(map(has_transform, graph.consumed))
 
 
-def start_spark(start: StartContext, job_file: Path) -> tuple[StartContext, dict[str, Source]]:
+def start_spark(start: StartContext) -> tuple[StartContext, dict[str, Source]]:
     """Starts Spark; returns the start with its session, and the sources by uid as Spark reads them."""
     # Importing Spark takes a second, which runs without it save.
     from stateflow.connectors.partitioned.spark_reader import as_spark_reads
     from stateflow.runtime.spark.session.session import job_traits, open_session
 
-    spark = open_session(start.settings, job_file, job_traits(start.graph))
+    spark = open_session(start.settings, job_traits(start.graph))
     sources = {n.uid: as_spark_reads(n.source) for n in start.graph.sources}
     return with_session(start, spark, list(sources.values())), sources
 
@@ -338,7 +348,7 @@ class _Runs:
         with call_periodically(
             _STARTING_REPORT_INTERVAL, lambda: report(f"still starting Spark, after {now() - began:.0f} s")
         ):
-            found = start_spark(self.planned, self.request.job_file)
+            found = start_spark(self.planned)
         report(f"Spark started in {now() - began:.0f} s")
         return found
 

@@ -1,4 +1,4 @@
-"""The line of the user's code that an exception comes from."""
+"""What an exception says about the user's code: the line that it comes from, and the module that it lacks."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def line_of_user(error: BaseException) -> str:
     for frame in [*own, *frames]:
         return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def import_hint(error: ModuleNotFoundError) -> str:
+    """Returns what to do about a module that a job imports and that does not exist."""
+    name = (error.name or "").partition(".")[0] or "the module"
+    return f"put {name}.py next to the job file and name it in an import statement; or install {name}, on workers too"

@@ -23,7 +23,7 @@ from stateflow.cli.common import (
 )
 from stateflow.cli.formatting import print_text
 from stateflow.launch import prepare
-from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, problem_of
+from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, code_difference, problem_of
 from stateflow.runtime.planning.explain import to_lines
 from stateflow.runtime.preflight import Needs
 from stateflow.runtime.restore.planner import RestoreOptions
@@ -100,6 +100,7 @@ def plan(
     """
     prepared = prepare(job, job_root, settings_layers(config, assignments))
     explanation = prepared.explanation()
+    other_code = code_difference(job_root, prepared.code) if job_root is not None else ""
     needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES] if job_root is not None else [Needs.NOTHING]
     if not as_json:
         for line in to_lines(explanation):
@@ -113,8 +114,10 @@ def plan(
             "unchecked": list(unchecked),
             "warnings": list(found.warnings),
         }
-        print_json({**dataclasses.asdict(explanation), **checks})
+        print_json({**dataclasses.asdict(explanation), **checks, "code": prepared.code, "other_code": other_code})
     else:
+        if other_code:
+            print_text(f"  {other_code}")
         _print_findings(problems, found.warnings, unchecked)
         so_far = ", as far as it was checked" if unchecked else ""
         print_text("a run would be refused" if problems else f"a run would start{so_far}")
@@ -133,6 +136,8 @@ def _print_findings(problems: Sequence[Problem], warnings: Sequence[str], unchec
 
 def _print_report(report: CheckReport) -> None:
     print_text(f"{report.job} against {report.at}: {_verdict(report)}")
+    if report.other_code:
+        print_text(f"  {report.other_code}")
     for state in report.states:
         _print_state(state)
     for column in report.columns:

@@ -47,7 +47,7 @@ def _print_verified(verified: Verified) -> None:
     decoded = "" if verified.entries is None else f"; {verified.entries:,} entries decode, each in its key group"
     print_text(
         f"checkpoint {verified.checkpoint_id}: {count_of(verified.files, 'file')}, {human_bytes(verified.bytes)}, "
-        f"sizes and hashes match{decoded}"
+        f"sizes and hashes match{decoded}{f'; code {verified.code}' if verified.code else ''}"
     )
 
 

@@ -12,7 +12,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, open_savepoint, savepoint_uri
 from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
-from stateflow.errors import ConfigError, IncompatibleState, SinkDiverged, SinkRefused, StateflowError
+from stateflow.errors import ConfigError, DataError, IncompatibleState, SinkDiverged, SinkRefused, StateflowError
 from stateflow.launch import prepare
 from stateflow.runtime.job.loader import open_job, source_descriptions
 from stateflow.runtime.planning.state_discovery import declared_states, source_columns
@@ -26,7 +26,7 @@ from stateflow.state.kinds.operator_state import BROADCAST
 from stateflow.state.kinds.state_registry import check_state_ids
 from stateflow.state.schema.compare import Conflict
 from stateflow.state.schema.compatibility import Declaration, Declarations, Fit, compare_schemas
-from stateflow.storage import Storage, open_location
+from stateflow.storage import Storage, open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINT
 
 START = RestoreOptions()
@@ -104,6 +104,8 @@ class CheckReport:
         problems: other errors that a run would fail with at its start.
         unchecked: what was not checked, such as what needs Spark if it was not to be started.
         warnings: likely mistakes that do not prevent a run.
+        code: hash of the job's code.
+        other_code: a sentence if other code made the checkpoint; empty if none is known.
     """
 
     job: str
@@ -115,6 +117,8 @@ class CheckReport:
     problems: list[Problem] = field(default_factory=list)
     unchecked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    code: str = ""
+    other_code: str = ""
 
 
 def check_job(
@@ -155,8 +159,30 @@ def check_job(
     problems = list(dict.fromkeys(problem_of(e) for e in refused if not _is_shown(e, states)))
     fit = _overall(states, columns, problems)
     return CheckReport(
-        start.settings.name, against, stored.at, fit, states, columns, problems, found.unchecked, found.warnings
+        job=start.settings.name,
+        against=against,
+        at=stored.at,
+        fit=fit,
+        states=states,
+        columns=columns,
+        problems=problems,
+        unchecked=found.unchecked,
+        warnings=found.warnings,
+        code=start.graph.code,
+        other_code=stored.manifest.code_difference(start.graph.code) if stored.manifest else "",
     )
+
+
+def code_difference(job_root: str, code: str) -> str:
+    """Returns a sentence if other code made the newest checkpoint of a job root than the code with this hash.
+
+    Empty if that is not known: a job root that does not exist, or is damaged, is refused by the checks of a start.
+    """
+    try:
+        manifest = _stored(open_storage(job_root)).manifest
+    except (ConfigError, DataError):
+        return ""
+    return manifest.code_difference(code) if manifest else ""
 
 
 def problem_of(error: StateflowError) -> Problem:

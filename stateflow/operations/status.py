@@ -129,6 +129,7 @@ class JobDescription:
         failure: the error that the newest run ended with; None if it recorded none.
         failed_start: the error of a later run that has not begun; None without one. It is recorded once in an hour.
         claimed: the savepoints that the job has claimed.
+        code: hash of the job's code that made the newest checkpoint; empty if it is not known.
     """
 
     job: str
@@ -152,6 +153,7 @@ class JobDescription:
     failure: RunFailure | None = None
     failed_start: RunFailure | None = None
     claimed: tuple[Claimed, ...] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def describe(job_root: str) -> JobDescription:
     """Returns the status of a job. Raises ConfigError when it does not exist."""
     root = open_root(job_root)
     head = root.head()
+    manifest = _newest_manifest(root, head)
     pins = tuple(f"{p.id} {describe_requester(p.owner)}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
         root.job.job,
@@ -199,12 +202,13 @@ def describe(job_root: str) -> JobDescription:
         root.job.shadow,
         _restoring(head),
         _background(root, head),
-        *_of_manifest(_newest_manifest(root, head)),
+        *_of_manifest(manifest),
         origin=_origin(root),
         run_open=is_run_open(head),
         failure=_failure(run_failure(root.storage, head.entry.generation)),
         failed_start=_failure(failed_start(root.storage, head.entry.generation)),
         claimed=_claimed(root, head),
+        code=manifest.code if manifest else "",
     )
 
 

@@ -34,12 +34,14 @@ class Verified:
         files, bytes: number and size of the files of state and positions, without the manifest; files that it shares
             with an earlier checkpoint were read once.
         entries: number of decoded entries of keyed state; None when only files were read.
+        code: hash of the job's code that made the checkpoint; empty if it is not known.
     """
 
     checkpoint_id: int
     files: int
     bytes: int
     entries: int | None
+    code: str = ""
 
 
 def verify(
@@ -87,7 +89,7 @@ def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Veri
     check_hashes(root.storage, [file for key, file in files.items() if key not in known])
     known.update(files)
     entries = _entries(root, manifest) if deep else None
-    return Verified(ref.id, len(files), sum(file.size for file in files.values()), entries)
+    return Verified(ref.id, len(files), sum(file.size for file in files.values()), entries, manifest.code)
 
 
 def _entries(root: JobRoot, manifest: Manifest) -> int:

@@ -65,7 +65,6 @@ class ReadingContext:
 
     Attributes:
         start: the job with its settings.
-        job_file: the job file, which Spark's workers import.
         job: the job of the replay.
         target: the manifest of the checkpoint, with the sources of the job.
         folder: scratch folder.
@@ -74,7 +73,6 @@ class ReadingContext:
     """
 
     start: StartContext
-    job_file: Path
     job: Job
     target: Manifest
     folder: Path
@@ -99,7 +97,7 @@ def reading(context: ReadingContext) -> Iterator[Reading]:
 
     context.on_step("starting Spark")
     start = replace(context.start, settings=_on_this_host(context.start.settings))
-    started, sources_of_spark = start_spark(start, context.job_file)
+    started, sources_of_spark = start_spark(start)
     spark = started.session
     assert spark is not None
     reader = SparkReader(spark, sources_of_spark, context.folder / "spark")

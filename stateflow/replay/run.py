@@ -192,7 +192,7 @@ class _Replay:
     def _reading_context(self) -> ReadingContext:
         start, job, folder = replace(self._start, settings=self._job.settings), self._job, self._folder
         request = self._request
-        return ReadingContext(start, request.job_file, job, self._target, folder, request.on_step, self._tracer)
+        return ReadingContext(start, job, self._target, folder, request.on_step, self._tracer)
 
     def _open_job(self) -> Job:
         graph = _collecting(self._start.graph, CollectingSink(self._scratch.uri, self._request.max_rows))
@@ -227,7 +227,7 @@ class _Replay:
                 BatchTimes(batch.processing_time.isoformat(), barrier.rows_in, dict(batch.start), dict(batch.end))
                 for batch, barrier in zip(planned.batches, runner.barriers, strict=True)
             ),
-            deviation=planned.deviation,
+            deviation="; ".join(filter(None, [planned.deviation, self._target.code_difference(self._job.code)])),
             emitted=tuple(self._emitted(uid, runner) for uid in sorted(self._job.sinks)),
             state=compare.diff(self._base, result),
             difference=compare.diff(self._target, result),

@@ -55,13 +55,16 @@ def naming_job_line() -> Iterator[None]:
 
 
 def innermost(error: BaseException) -> str:
-    """Returns file and line where an error was raised; for an `InvalidReturnValue` those of the function."""
+    """Returns file and line of the innermost call of the user's code, or where the error was raised without one.
+
+    For an `InvalidReturnValue` these are the function's.
+    """
     if isinstance(error, InvalidReturnValue):
         return error.where
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    return line_of_user(error) or (f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "")
 
 
 def is_user_error(error: Exception) -> bool:

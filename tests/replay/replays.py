@@ -18,7 +18,7 @@ def prepared(jobs: LocalJobs, build: Build) -> PreparedJob:
     env, resolved = declare(build, "job", (given,))
     env.graph.check()
     start = StartContext(env.graph, resolved, on_spark=False, clock=SystemClock(), storage=jobs.storage)
-    return PreparedJob(start, Path("job.py"))
+    return PreparedJob(start)
 
 
 def request(jobs: LocalJobs, batch: int, max_rows: int | None = None) -> ReplayRequest:

@@ -50,7 +50,8 @@ def _job_file(plan: RestorePlan) -> str:
     if not plan.job_file:
         return ""
     at = escaped(plan.job_file_changed_at[:19].replace("T", " "))
-    return f"**Job file**: {escaped(plan.job_file)}, changed at {at} UTC"
+    other = f"; {escaped(plan.other_code)}" if plan.other_code else ""
+    return f"**Job file**: {escaped(plan.job_file)}, changed at {at} UTC{other}"
 
 
 def _state(change: StateChange) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from stateflow.user_lines import import_hint
+
 Row = TypeVar("Row")
 
 
@@ -59,7 +61,8 @@ def message_and_hint(error: Exception, called: str) -> tuple[str, str]:
     """Returns message and hint of the `UserCodeError` for an error that `called` raised."""
     if isinstance(error, InvalidReturnValue):
         return str(error), error.hint
-    return f"{called} raised {type(error).__name__}: {error}", "fix the function"
+    hint = import_hint(error) if isinstance(error, ModuleNotFoundError) else "fix the function"
+    return f"{called} raised {type(error).__name__}: {error}", hint
 
 
 def _where(function: object) -> str:

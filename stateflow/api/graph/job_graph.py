@@ -27,6 +27,7 @@ class Graph:
     Attributes:
         row_dead_letters: the node of the dead letters of each row function and source that was declared with dead
             letters, by the node of its rows.
+        code: hash of the job file and the modules next to it; empty for a graph without a file.
     """
 
     sources: list[SourceNode] = field(default_factory=list)
@@ -34,6 +35,7 @@ class Graph:
     sinks: list[SinkNode] = field(default_factory=list)
     side_outputs: list[SideOutputNode] = field(default_factory=list)
     row_dead_letters: dict[Node, RowsNode] = field(default_factory=dict)
+    code: str = ""
 
     def add_source(self, uid: str, source: Source | LocalSource) -> Node:
         """Registers a source, and the node of its dead letters if it has any; returns the node of its rows.

@@ -74,6 +74,8 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     manifest_bytes: int = 0
     subtasks: dict[str, Spread] = {}
     """Over the subtasks that have state: ``sync_ms``, ``increment_bytes``, ``full_bytes``."""
+    code: str = ""
+    """Hash of the job's code, as in the manifest."""
 
 
 class ActionRecord(Document, frozen=True, kw_only=True):

@@ -168,6 +168,10 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Path of the job file that the plan was created with; empty in plans of older versions."""
     job_file_changed_at: str = ""
     """When that file was last modified."""
+    code: str = ""
+    """Hash of the job's code that the plan was created with."""
+    other_code: str = ""
+    """A sentence if other code made the target; empty if none is known."""
 
     @property
     def digest(self) -> str:

@@ -171,11 +171,13 @@ class LogProgress:
 
 
 def _start_text(run: JobRun) -> str:
-    """Returns ``resumes from checkpoint 17``, the operators whose state is restored, and the new ones."""
+    """Returns ``resumes from checkpoint 17``, the operators with restored and new state, and a change of the code."""
     restored = run.restored
     begins = f"resumes from {run.start_label}" if run.manifest is not None else "starts from the beginning"
     operators = [("operators with state:", restored.matched), ("new operators:", restored.new)]
-    return "; ".join([begins, *(f"{what} {', '.join(uids)}" for what, uids in operators if uids)])
+    changed = run.manifest.code_difference(run.job.code) if run.manifest is not None else ""
+    states = [f"{what} {', '.join(uids)}" for what, uids in operators if uids]
+    return "; ".join(filter(None, [begins, *states, changed]))
 
 
 class _TextFormatter(logging.Formatter):

@@ -185,7 +185,7 @@ def _opened_spark(start: StartContext, request: WriteRequest) -> SparkSession:
     from stateflow.runtime.spark.session.session import job_traits, open_session
 
     request.on_step("starting Spark")
-    return open_session(start.settings, request.job_file, job_traits(start.graph))
+    return open_session(start.settings, job_traits(start.graph))
 
 
 def _add_sources(writer: SavepointWriter, options: Iterable[str], plan: JobPlan, queries: SparkQueries) -> None:

@@ -263,6 +263,7 @@ class BatchRunner:
                 epoch_milliseconds(info.id.processing_time),
             ),
             drained=drained,
+            code=self._job.code,
             **quarantine_fields(self.manifest, positions.quarantined),
         )
 

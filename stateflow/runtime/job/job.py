@@ -80,6 +80,7 @@ class Job:
         settings: the settings of the run.
         sinks: the sinks, by uid.
         sources: (uid, description) of each source, ordered by uid.
+        code: hash of the job file and the modules next to it.
         recorder: gets metrics with Flink's names, in snake case.
     """
 
@@ -88,6 +89,7 @@ class Job:
     settings: Settings
     sinks: dict[str, BoundSink]
     sources: tuple[tuple[str, str], ...]
+    code: str = ""
     recorder: Recorder = field(default_factory=NullRecorder)
 
     @property

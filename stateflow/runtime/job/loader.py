@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
-import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.sink import SinkContext
@@ -21,33 +17,22 @@ from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import JobDefinitionError, MissingFile, StateflowError
 from stateflow.runtime.job.job import Job
+from stateflow.runtime.job.modules import job_modules
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.publisher import BoundSink
 from stateflow.runtime.user_code import naming_job_line
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, LOG
-
-_loaded: set[str] = set()
-"""Module names of the job files that this process has loaded."""
-
-
-class _JobFile(SourceFileLoader):
-    """Always compiles the file, without Python's bytecode cache.
-
-    Python validates cached bytecode by modification time in seconds and by size. An edit within a second, or an
-    artefact whose files all have the same time, would run the old job.
-    """
-
-    def path_stats(self, path: object) -> NoReturn:
-        raise OSError("job files have no cached bytecode")
+from stateflow.user_lines import import_hint, line_of_user
 
 
 def load_job(path: Path) -> ModuleType:
-    """Loads a job file as a module that can be imported under its own name, here and on workers.
+    """Loads a job file, with the modules next to it that it imports; forgets another one that was loaded before.
 
     Raises:
         JobDefinitionError: the file does not exist, cannot be imported, or defines no `build`.
     """
+    job_modules.clear()
     module = load_file(path, "job file")
     if not callable(getattr(module, "build", None)):
         raise JobDefinitionError(
@@ -70,29 +55,36 @@ def load_file(path: Path, what: str) -> ModuleType:
     """
     if not is_file(path):
         raise JobDefinitionError(f"the {what} does not exist", hint="check the path", path=str(path))
-    name = path.stem
-    if not name.isidentifier():
+    if not path.stem.isidentifier():
         raise JobDefinitionError(
             f"the name of the {what} is not a Python identifier", hint="use letters, digits and _", path=str(path)
         )
-    _check_free(name, path, what)
-    spec = importlib.util.spec_from_file_location(name, path, loader=_JobFile(name, str(path)))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    _loaded.add(name)
     try:
         with naming_job_line():
-            spec.loader.exec_module(module)
+            return job_modules.load(path)
     except StateflowError:
         raise
+    except ImportError as e:
+        raise _cannot_import(path, what, e) from e
     except Exception as e:
         raise JobDefinitionError(
             f"the {what} cannot be imported: {type(e).__name__}: {e}",
             hint=f"run python {path.name} with the same Python to see the traceback",
             path=str(path),
+            where=line_of_user(e),
         ) from e
-    return module
+
+
+def _cannot_import(path: Path, what: str, error: ImportError) -> JobDefinitionError:
+    """Returns the error for an import that failed in a file or in a module that it imports."""
+    hint = "correct the import"
+    if isinstance(error, ModuleNotFoundError):
+        hint = import_hint(error)
+    elif "relative import" in str(error):
+        hint = "import a module next to the file by its name, or make the folder a package with __init__.py"
+    return JobDefinitionError(
+        f"the {what} cannot be imported: {error}", hint=hint, path=str(path), where=line_of_user(error)
+    )
 
 
 def is_file(path: Path) -> bool:
@@ -101,14 +93,6 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def _check_free(name: str, path: Path, what: str) -> None:
-    """Raises JobDefinitionError for the name of a library: later imports of it would get the file."""
-    if name in sys.stdlib_module_names or (name in sys.modules and name not in _loaded):
-        raise JobDefinitionError(
-            f"the {what} has the name of an existing module", hint="rename the file", path=str(path), module=name
-        )
 
 
 def create_or_open_job(
@@ -171,7 +155,7 @@ def _bind(root: JobRoot, graph: Graph, settings: Settings, shares_tables: bool =
     plan = plan_job(graph, settings.parallelism)
     contexts = {n.uid: SinkContext(root.job.job_uuid, n.uid, n.parent.schema, root.storage) for n in graph.sinks}
     sinks = {n.uid: BoundSink(n.sink, contexts[n.uid], shares_tables) for n in graph.sinks}
-    return Job(root, plan, settings, sinks, source_descriptions(plan))
+    return Job(root, plan, settings, sinks, source_descriptions(plan), graph.code)
 
 
 def writer_name() -> str:

@@ -117,6 +117,8 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
         rows_again=replay.rows if replay else None,
         checkpoints_after=replay.checkpoints if replay else None,
         made_at=root.clock.now().isoformat(timespec="seconds"),
+        code=job.code,
+        other_code=target.manifest.code_difference(job.code),
     )
 
 

@@ -117,7 +117,7 @@ from stateflow.runtime.spark.session.session import JobTraits, open_session
 
 names = ["spark.master", "spark.sql.shuffle.partitions", "spark.ui.retainedJobs", "spark.x"]
 settings = resolve({"local_dir": sys.argv[1], "spark.conf.spark.x": "settings"})
-session = open_session(settings, Path(__file__), JobTraits(has_expressions=False, has_fixed_rows=False))
+session = open_session(settings, JobTraits(has_expressions=False, has_fixed_rows=False))
 conf = session.sparkContext.getConf()
 print("found", json.dumps([conf.get(name) for name in names]))
 session.stop()

@@ -23,7 +23,7 @@ from stateflow.runtime.spark.session.session import JobTraits, open_session
 
 os.umask(0)
 settings = resolve({"local_dir": sys.argv[1], "spark.master": sys.argv[2]})
-session = open_session(settings, Path(__file__), JobTraits(has_expressions=False, has_fixed_rows=False))
+session = open_session(settings, JobTraits(has_expressions=False, has_fixed_rows=False))
 print("found", session.sparkContext._accumulatorServer.server_address)
 print("rows", session.range(3).mapInArrow(lambda batches: batches, "id long").count())
 session.stop()

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.records import CheckpointRecord
 from stateflow.state.handles import Document, FileHandle, Int64, OperatorPart, StateSchema, SubtaskState
 
+_SHOWN = 12
+"""Digits of a hash that messages show."""
 NOT_BEGUN = "-"
 """The offset of a source that had no data yet, as in Spark's offset log."""
 
@@ -159,6 +161,14 @@ class Manifest(Document, frozen=True, kw_only=True):
     in manifests that a restore imported."""
     batches: list[BatchRecord] = []
     """The batches since `parent`, oldest first; empty where they were not recorded, or were too many."""
+    code: str = ""
+    """Hash of the job file and the modules next to it that made the checkpoint; empty for state that no run made."""
+
+    def code_difference(self, code: str) -> str:
+        """Returns a sentence if other code made the checkpoint than the code with this hash; empty if none is known."""
+        if not self.code or not code or self.code == code:
+            return ""
+        return f"the job's code ({code[:_SHOWN]}) is not the code of the checkpoint ({self.code[:_SHOWN]})"
 
     def pending_records(self, checkpoint_id: int) -> list[CheckpointRecord]:
         """Returns the checkpoint records that only this manifest contains, oldest first, including its own.

@@ -68,6 +68,7 @@ def new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_ms
         sync_ms=metrics.sync_ms,
         subtasks=dict(metrics.subtasks),
         async_ms=async_ms,
+        code=manifest.code,
     )
 
 

@@ -19,6 +19,7 @@ from stateflow.api.input_files import reason_in
 from stateflow.config.settings import FULL, Settings, default_local_folder
 from stateflow.errors import ConfigError, EnvironmentUnsupported, StateflowError
 from stateflow.private_files import make_own_folders
+from stateflow.runtime.job.modules import send_job_code
 from stateflow.runtime.planning.physical_plan import has_transform
 from stateflow.runtime.spark.session.java_process import MASTER, is_started, master_of_arguments, start_java
 from stateflow.runtime.spark.session.log_settings import (
@@ -100,10 +101,10 @@ def job_traits(graph: Graph) -> JobTraits:
     )
 
 
-def open_session(settings: Settings, job_file: Path, traits: JobTraits) -> SparkSession:
+def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
     """Returns the Spark session of a run, and starts Spark if necessary.
 
-    Python workers can import the job file.
+    Python workers get the code of the loaded job.
 
     Raises:
         EnvironmentUnsupported: Java, Python or Spark has an unsupported version.
@@ -121,9 +122,6 @@ def open_session(settings: Settings, job_file: Path, traits: JobTraits) -> Spark
     if python := settings.spark.conf.get("spark.pyspark.python"):
         # Only spark-submit applies this setting: a session takes the workers' Python from the driver's environment.
         os.environ["PYSPARK_PYTHON"] = python
-    # addPyFile does not reach the Python processes that Spark starts on the driver for Python data sources.
-    paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
     if settings.spark.log != FULL:
         quiet_py4j()
@@ -142,7 +140,7 @@ def open_session(settings: Settings, job_file: Path, traits: JobTraits) -> Spark
     check_session(session)
     if settings.spark.log != FULL:
         quiet_accumulators(session)
-    session.sparkContext.addPyFile(str(job_file))
+    send_job_code()
     return session
 
 
