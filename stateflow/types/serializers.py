@@ -1,23 +1,28 @@
 """Serialization of values: msgpack, which msgspec encodes and decodes as exactly the declared type.
 
-Stored data cannot select a class.
+Stored data cannot select a class. Equal values that were made in the same way have the same bytes in every process: the
+elements of a set are stored in the order of their bytes, because Python's order depends on a secret of the process. The
+order of a dict is data, and stays.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
 from stateflow.types.arrow_types import SUPPORTED, from_builtin, python_type, to_builtin
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.bounds.decoded_size import PLAIN, type_memory
 from stateflow.types.bounds.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
+from stateflow.types.bounds.msgpack_items import ARRAYS, MAPS, SIZE_BYTES, size_at
 from stateflow.types.custom_serializer import Serializer
-from stateflow.types.declared_types import describe_type, refuse_custom
-from stateflow.types.decoders import value_decoder
+from stateflow.types.declared_types import describe_type, refuse_custom, types_within
+from stateflow.types.decoders import msgpack_decoder, value_decoder
 
 T = TypeVar("T")
 
@@ -26,6 +31,9 @@ TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
 """What values begin with that have a timestamp of a time domain, which follows; without one, `VALUE_FORMAT`."""
 _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
+_SCALARS = frozenset((type(None), bool, int, float, str, bytes))
+_encode = msgspec.msgpack.Encoder().encode
+_ITEMS = msgpack_decoder(list[msgspec.Raw])
 _PLAIN_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
 
 
@@ -51,6 +59,9 @@ class ValueSerializer(Generic[T]):
             refuse_custom(self.value_type)
             self._memory, self._hashing = type_memory(self.value_type), hashing_cost(self.value_type)
             self._unchecked = min(self._memory.unchecked, self._hashing.unchecked)
+            within = list(types_within(inspect.type_info(self.value_type)))
+            self._has_sets = any(isinstance(info, inspect.SetType | inspect.FrozenSetType) for info in within)
+            self._may_have_sets = any(isinstance(info, inspect.AnyType) for info in within)
         except TypeError as e:
             raise JobDefinitionError(
                 "a state's type cannot be stored", hint=SUPPORTED, type=repr(value_type), reason=str(e)
@@ -75,10 +86,15 @@ class ValueSerializer(Generic[T]):
         """
         try:
             data = self._encoder.encode(value)
+            if self._has_sets:
+                data = with_sorted_sets(value, data)
             if len(data) > self._unchecked:
                 self._check(data)
             # A checkpoint with a value that does not decode could never be restored.
-            self._decoder.decode(data)
+            decoded = self._decoder.decode(data)
+            if self._may_have_sets and not self._has_sets and decoded != value:
+                # Without a declared type, a set is decoded as a list, which differs from it.
+                data = with_sorted_sets(value, data)
             return VALUE_FORMAT + data
         except TooMuchMemory as e:
             raise EntryTooLarge(
@@ -128,6 +144,54 @@ class ValueSerializer(Generic[T]):
 
     def _corrupt(self, message: str, hint: str, cause: Exception) -> CorruptFile:
         return CorruptFile(message, hint=hint, declared=self.type_name, reason=str(cause), **self._of)
+
+
+def with_sorted_sets(value: object, data: bytes) -> bytes:
+    """Returns encoded data with the elements of each set in the order of their bytes.
+
+    Args:
+        value: the value that msgspec has encoded as `data`: it visits sets in the order in which Python does here.
+    """
+    if type(value) in _SCALARS or not data or data[0] not in ARRAYS + MAPS:
+        return data
+    header, size = _header(data)
+    if isinstance(value, set | frozenset | list | tuple) and _SCALARS.issuperset(map(type, value)):
+        is_set = isinstance(value, set | frozenset)
+        return data[:header] + b"".join(sorted(map(_encode, value))) if is_set else data
+    items = _ITEMS.decode(b"\xdd" + size.to_bytes(4, "big") + data[header:])
+    parts = [with_sorted_sets(each, bytes(item)) for each, item in zip(_items_of(value, items), items, strict=True)]
+    if isinstance(value, set | frozenset):
+        parts.sort()
+    return data[:header] + b"".join(parts)
+
+
+def _header(data: bytes) -> tuple[int, int]:
+    """Returns the length of a container's header, and the number of items in it: two for each entry of a map."""
+    tag = data[0]
+    start, size = size_at(data, 0) if tag in SIZE_BYTES else (1, tag % 16)
+    return start, size * (2 if tag in MAPS else 1)
+
+
+def _items_of(value: Any, items: Sequence[msgspec.Raw]) -> Iterable[object]:
+    """Returns the objects that the items of an encoded container were made of; None for those that are no containers.
+
+    Args:
+        items: keys and values in turn for a dict or an object that is encoded as a map.
+    """
+    if isinstance(value, dict):
+        return [part for entry in value.items() for part in entry]
+    if isinstance(value, set | frozenset | list | tuple):
+        return value
+    names = getattr(type(value), "__struct_fields__", None)
+    if names is not None and value.__struct_config__.array_like:
+        fields = [getattr(value, name) for name in names]
+        return [None] * (len(items) - len(fields)) + fields  # a tag comes first
+    attributes = dict(zip(type(value).__struct_encode_fields__, names, strict=True)) if names is not None else {}
+    found: list[object] = []
+    for key in items[::2]:
+        name = msgspec.msgpack.decode(key)
+        found += [None, getattr(value, attributes.get(name, name), None)]
+    return found
 
 
 class CustomValueSerializer(Generic[T]):

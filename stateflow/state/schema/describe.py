@@ -15,7 +15,9 @@ from stateflow.types.arrow_types import NUMPY, python_type, to_builtin
 from stateflow.types.custom_serializer import Serializer
 from stateflow.types.declared_types import describe_type, member_types
 from stateflow.types.descriptors import StateDescriptor
+from stateflow.types.serializers import with_sorted_sets
 
+_encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)
 TYPE_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _CONTAINERS = (list, dict, set, frozenset, tuple, bytearray)
 
@@ -137,7 +139,8 @@ def _default(field: inspect.Field) -> str:
 
 def _json(value: object) -> str:
     try:
-        return json_text(msgspec.to_builtins(value, enc_hook=to_builtin, builtin_types=(bytes,)))
+        # As it would be stored, because the order of a set differs from process to process.
+        return json_text(msgspec.msgpack.decode(with_sorted_sets(value, _encoder.encode(value))))
     except (TypeError, ValueError, msgspec.MsgspecError):
         return repr(value)[:200]
 
