@@ -191,11 +191,11 @@ def test_another_folder_is_the_same_job_and_other_code_is_named(tmp_path: Path) 
     # The same code in another process and at another place leads to the same state.
     replayed = json.loads(job.call("replay", "--batch", "2", "--json"))
     assert replayed["same"] and replayed["deviation"] == ""
-    plan = json.loads(job.call("plan", "--no-spark", "--json"))
+    plan = json.loads(job.call("plan", "--no-spark", "--json", root="other"))
     assert plan["code"] == statuses[0]["code"] and plan["other_code"] == ""
 
     job.write(f"{job.version}/rows.py", _JOB["rows.py"].replace("2 *", "4 *"))
     replayed = json.loads(job.call("replay", "--batch", "2", "--json"))
     assert not replayed["same"] and statuses[0]["code"][:12] in replayed["deviation"]
-    plan = json.loads(job.call("plan", "--no-spark", "--json"))
+    plan = json.loads(job.call("plan", "--no-spark", "--json", root="other"))
     assert plan["code"][:12] in plan["other_code"] and statuses[0]["code"][:12] in plan["other_code"]

@@ -13,7 +13,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 _HOST = re.escape(os.uname().nodename)
 _NAMED = {
     "<uuid>": r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
-    "<hash>": r"\b[0-9a-f]{32,64}\b|(?<=[a-zA-Z0-9]-)[0-9a-f]{8,31}\b",
+    "<hash>": r"\b[0-9a-f]{32,64}\b|(?<=[a-zA-Z0-9]-)[0-9a-f]{8,31}\b|(?<=\()[0-9a-f]{12}(?=\))",
     "<user>": rf"\b[\w.-]+@{_HOST}(?![\w.-])",
     "<process>": rf"(?<![\w.-]){_HOST}:\d+\b",
 }
