@@ -168,7 +168,7 @@ def test_a_name_that_two_modules_could_have_is_refused(tmp_path: Path) -> None:
         ("from helper import nothing", 1, "nothing"),
     ],
 )
-def test_an_import_that_fails_names_file_line_and_a_way_out(text: str, line: int, named: str, tmp_path: Path) -> None:
+def test_an_import_that_fails_names_file_line_and_a_fix(text: str, line: int, named: str, tmp_path: Path) -> None:
     helper = "\nimport missing_one" if "missing" in named else "A = 1"
     job = _write(tmp_path, {"pay.py": text + _BUILD, "helper.py": helper})
     where = job / "helper.py", 2

@@ -157,7 +157,7 @@ def _master(kind: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["local", "cluster"])
-def test_workers_run_the_job_file_and_the_modules_next_to_it(kind: str, tmp_path: Path) -> None:
+def test_workers_import_the_job_file_and_modules_of_the_same_folder(kind: str, tmp_path: Path) -> None:
     job = _Folders(tmp_path)
     with _master(kind, tmp_path) as settings:
         job.settings |= settings
