@@ -27,7 +27,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo ui test test-all scoreboard lint format golden bench reference docs requirements image-digests sbom clean
+.PHONY: help setup demo broker ui test test-all scoreboard lint format golden bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -37,6 +37,9 @@ setup:  ## make .venv with everything in it; returns at once when nothing has ch
 
 demo: setup  ## a year of flights under a real Airflow, killed on the way, compared row for row
 	@$(RUN) python scripts/demo.py
+
+broker: setup  ## a Kafka broker on loopback to try jobs with, until it is stopped
+	@$(RUN) python scripts/kafka_broker.py $(PORT)
 
 ui: setup  ## the same with Airflow's web interface
 	@$(RUN) python scripts/demo.py ui

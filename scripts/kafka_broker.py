@@ -1,8 +1,14 @@
-"""Commands of a Kafka broker: one process on loopback in KRaft mode, from the JARs that the set-up downloads."""
+"""Commands of a Kafka broker: one process on loopback in KRaft mode, from the JARs that the set-up downloads.
+
+``python scripts/kafka_broker.py [PORT]`` runs one with an empty folder until it is stopped, to try jobs with.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,3 +76,23 @@ def _java(folder: Path, java_options: Sequence[str], program: Sequence[str]) -> 
     spark_jars = Path(pyspark.__file__).parent / "jars"
     classes = f"{folder}:{BROKER_JARS}/*:{spark_jars}/*"
     return [java, *java_options, "-cp", classes, *program]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a broker that creates topics when they are first used, until it is stopped; returns its exit code."""
+    port = int(arguments[0]) if arguments else 9092
+    with tempfile.TemporaryDirectory(prefix="stateflow-broker-") as folder:
+        settings = {"auto.create.topics.enable": "true", "num.partitions": "2"}
+        properties = write_settings(Path(folder), port, port + 1, settings)
+        subprocess.run(format_command(properties), check=True, stdout=subprocess.DEVNULL)
+        print(f"a broker at 127.0.0.1:{port}; Ctrl-C ends it", flush=True)
+        with subprocess.Popen(broker_command(properties), stdout=subprocess.DEVNULL) as broker:
+            try:
+                return broker.wait()
+            except KeyboardInterrupt:
+                broker.terminate()
+                return broker.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
