@@ -300,6 +300,11 @@ class Sink(ABC):
         """
         return ()
 
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        """Columns that may be declared nullable, and whose nulls end the run when a row is written: keys of rows."""
+        return ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         """Returns the sink for rows that correct earlier ones.
 

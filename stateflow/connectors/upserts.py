@@ -58,13 +58,12 @@ class UpsertSettings:
             raise JobDefinitionError("an upsert needs a key", hint='pass keys=["order_id"]')
         for name in self.keys:
             column = schema.column(name)
-            if column.nullable or not isinstance(column.shape, Leaf) or column.spark_type == "double":
+            if not isinstance(column.shape, Leaf) or column.spark_type == "double":
                 raise JobDefinitionError(
                     "a column cannot be the key of an upsert",
-                    hint="use columns that are never null, and neither float nor a class, list or dict",
+                    hint="use columns that are neither float nor a class, list or dict",
                     column=name,
                     type=column.spark_type,
-                    nullable=column.nullable,
                 )
         for name in self.order_by:
             schema.column(name).check_sortable()

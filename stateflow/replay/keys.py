@@ -31,7 +31,8 @@ class WantedKey:
 
     def is_key(self, values: Sequence[object]) -> bool:
         """Returns whether the values of key columns, as a function receives them, are this key."""
-        return tuple(map(stored_scalar, values)) == self.values
+        # Not the values: NaN is one key, and equal to no value.
+        return encoded(list(map(stored_scalar, values))) == self.encoded
 
 
 def _wanted(texts: Sequence[str], columns: Mapping[str, str], max_parallelism: int) -> WantedKey:

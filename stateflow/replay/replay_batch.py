@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stateflow.config.sources import SettingsLayer, read_toml
 from stateflow.replay.keys import KeyRequest
 from stateflow.replay.report import ReplayReport
@@ -54,4 +56,7 @@ def _layers(settings: str | Path | Mapping[str, object] | None) -> tuple[Setting
 
 def key_texts(key: Sequence[object]) -> tuple[str, ...]:
     """Returns the values of key columns as on the command line, where `parse_key` reads them."""
-    return tuple(map(str, plain_key(key)))
+    plain = plain_key(key)
+    if None in plain:
+        return (msgspec.json.encode(plain).decode(),)
+    return tuple(map(str, plain))

@@ -18,6 +18,8 @@ from stateflow.types.time_window import TimeWindow
 _NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (0, 1, 2, 0x15, 0x21, 0x26, 0x27, 0x30, 0x31)
 _DECIMAL, _TIME, _TIMEDELTA = (0x32, 0x33, 0x34)
 _WINDOW = 0x38
+NULL_PART = bytes((_NONE,))
+"""The encoding of None."""
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for datetimes without time zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -125,7 +127,7 @@ PART_ENCODERS: dict[type, Callable[[Any], bytes]] = {
     int: _encode_int,
     bytes: lambda part: b"\x01" + _escaped(part),
     float: lambda part: b"\x21" + _float_bytes(part),
-    type(None): lambda part: b"\x00",
+    type(None): lambda part: NULL_PART,
     bool: lambda part: b"\x27" if part else b"\x26",
     datetime.date: lambda part: b"\x30" + struct.pack(">I", part.toordinal()),
     datetime.datetime: _encode_datetime,

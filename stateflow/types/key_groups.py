@@ -1,9 +1,9 @@
 """Key groups: the unit of state redistribution, computed by Spark for rows and by Python for lookups.
 
 A key's group is ``pmod(xxhash64(columns), max_parallelism)``. Spark chains its hash: the first column is hashed with
-seed 42, each further one with the previous hash as seed. Types matter: Spark hashes an int as 4 bytes and a long as 8,
-so the declared type of a key column is part of the format. Algorithm: XXH64, https://xxhash.com; the byte layout of
-each type follows Spark's ``XxHash64`` expression.
+seed 42, each further one with the previous hash as seed; a null leaves the seed as it is. Types matter: Spark hashes an
+int as 4 bytes and a long as 8, so the declared type of a key column is part of the format. Algorithm: XXH64,
+https://xxhash.com; the byte layout of each type follows Spark's ``XxHash64`` expression.
 """
 
 from __future__ import annotations
@@ -76,15 +76,16 @@ def key_hash(values: Sequence[object], types: Sequence[str]) -> int:
     """Returns Spark's ``xxhash64`` of the columns as a signed 64-bit integer.
 
     Args:
-        values: one value per key column.
+        values: one value per key column; None for null.
         types: Spark's simple type name of each column, for example ``bigint``.
 
     Raises:
-        StateError: a value is None or not of its type.
+        StateError: a value is not of its type.
     """
     seed = SPARK_SEED
     for value, name in zip(values, types, strict=True):
-        seed = xxhash.xxh64_intdigest(_hash_bytes(value, name), seed)
+        if value is not None:
+            seed = xxhash.xxh64_intdigest(_hash_bytes(value, name), seed)
     return seed - _U64 if seed >= _U64 >> 1 else seed
 
 
@@ -115,8 +116,6 @@ def check_key_type(name: str, column: str) -> str:
 
 
 def _hash_bytes(value: object, name: str) -> bytes:
-    if value is None:
-        raise StateError("a key is null", hint="filter these rows, or replace null by another value")
     encode = _ENCODERS.get(name)
     try:
         return encode(value) if encode else _decimal(value, name)

@@ -25,6 +25,8 @@ from stateflow.types.key_groups import key_group
 Scalar = str | int | float | bool | None
 """A value of a key in JSON."""
 
+NULL_KEY = "[null]"
+"""The key of one column that is null, on a command line."""
 _MOST_CHARACTERS = 100
 _EXACT = decimal.Context(prec=100)
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -54,8 +56,9 @@ def typed_key(given: Sequence[object], types: Sequence[str], names: Sequence[str
     """Returns a key with the types of the key columns.
 
     Args:
-        given: one value for each key column, as Python objects or as JSON has them: dates, times, durations and
-            Decimals as text, bytes in Base64, and floats that are not finite as ``"NaN"`` or ``"Infinity"``.
+        given: one value for each key column, None for null, as Python objects or as JSON has them: dates, times,
+            durations and Decimals as text, bytes in Base64, and floats that are not finite as ``"NaN"`` or
+            ``"Infinity"``.
         types: Spark's simple type name of each key column.
         names: names of the key columns, for errors; empty if they are not known.
 
@@ -65,7 +68,8 @@ def typed_key(given: Sequence[object], types: Sequence[str], names: Sequence[str
     if len(given) != len(types):
         raise _wrong_number(len(given), types, names)
     try:
-        return tuple(_converter(name)(value) for value, name in zip(given, types, strict=True))
+        pairs = zip(given, types, strict=True)
+        return tuple(None if value is None else _converter(name)(value) for value, name in pairs)
     except _UNFIT:
         # Again, with the column of the value.
         columns = names if len(names) == len(types) else [""] * len(types)
@@ -77,7 +81,8 @@ def parse_key(texts: Sequence[str], columns: Mapping[str, str]) -> tuple[object,
 
     Args:
         texts: the value of each key column in its order, as `typed_key` takes it, with numbers in decimal, and ``true``
-            or ``false``; for several columns also one text, a JSON array of the values or an object with the names.
+            or ``false``; for several columns also one text, a JSON array of the values or an object with the names;
+            ``[null]`` for the null of one column.
         columns: Spark's simple type name of each key column, by its name.
 
     Raises:
@@ -86,6 +91,8 @@ def parse_key(texts: Sequence[str], columns: Mapping[str, str]) -> tuple[object,
     types, names = list(columns.values()), list(columns)
     if len(texts) == 1 and len(columns) > 1:
         return typed_key(_json_values(texts[0], columns), types, names)
+    if list(texts) == [NULL_KEY]:
+        return (None,)
     if len(texts) != len(columns):
         raise _wrong_number(len(texts), types, names)
     given = [_value_of(text, kind, name) for text, kind, name in zip(texts, types, names, strict=True)]
@@ -134,7 +141,7 @@ def group_of(key: Sequence[object], types: Sequence[str], max_parallelism: int) 
 
 def _typed(value: object, name: str, column: str = "") -> object:
     try:
-        return _converter(name)(value)
+        return None if value is None else _converter(name)(value)
     except _UNFIT as e:
         raise _wrong(repr(value), name, str(e), column) from e
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from deltalake import DeltaTable
 
 from stateflow import DeltaSink, KafkaSink, RowKind
@@ -65,10 +64,9 @@ class MaybeNamed(msgspec.Struct):
     kind: RowKind
 
 
-@pytest.mark.parametrize("column", ["kind", "name"])
-def test_the_key_of_records_identifies_a_deleted_row(column: str) -> None:
-    with raises(JobDefinitionError, column=column):
-        RecordLayout("t", key=(column,), row_kind="kind").check(RowSchema.of(MaybeNamed))
+def test_the_key_of_records_identifies_a_deleted_row() -> None:
+    with raises(JobDefinitionError, column="kind"):
+        RecordLayout("t", key=("kind",), row_kind="kind").check(RowSchema.of(MaybeNamed))
 
 
 def test_records_of_kafka_have_no_value_for_rows_that_are_taken_back() -> None:

@@ -14,13 +14,19 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.api.sink import SinkContext, Writing
+from stateflow import KafkaSink, PostgresSink
+from stateflow.api.changelog import Changelog
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import upsert
+from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
+from stateflow.runtime.task.row_conversion import check_required, to_batch
 from stateflow.state.handles import Committable
 from tests.support.delta_tables import Every, context, put, write
 from tests.support.errors import raises
+from tests.support.local_jobs import LocalJobs
 
 
 class Position(msgspec.Struct, kw_only=True):
@@ -164,7 +170,6 @@ def test_rows_of_every_type_are_written_again_unchanged(tmp_path: Path) -> None:
     [
         {"mode": "append"},
         {"keys": ()},
-        {"keys": "at"},
         {"keys": "nothing"},
         {"deletes": "place"},
         {"deletes": "carrier"},
@@ -174,6 +179,41 @@ def test_rows_of_every_type_are_written_again_unchanged(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(given: dict[str, Any], tmp_path: Path) -> None:
     with raises(JobDefinitionError):
         _sink(tmp_path / "t", **given).check(context(Position))
+
+
+class MaybeKeyed(msgspec.Struct):
+    key: str | None
+    number: int
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        DeltaSink("t", mode="upsert", keys=["number", "key"]),
+        PostgresSink("postgresql://localhost/d", table="t", mode="upsert", keys=["number", "key"]),
+        KafkaSink("localhost:1", topic="t", key=["number", "key"]).for_changelog(
+            Changelog(("number", "key"), "kind", retracts=True)
+        ),
+    ],
+    ids=lambda sink: type(sink).__name__,
+)
+def test_a_null_in_the_key_of_a_sink_ends_the_run(sink: Sink) -> None:
+    """As in Flink, whose primary keys are NOT NULL: columns of a query may be nullable, if no value is null."""
+    rows = to_batch([MaybeKeyed("a", 1), MaybeKeyed(None, 2)], RowSchema.of(MaybeKeyed))
+    check_required(rows.slice(0, 1), sink.required_columns)
+    with raises(SchemaMismatch, column="key", row="{'key': None, 'number': 2}"):
+        check_required(rows, sink.required_columns)
+
+
+def test_a_run_with_a_null_in_the_key_of_an_upsert_fails(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        rows = env.from_collection([MaybeKeyed("a", 1), MaybeKeyed(None, 2)], MaybeKeyed, uid="rows")
+        rows.sink_to(DeltaSink(str(tmp_path / "t"), mode="upsert", keys=["key"]), uid="out")
+
+    with raises(SchemaMismatch, sink="out", column="key"):
+        jobs.run(build)
 
 
 @pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])

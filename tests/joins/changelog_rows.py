@@ -15,7 +15,7 @@ class Change(msgspec.Struct, frozen=True):
     """A row of a changelog."""
 
     kind: RowKind
-    key: str
+    key: str | None
     id: int
     value: int = 0
 

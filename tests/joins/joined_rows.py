@@ -17,7 +17,7 @@ from stateflow.testing import KeyedHarness, KeyedInput
 class Left(msgspec.Struct, frozen=True):
     """A row of the left stream, with event time in milliseconds."""
 
-    key: str
+    key: str | None
     at: int | None
     number: int = 0
 
@@ -25,7 +25,7 @@ class Left(msgspec.Struct, frozen=True):
 class Right(msgspec.Struct, frozen=True):
     """A row of the right stream; another class than that of the left stream."""
 
-    id: str
+    id: str | None
     at: int | None
     text: str = ""
 
@@ -33,7 +33,7 @@ class Right(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True, order=True):
     """A joined pair: event times and values of both rows."""
 
-    key: str
+    key: str | None
     left: int | None
     right: int | None
     number: int | None = None

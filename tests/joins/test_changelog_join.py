@@ -32,7 +32,7 @@ Result = tuple[str, Any, Any]
 class Upsert(msgspec.Struct, frozen=True):
     """A row that replaces the row of its key and id."""
 
-    key: str
+    key: str | None
     id: int
     value: int = 0
 
@@ -274,7 +274,7 @@ class _Side:
 
     def _apply(self, action: int, number: int) -> list[Any]:
         """Inserts, or changes or deletes one of the rows."""
-        new = Upsert("ab"[number % 2], number // 4, action)
+        new = Upsert(("a", "b", None)[number % 3], number // 4, action)
         if self.form == "appends":
             self.table.append(new)
             return [new]
@@ -332,7 +332,7 @@ def _tables(left: list[Any], right: list[Any], how: str, where: Any) -> Counter[
     """Returns the join of two tables, by nested loops."""
 
     def is_joined(x: Any, y: Any) -> bool:
-        return bool(x.key == y.key and (where is None or where(x, y)))
+        return bool(x.key == y.key is not None and (where is None or where(x, y)))
 
     pairs = [(x, y) for x in left for y in right if is_joined(x, y)]
     if how in ("left", "full"):

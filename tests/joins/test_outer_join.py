@@ -99,11 +99,11 @@ def test_the_changes_add_up_to_the_join_of_plain_python(history: History, how: s
 
 
 def _outer(lefts: list[Left], rights: list[Right], how: str) -> Counter[Result]:
-    found: Counter[Result] = Counter((x.number, y.text) for x in lefts for y in rights if x.key == y.id)
+    found: Counter[Result] = Counter((x.number, y.text) for x in lefts for y in rights if x.key == y.id is not None)
     if how in ("left", "full"):
-        found.update((x.number, None) for x in lefts if all(x.key != y.id for y in rights))
+        found.update((x.number, None) for x in lefts if x.key is None or all(x.key != y.id for y in rights))
     if how in ("right", "full"):
-        found.update((None, y.text) for y in rights if all(x.key != y.id for x in lefts))
+        found.update((None, y.text) for y in rights if y.id is None or all(x.key != y.id for x in lefts))
     return found
 
 

@@ -32,7 +32,8 @@ from tests.joins.joined_rows import (
     unkeyed,
 )
 
-KEYS = "abc"
+KEYS = (None, "a", "b", "c")
+"""A row without a key has no partner, as in SQL; it is late as others are."""
 LATE: tuple[OutputTag[Any], ...] = (LATE_LEFT, LATE_RIGHT)
 Batch = tuple[list[Left], list[Right]]
 
@@ -46,7 +47,9 @@ class History:
     arrow_rows: int | None = None
 
 
-def _numbered(batches: list[tuple[list[tuple[str, int]], list[tuple[str, int]], int]]) -> Iterator[tuple[Batch, int]]:
+def _numbered(
+    batches: list[tuple[list[tuple[str | None, int]], list[tuple[str | None, int]], int]],
+) -> Iterator[tuple[Batch, int]]:
     number = 0
     for first, second, parallelism in batches:
         left = [Left(key, at, n) for n, (key, at) in enumerate(first, number)]
@@ -146,7 +149,13 @@ def _check_interval(
             # A row is removed when the watermark reaches the last time of a match: as in Flink, before a row of it.
             removed = left.at + max(upper, 0) <= came and arrived < came
             removed |= right.at + max(-lower, 0) <= arrived and came < arrived
-            if left.key == right.id and lower <= right.at - left.at <= upper and not is_late and not removed:
+            if (
+                left.key is not None
+                and left.key == right.id
+                and lower <= right.at - left.at <= upper
+                and not is_late
+                and not removed
+            ):
                 found[_pair(left, right)] += 1
     assert played.pairs == found
 
@@ -184,7 +193,9 @@ def test_window_joins_have_the_pairs_of_nested_loops(history: History, size: int
         _pair(left, right)
         for left, arrived in lefts
         for right, came in rights
-        if left.key == right.id and _window(left, size) == _window(right, size) > max(arrived, came)
+        if left.key is not None
+        and left.key == right.id
+        and _window(left, size) == _window(right, size) > max(arrived, came)
     )
     assert played.pairs == found
 

@@ -19,7 +19,7 @@ from stateflow.api.joins.pairs import PairLimits, pairs_of
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.errors import JobDefinitionError, StateError, UserCodeError
+from stateflow.errors import JobDefinitionError, UserCodeError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms
 from tests.joins.test_random_joins import History, histories
@@ -67,7 +67,7 @@ def _check_batches(
         found.update(h.push_both(left, right))
         lefts += left
         rights += right
-        wanted = Counter(_pair(x, y) for x in lefts for y in rights if x.key == y.id)
+        wanted = Counter(_pair(x, y) for x in lefts for y in rights if x.key == y.id is not None)
         assert found == wanted
     with h:
         for key in "abc":
@@ -184,16 +184,21 @@ class Plain(msgspec.Struct):
     at: int
 
 
-def test_a_null_key_is_refused() -> None:
-    def declare(left: Keyed, right: Keyed) -> DataStream:
-        return left.regular_join(right).select(
-            Pair, {"key": "right.id", "left": "left.at", "right": "right.at", "number": "left.at"}, uid="join"
-        )
+def _selected(left: Keyed, right: Keyed) -> DataStream:
+    columns = {"key": "right.id", "left": "left.at", "right": "right.at", "number": "left.at"}
+    return left.regular_join(right).select(Pair, columns, uid="join")
 
+
+def _applied(left: Keyed, right: Keyed) -> DataStream:
+    join = left.regular_join(right)
+    return join.apply(lambda a, b: Pair(b.id, a.at, b.at, a.at, b.text), output=Pair, uid="join")
+
+
+@pytest.mark.parametrize("declare", [_selected, _applied])
+def test_a_row_with_a_null_key_has_no_partner_and_is_not_kept(declare: Declare) -> None:
     with KeyedHarness(declare, KeyedInput(Plain, "key"), KeyedInput(Right, "id")) as h:
-        with pytest.raises(StateError):
-            h.push_both([Plain(None, 1)], [])
-        assert h.state_entries() == []
+        h.push_both([Plain(None, 1)], [Right(None, 2)])
+        assert (h.push_both([Plain(None, 3)], [Right(None, 4)]), h.state_entries()) == ([], [])
 
 
 class Renamed(msgspec.Struct):

@@ -84,6 +84,7 @@ def test_a_value_of_a_key_may_have_the_type_of_its_column(job: CliFixture) -> No
     ("value", "spark_type"),
     [
         ("a", "string"),
+        (None, "string"),
         (b"\0\xff", "binary"),
         (True, "boolean"),
         (-7, "bigint"),

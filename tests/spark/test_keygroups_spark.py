@@ -81,7 +81,8 @@ def _generated() -> list[tuple[Any, ...]]:
     assert any(v.year < 1970 for v in column["date"]) and any(v.year < 1970 for v in column["timestamp"])
     assert max(len(v.encode()) for v in column["string"]) > 1000
     assert max(len(v.as_tuple().digits) for v in column["decimal(38,10)"]) > 28
-    return rows
+    nulls = [tuple(None if (at * 7 + n) % 3 else value for at, value in enumerate(row)) for n, row in enumerate(rows)]
+    return [*rows, *nulls, (None,) * len(TYPES)]
 
 
 @pytest.mark.spark

@@ -55,7 +55,9 @@ WATERMARKS = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column
 def register(env: StreamExecutionEnvironment, tables: Mapping[str, Sequence[Any]] = TABLES) -> None:
     for name, rows in tables.items():
         stream = env.from_collection(rows, type(rows[0]), uid=f"{name}s")
-        env.register_table(name, stream.assign_timestamps_and_watermarks(WATERMARKS))
+        # The last column has the event time.
+        *_, time = msgspec.structs.fields(type(rows[0]))
+        env.register_table(name, stream.assign_timestamps_and_watermarks(WATERMARKS.with_timestamp_column(time.name)))
 
 
 def declared(declare_statements: Callable[[StreamExecutionEnvironment], object]) -> StreamExecutionEnvironment:

@@ -398,3 +398,111 @@ def test_results_of_any_rows_are_those_of_sqlite(
     tables = {"bid": rows}
     found = Rows(tmp_path_factory.mktemp("job"), query, tables=tables, source__max_rows_per_batch=size)
     assert found.final == sorted(expected(query, tables), key=repr)
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A row with keys that may be null."""
+
+    k: str | None
+    i: int | None
+    v: int
+    at: datetime
+
+
+class Right(msgspec.Struct, frozen=True):
+    name: str | None
+    number: int | None
+    w: int
+    since: datetime
+
+
+NULL_KEYS = [
+    "SELECT k, COUNT(*) AS n, COUNT(k) AS m, SUM(v) AS s, COUNT(DISTINCT v) AS d FROM l GROUP BY k",
+    "SELECT k, i, MAX(v) AS s FROM l GROUP BY k, i HAVING COUNT(*) > 1",
+    "SELECT DISTINCT k, i FROM l",
+    "SELECT n, COUNT(*) AS c FROM (SELECT k, COUNT(*) AS n FROM l GROUP BY k) GROUP BY n",
+    "SELECT k, i, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY v, at) AS rn FROM l) WHERE rn <= 2",
+    "SELECT k, i, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k, i ORDER BY at DESC) AS rn FROM l) WHERE rn = 1",
+    "SELECT k, at, SUM(v) OVER (PARTITION BY k ORDER BY at) AS s, COUNT(*) OVER (PARTITION BY k ORDER BY at) AS n "
+    "FROM l",
+    *(
+        f"SELECT l.k, l.i, l.v, r.name, r.number, r.w FROM l {how} JOIN r ON {condition}"
+        for how in ("", "LEFT", "RIGHT", "FULL")
+        for condition in (
+            "l.k = r.name",
+            "l.k = r.name AND l.i = r.number",
+            "l.k = r.name AND l.v < r.w",
+            "l.k = r.name AND l.v > 1 AND r.w > 1",
+            "l.k IS NOT DISTINCT FROM r.name",
+            "l.k IS NOT DISTINCT FROM r.name AND l.i = r.number",
+        )
+    ),
+    "SELECT l.k, l.v, s.n FROM l LEFT JOIN (SELECT name, COUNT(*) AS n FROM r GROUP BY name) AS s ON l.k = s.name",
+    "SELECT s.k, s.n, r.w FROM (SELECT k, COUNT(*) AS n FROM l GROUP BY k) AS s FULL JOIN r ON s.k = r.name",
+    "SELECT k, i IS DISTINCT FROM v AS a, i IS NOT DISTINCT FROM v AS b FROM l",
+]
+"""Queries whose keys may be null, which SQLite runs as they are."""
+NULL_KEYS_TRANSLATED = [
+    (
+        f"SELECT k, window_start AS w, COUNT(*) AS n, SUM(v) AS s FROM {windows('l')} "
+        "GROUP BY k, window_start, window_end",
+        f"SELECT k, ({SECONDS}) / 10 * 10 AS w, COUNT(*), SUM(v) FROM l GROUP BY 1, 2",
+    ),
+    (
+        "SELECT k, window_start AS w, COUNT(*) AS n FROM TABLE(SESSION(TABLE l PARTITION BY k, DESCRIPTOR(at), "
+        "INTERVAL '2' SECOND)) GROUP BY k, window_start, window_end",
+        f"WITH t AS (SELECT k, {SECONDS} AS s FROM l), begun AS (SELECT *, s - LAG(s, 1, -9) OVER (PARTITION BY k "
+        "ORDER BY s) >= 2 AS is_first FROM t), numbered AS (SELECT *, SUM(is_first) OVER (PARTITION BY k ORDER BY s) "
+        "AS number FROM begun) SELECT k, MIN(s) AS w, COUNT(*) AS n FROM numbered GROUP BY k, number",
+    ),
+    (
+        f"SELECT l.k, l.v, r.w FROM {windows('l')} AS l JOIN "
+        f"{windows('r').replace('(at)', '(since)')} AS r ON l.k = r.name AND l.window_start = r.window_start "
+        "AND l.window_end = r.window_end",
+        f"SELECT l.k, l.v, r.w FROM (SELECT *, {SECONDS} AS s FROM l) AS l JOIN "
+        f"(SELECT *, {SECONDS.replace('at)', 'since)')} AS s FROM r) AS r ON l.k = r.name AND l.s / 10 = r.s / 10",
+    ),
+    (
+        "SELECT l.k, l.v, r.w FROM l JOIN r ON l.k = r.name AND r.since BETWEEN l.at - INTERVAL '3' SECOND AND l.at",
+        "SELECT l.k, l.v, r.w FROM l JOIN r ON l.k = r.name AND r.since BETWEEN datetime(l.at, '-3 seconds') AND l.at",
+    ),
+    (
+        "SELECT l.k, l.v, r.w FROM l LEFT JOIN r FOR SYSTEM_TIME AS OF l.at AS r ON l.k = r.name AND r.w > l.v",
+        "SELECT l.k, l.v, (SELECT CASE WHEN w > l.v THEN w END FROM r WHERE name = l.k AND since <= l.at ORDER BY "
+        "since DESC LIMIT 1) FROM l",
+    ),
+]
+
+
+def _at(row: tuple[int, Any]) -> Any:
+    number, made = row
+    return made(START + timedelta(seconds=number))
+
+
+keys, numbers = st.none() | st.sampled_from(["", "a"]), st.none() | st.integers(0, 1)
+lefts = st.lists(st.builds(lambda k, i, v: lambda at: Left(k, i, v, at), keys, numbers, st.integers(0, 3)), min_size=1)
+rights = st.lists(
+    st.builds(lambda k, i, w: lambda at: Right(k, i, w, at), keys, numbers, st.integers(0, 3)), min_size=1
+)
+
+
+def null_tables(left: list[Any], right: list[Any]) -> dict[str, list[Any]]:
+    return {"l": [*map(_at, enumerate(left))], "r": [*map(_at, enumerate(right))]}
+
+
+@pytest.mark.parametrize(("query", "same"), [*((query, query) for query in NULL_KEYS), *NULL_KEYS_TRANSLATED])
+@given(left=lefts, right=rights, size=st.integers(1, 9), parallelism=st.integers(1, 3))
+@settings(max_examples=3, deadline=None)
+def test_null_is_a_group_of_its_own_and_joins_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    query: str,
+    same: str,
+    left: list[Any],
+    right: list[Any],
+    size: int,
+    parallelism: int,
+) -> None:
+    tables, in_seconds = null_tables(left, right), "strftime" in same
+    folder = tmp_path_factory.mktemp("job")
+    found = Rows(folder, query, tables=tables, parallelism=parallelism, source__max_rows_per_batch=size)
+    assert _comparable(found.final, in_seconds=in_seconds) == _comparable(expected(same, tables), in_seconds=in_seconds)

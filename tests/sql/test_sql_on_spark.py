@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
 
-from stateflow import StreamExecutionEnvironment, precision
+from stateflow import RowKind, StreamExecutionEnvironment, precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.rows import evaluation
@@ -172,6 +173,8 @@ EXPRESSIONS = [
     "YEAR(at) * 10000 + MONTH(at) * 100 + DAYOFMONTH(at)",
     "EXTRACT(HOUR FROM utc) * 60 + MINUTE(utc)",
     "SECOND(at)",
+    "i IS NOT DISTINCT FROM j",
+    "x IS DISTINCT FROM y OR s IS NOT DISTINCT FROM NULLIF(t, t)",
 ]
 
 
@@ -210,7 +213,7 @@ class Named(msgspec.Struct):
     name: str
 
 
-@pytest.mark.parametrize(("cache", "expected"), [(timedelta(days=1), 1), (None, 4)])
+@pytest.mark.parametrize(("cache", "expected"), [(timedelta(days=1), 1), (None, 6)])
 def test_joins_with_a_table_share_what_is_read_for_a_time(
     spark_session: SparkSession, cache: timedelta | None, expected: int
 ) -> None:
@@ -226,7 +229,14 @@ def test_joins_with_a_table_share_what_is_read_for_a_time(
     clause = "FROM v JOIN named FOR SYSTEM_TIME AS OF PROCTIME() AS n ON"
     equal = env.sql_query(f"SELECT n.name {clause} v.i = n.i", uid="equal")
     next_one = env.sql_query(f"SELECT n.name, v.t {clause} v.i + 1 = n.i", uid="next")
+    left = env.sql_query(
+        f"SELECT v.t, n.name {clause.replace('JOIN', 'LEFT JOIN')} v.i = n.i AND v.j < 0 AND n.name <> v.t", uid="left"
+    )
     for _batch in range(2):
+        # The rows whose `i` is null, or not in the table, are kept.
+        assert sorted(stateless_rows(left, {"values": ROWS}, spark_session)) == sorted(
+            (row.t, "seven" if row.i == 7 else None) for row in ROWS
+        )
         assert stateless_rows(equal, {"values": ROWS}, spark_session) == [("seven",)]
         assert stateless_rows(next_one, {"values": ROWS}, spark_session) == [("eight", ROWS[0].t)]
     assert len(reads) == expected
@@ -353,3 +363,67 @@ def test_windows_and_joins_of_event_time_on_spark_are_those_of_plain_python(tmp_
     assert job.tables() == wanted
     assert (after["started_from"], after["stopped_because"]) == (before["checkpoint_id"], "drained")
     assert all(each["batches"] >= 2 and each["late_rows_dropped"] == 0 for each in (before, after))
+
+
+NULL_KEYS_JOB = """
+import msgspec
+
+from stateflow import DeltaSink, FileSource
+
+
+class Left(msgspec.Struct):
+    k: str | None
+    x: float | None
+    v: int
+
+
+class Right(msgspec.Struct):
+    name: str | None
+    w: int
+
+
+def build(env):
+    for name, schema in (("l", Left), ("r", Right)):
+        env.register_table(name, env.from_source(FileSource(env.parameter(name), schema=schema), uid=name))
+    for number, query in enumerate(env.parameter("queries").split(";")):
+        changes = env.sql_query(query, uid=f"q{number}").as_append_only()
+        changes.sink_to(DeltaSink(f"{env.parameter('tables')}/q{number}"), uid=f"out{number}")
+"""
+NULL_KEYS = [
+    "SELECT k, x, COUNT(*) AS n, SUM(v) AS s FROM l GROUP BY k, x",
+    "SELECT x, MIN(v) AS m FROM l GROUP BY x",
+    "SELECT DISTINCT k FROM l",
+    "SELECT k, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY v) AS n FROM l) WHERE n = 1",
+    *(
+        f"SELECT l.k, l.v, r.name, r.w FROM l {how} JOIN r ON {on}"
+        for how in ("", "LEFT", "FULL")
+        for on in ("l.k = r.name", "l.k IS NOT DISTINCT FROM r.name AND l.v < r.w")
+    ),
+]
+
+
+@pytest.mark.slow
+def test_groups_and_joins_of_null_keys_are_those_of_spark_sql(tmp_path: Path, spark_session: SparkSession) -> None:
+    keys, floats = (None, "", "a", "b"), (None, 0.0, -0.0, NAN, 1.5)
+    lefts = [(keys[n * 7 % 4], floats[n * 3 % 5], n) for n in range(40)]
+    rights = [(keys[n * 5 % 4], n * 6) for n in range(9)]
+    left = pa.schema([("k", pa.string()), ("x", pa.float64()), ("v", pa.int64())])
+    right = pa.schema([("name", pa.string()), ("w", pa.int64())])
+    job = DeltaJob(tmp_path, NULL_KEYS_JOB, {"l": left, "r": right})
+    job.deliver("l", lefts)
+    job.deliver("r", rights)
+    job.run(job__queries=";".join(NULL_KEYS))
+    spark_session.createDataFrame(lefts, "k string, x double, v bigint").createOrReplaceTempView("l")
+    spark_session.createDataFrame(rights, "name string, w bigint").createOrReplaceTempView("r")
+    for number, query in enumerate(NULL_KEYS):
+        found: Counter[str] = Counter()
+        table = deltalake.DeltaTable(str(tmp_path / "tables" / f"q{number}"))
+        for row in pa.table(table.to_pyarrow_table()).to_pylist():
+            kind = RowKind(row.pop("row_kind", RowKind.INSERT))
+            found[_with_one_zero(row.values())] += -1 if kind.is_retraction else 1
+        assert +found == Counter(_with_one_zero(row) for row in spark_session.sql(query).collect()), query
+
+
+def _with_one_zero(row: Iterable[Any]) -> str:
+    """Returns a row as text. Both zeros are one key: Spark emits 0.0, and an operator the one of its first row."""
+    return repr(tuple(value + 0.0 if isinstance(value, float) else value for value in row))

@@ -42,7 +42,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
-    lambda types: st.tuples(st.just(types), st.tuples(*(VALUES[name] for name in types)))
+    lambda types: st.tuples(st.just(types), st.tuples(*(st.none() | VALUES[name] for name in types)))
 )
 
 
@@ -61,7 +61,8 @@ def test_the_texts_of_a_key_on_a_command_line_are_the_key(case: Any) -> None:
     types, key = case
     columns = {f"column {number}": name for number, name in enumerate(types)}
     stored = encode_key(key)
-    assert encoded(parse_key([_text(value) for value in key], columns)) == stored
+    if None not in key or len(key) == 1:
+        assert encoded(parse_key([_text(value) for value in key], columns)) == stored
     if len(types) > 1:
         plain = plain_key(key)
         assert encoded(parse_key([json.dumps(plain)], columns)) == stored
@@ -69,8 +70,8 @@ def test_the_texts_of_a_key_on_a_command_line_are_the_key(case: Any) -> None:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str) or value is None:
+        return "[null]" if value is None else value
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     (plain,) = plain_key([value])
@@ -102,13 +103,13 @@ def test_a_key_of_a_map_survives_json(case: tuple[str, Any]) -> None:
 
 _NAIVE = datetime.datetime(2026, 1, 1)  # noqa: DTZ001
 WRONG: dict[str, list[object]] = {
-    "string": [1, None, b"x", ["x"], "\ud800"],
+    "string": [1, b"x", ["x"], "\ud800"],
     "binary": [1, "not base64!", "é"],
-    "boolean": [1, 0, "true", None],
+    "boolean": [1, 0, "true"],
     "tinyint": [128, -129, 1.0, True, "1"],
-    "bigint": [1 << 63, True, "1", 1.5, None],
+    "bigint": [1 << 63, True, "1", 1.5],
     "float": [1e39, "1", True],
-    "double": ["1", "nan", None, True, 10**400],
+    "double": ["1", "nan", True, 10**400],
     "date": ["2026-13-01", 5, _NAIVE, "2026-01-01T00:00:00"],
     "timestamp": ["2026-01-01T00:00:00", _NAIVE, 0],
     "timestamp_ntz": ["2026-01-01T00:00:00Z", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)],

@@ -17,7 +17,7 @@ from stateflow.api.changelog import Changelog, with_kind
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.conditions import EveryPair, Matching
-from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.functions import Untyped, has_null
 from stateflow.api.joins.outer_join import JoinKind
 from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
@@ -122,6 +122,7 @@ class _Arrival:
 
     Attributes:
         is_left: whether the current row is one of the left side.
+        is_joinable: whether rows of the key have partners; false for a key with a null.
     """
 
     own: _Side
@@ -129,9 +130,12 @@ class _Arrival:
     pair: _Pair
     is_left: bool
     matching: Matching
+    is_joinable: bool
 
     def partners(self, row: object) -> list[_Partner]:
         """Returns the rows of the other side that a row of this side is joined with."""
+        if not self.is_joinable:
+            return []
         others = list(self.other.rows.items())
         is_joined = self.matching(row, [kept.row for _, kept in others], self.is_left)
         return [each for each, found in zip(others, is_joined, strict=True) if found]
@@ -193,11 +197,14 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         self._right = self._side(ctx, RIGHT_COUNTED, right, self._kind.right)
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        return self._arrive(row, _Arrival(self._left, self._right, self.function, True, self._matching))
+        is_joinable = not has_null(ctx.get_current_key())
+        at = _Arrival(self._left, self._right, self.function, True, self._matching, is_joinable)
+        return self._arrive(row, at)
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        at = _Arrival(self._right, self._left, lambda own, other: self.function(other, own), False, self._matching)
-        return self._arrive(row, at)
+        is_joinable = not has_null(ctx.get_current_key())
+        pair = lambda own, other: self.function(other, own)  # noqa: E731
+        return self._arrive(row, _Arrival(self._right, self._left, pair, False, self._matching, is_joinable))
 
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.
@@ -206,6 +213,8 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         return _Side(given, is_outer, made, rows)
 
     def _arrive(self, row: object, at: _Arrival) -> Iterator[object]:
+        if not at.is_joinable and not at.own.is_outer:
+            return
         given = at.own.given
         kind, identity = given.kind(row), given.identity.digest(row)
         kept = at.own.rows.get(identity)

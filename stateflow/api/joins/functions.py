@@ -16,6 +16,11 @@ Untyped = Any
 """A key or a row whose class the arguments of a call do not determine: lambdas may use its fields."""
 
 
+def has_null(key: object) -> bool:
+    """Returns whether a key, or a part of it, is null. As in SQL, rows with such a key have no partner in a join."""
+    return key is None or (isinstance(key, tuple) and None in key)
+
+
 class JoinContext:
     """The key and the times of a pair of rows. All times are milliseconds since 1970.
 

@@ -14,7 +14,7 @@ from stateflow.api.functions.vectorized import Array
 from stateflow.api.functions.window_vectors import WindowVectorState
 from stateflow.api.joins.functions import Untyped
 from stateflow.api.joins.interval_join import LEFT_BUFFER, RIGHT_BUFFER, IntervalSettings, buffer_descriptor
-from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, Timed, pairs_within, partners_of
+from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, Timed, joinable, pairs_within, partners_of
 from stateflow.api.joins.regular_join import Selected
 from stateflow.api.joins.timed_columns import TimedColumnJoin
 from stateflow.api.joins.times import check_times
@@ -98,7 +98,7 @@ class IntervalColumnJoin(TimedColumnJoin):
         yield from ()
 
     def _on_time(self, side: Side, late_tag: OutputTag[object] | None, state: WindowVectorState) -> _Rows:
-        """Returns rows that are not late; the others go to the side output."""
+        """Returns rows that are not late and may have partners; late ones go to the side output."""
         assert side.times is not None
         check_times(side.times, max(abs(self._settings.lower), abs(self._settings.upper)))
         is_late = side.times < state.times.watermark
@@ -108,7 +108,7 @@ class IntervalColumnJoin(TimedColumnJoin):
             late = side.rows.filter(pa.array(is_late))
             columns = pa.RecordBatch.from_arrays(late.flatten(), names=[field.name for field in late.type])
             state.output(cast("OutputTag[Never]", late_tag), columns)
-        return _Rows(Timed(side.of, side.times), side.rows).at(~is_late)
+        return _Rows(Timed(side.of, side.times), side.rows).at(~is_late & joinable(state.keys)[side.of])
 
     def _pairs(self, left: _Rows, right: _Rows) -> Iterator[pa.RecordBatch]:
         if not len(left) or not len(right):

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import checked_rows
-from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction
+from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction, has_null
 from stateflow.api.joins.times import time_of_row
 from stateflow.api.side_outputs import OutputTag
 from stateflow.state.kinds.maps.map_state import MapState
@@ -94,6 +94,8 @@ class IntervalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
         if _is_late(time, ctx, settings.late_left):
             self.late_rows_dropped += settings.late_left is None
             return
+        if has_null(ctx.get_current_key()):
+            return
         _add(self._left, time, row)
         for other_time, others in _between(self._right, time + settings.lower, time + settings.upper):
             context = JoinContext(ctx, time, other_time)
@@ -105,6 +107,8 @@ class IntervalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
         time, settings = time_of_row(ctx), self._settings
         if _is_late(time, ctx, settings.late_right):
             self.late_rows_dropped += settings.late_right is None
+            return
+        if has_null(ctx.get_current_key()):
             return
         _add(self._right, time, row)
         for other_time, others in _between(self._left, time - settings.upper, time - settings.lower):

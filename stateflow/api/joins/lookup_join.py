@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     ReadTable = Callable[[SparkSession], DataFrame]
     """Returns a table."""
 
-_PREFIX = "_sf_lookup_"
-
 
 @dataclass(frozen=True)
 class LookupColumns:
@@ -30,12 +28,20 @@ class LookupColumns:
         how: ``inner`` or ``left``.
         of_table: columns of the result that are the table's, with their names there. Others have the value of the
             stream's column of their name, or else of the table's.
+        condition: further condition of a pair, in Spark SQL, with the table's columns by the names of `name_of`; empty
+            without.
     """
 
     on: Mapping[str, str]
     output: Sequence[str]
     how: str
     of_table: Mapping[str, str] = field(default_factory=dict)
+    condition: str = ""
+
+
+def name_of(column: str) -> str:
+    """Returns the name that a column of the table has in a join, since the stream may have one of the same name."""
+    return f"_sf_lookup_{column}"
 
 
 class CachedTable:
@@ -82,6 +88,8 @@ class LookupJoin:
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Returns the joined rows. Raises JobDefinitionError if neither the stream nor the table has a column."""
+        from pyspark.sql import functions
+
         columns, table = self._columns, self._read(frame.sparkSession)
         wanted = {*columns.on.values(), *columns.of_table.values()} - {*table.columns}
         wanted |= {*columns.output} - {*columns.of_table, *frame.columns, *table.columns}
@@ -93,13 +101,14 @@ class LookupJoin:
                 missing=missing,
                 table=table.columns,
             )
-        # Names of their own, so that a column of the table and one of the stream may have the same name.
-        renamed = table.select([table[name].alias(_PREFIX + name) for name in table.columns])
-        equal = [frame[name] == renamed[_PREFIX + of] for name, of in columns.on.items()]
+        renamed = table.select([table[name].alias(name_of(name)) for name in table.columns])
+        equal = [frame[name] == renamed[name_of(of)] for name, of in columns.on.items()]
+        if columns.condition:
+            equal.append(functions.expr(columns.condition))
         joined = frame.join(renamed.hint("broadcast"), reduce(lambda a, b: a & b, equal), columns.how)
         own = {name for name in frame.columns if name not in columns.of_table}
         found = [
-            frame[name] if name in own else renamed[_PREFIX + columns.of_table.get(name, name)].alias(name)
+            frame[name] if name in own else renamed[name_of(columns.of_table.get(name, name))].alias(name)
             for name in columns.output
         ]
         return joined.select(found)

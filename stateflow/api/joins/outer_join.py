@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stateflow.api.changelog import with_kind
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
-from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.functions import Untyped, has_null
 from stateflow.api.joins.regular_join import KeptRows
 from stateflow.state.kinds.list_state import ListState
 from stateflow.types.columns.row_kind import RowKind
@@ -78,12 +78,17 @@ class OuterJoin(KeyedCoProcessFunction[object, object, object]):
         self._right = _Side(ctx.get_list_state(right), unmatched[1])
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        return self._arrive(row, self._left, self._right, self.function)
+        return self._arrive(row, ctx, self._left, self._right, self.function)
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        return self._arrive(row, self._right, self._left, lambda own, other: self.function(other, own))
+        return self._arrive(row, ctx, self._right, self._left, lambda own, other: self.function(other, own))
 
-    def _arrive(self, row: object, own: _Side, other: _Side, pair: _Pair) -> Iterator[object]:
+    def _arrive(self, row: object, ctx: Context, own: _Side, other: _Side, pair: _Pair) -> Iterator[object]:
+        if has_null(ctx.get_current_key()):
+            # It never gets a partner, so its result is never deleted, and it is not stored.
+            if own.unmatched is not None:
+                yield with_kind(pair(row, None), self._row_kind, RowKind.INSERT)
+            return
         partners = list(other.matched.get())
         waiting = [] if other.unmatched is None else list(other.unmatched.get())
         if own.unmatched is not None and not partners and not waiting:

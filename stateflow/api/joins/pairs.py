@@ -37,6 +37,13 @@ class Side:
         """The numbers of the keys that have rows."""
         return np.unique(self.of)
 
+    def of_keys(self, chosen: Array) -> Side:
+        """Returns the rows of the keys for which a mask is true."""
+        kept = chosen[self.of]
+        if kept.all():
+            return self
+        return Side(self.of[kept], self.rows.filter(pa.array(kept)), None if self.times is None else self.times[kept])
+
     def row_times(self, readers: Side | None = None) -> RowTimes:
         """Returns the time that the TTL of each row counts from; None if no state needs it.
 
@@ -55,6 +62,15 @@ class Side:
     def latest_times(self) -> RowTimes:
         """Returns the latest event time of the rows of each of `keys`; None if no state needs it."""
         return None if self.times is None else optional_times(latest_times(self.of, self.times)[1])
+
+
+def joinable(keys: pa.RecordBatch) -> Array:
+    """Returns for each key whether its rows may have partners: as in SQL, those of a key with a null have none."""
+    found = np.ones(len(keys), bool)
+    for column in keys.columns:
+        if column.null_count:
+            found &= np.asarray(column.is_valid())
+    return found
 
 
 def latest_times(of: Array, times: Integers) -> tuple[Array, Integers]:

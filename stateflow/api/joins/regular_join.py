@@ -18,7 +18,7 @@ from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
 from stateflow.api.joins.conditions import Matching
-from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.functions import Untyped, has_null
 from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, Side, pairs_of
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
@@ -86,11 +86,15 @@ class RegularJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Rig
         self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
 
     def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
+        if has_null(ctx.get_current_key()):
+            return iter(())
         self._left.add(row)
         join = self.function
         return (join(row, other) for other in self._partners(row, self._right, is_left=True))
 
     def process_element2(self, row: Right, ctx: Context) -> Iterator[object]:
+        if has_null(ctx.get_current_key()):
+            return iter(())
         self._right.add(row)
         join = self.function
         return (join(other, row) for other in self._partners(row, self._left, is_left=False))

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar, cast
 
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
-from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.functions import Untyped, has_null
 from stateflow.api.joins.times import time_of_row
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.types.columns.row_kind import RowKind
@@ -54,6 +54,8 @@ class TemporalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
         self._versions = ctx.get_map_state(MapStateDescriptor(VERSIONS, int, self._version_type))
 
     def process_element1(self, row: Left, ctx: Context) -> None:
+        if not self._is_left_outer and has_null(ctx.get_current_key()):
+            return
         time = time_of_row(ctx)
         self._rows.put(time, [*(self._rows.get(time) or ()), row])
         ctx.timer_service().register_event_time_timer(time)
@@ -61,6 +63,8 @@ class TemporalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
     def process_element2(self, row: Right, ctx: Context) -> None:
         if self._kind(row) is RowKind.UPDATE_BEFORE:
             return  # its time is that of the version that ends; the next version has the time of the end
+        if has_null(ctx.get_current_key()):
+            return
         time = time_of_row(ctx)
         self._versions.put(time, row)
         ctx.timer_service().register_event_time_timer(time)

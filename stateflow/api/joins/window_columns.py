@@ -19,7 +19,7 @@ from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.functions.window_vectors import WindowVectorState
 from stateflow.api.joins.functions import Untyped
-from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, pairs_of
+from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, joinable, pairs_of
 from stateflow.api.joins.regular_join import Selected
 from stateflow.api.joins.timed_columns import TimedColumnJoin
 from stateflow.api.joins.times import check_times
@@ -104,7 +104,8 @@ class WindowColumnJoin(TimedColumnJoin):
         ctx.keyed_state.registry.set_windows(self._contents, self._kind)
 
     def join(self, left: Side, right: Side, state: WindowVectorState) -> Iterator[pa.RecordBatch]:
-        added = [self._in_windows(side, state.times.watermark) for side in (left, right)]
+        has_partners = joinable(state.keys)
+        added = [self._in_windows(side, state.times.watermark, has_partners) for side in (left, right)]
         windows, numbers, due = _distinct([where for _, where in added], state.due)
         sides = [replace(side, of=number) for (side, _), number in zip(added, numbers, strict=True)]
         ends_now = windows.ends - 1 <= state.times.reached[windows.of] if len(windows) else np.zeros(0, bool)
@@ -123,8 +124,12 @@ class WindowColumnJoin(TimedColumnJoin):
         yield from self._stored_pairs(states, windows, np.flatnonzero(due.times == due.ends - 1), None)
         states.remove_lists(self._contents, np.arange(len(windows)))
 
-    def _in_windows(self, side: Side, watermark: int) -> tuple[Side, Windows]:
-        """Returns rows that are not late, once for each of their windows, and these windows."""
+    def _in_windows(self, side: Side, watermark: int, has_partners: Array) -> tuple[Side, Windows]:
+        """Returns rows that are not late, once for each of their windows, and these windows.
+
+        Args:
+            has_partners: for each key, whether its rows may have partners; others are left out.
+        """
         assert side.times is not None
         check_times(side.times, self._slicing.size)
         row, starts = self._slicing.windows(side.times)
@@ -133,6 +138,8 @@ class WindowColumnJoin(TimedColumnJoin):
         has_window = np.zeros(len(side.of), bool)
         has_window[row] = True
         self.late_rows_dropped += int(np.count_nonzero(~has_window & (side.times <= watermark)))
+        kept = has_partners[side.of[row]]
+        row, starts = row[kept], starts[kept]
         rows = side.rows if len(row) == len(side.of) and self._slicing.is_tumbling else side.rows.take(pa.array(row))
         return Side(side.of[row], rows), Windows(side.of[row], starts, starts + self._slicing.size)
 

@@ -11,7 +11,7 @@ import msgspec
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import checked_rows
-from stateflow.api.joins.functions import Untyped
+from stateflow.api.joins.functions import Untyped, has_null
 from stateflow.api.windows.contents import BufferedContents, EvictedContents, WindowContents
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext
@@ -121,10 +121,16 @@ class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Righ
         self.late_rows_dropped = self._operator.late_rows_dropped
 
     def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
-        return self._operator.process_element(self._tagged(left=row), ctx)
+        return self._add(self._tagged(left=row), ctx)
 
     def process_element2(self, row: Right, ctx: Context) -> Iterator[object]:
-        return self._operator.process_element(self._tagged(right=row), ctx)
+        return self._add(self._tagged(right=row), ctx)
+
+    def _add(self, row: TaggedRow[Left, Right], ctx: Context) -> Iterator[object]:
+        if isinstance(self.function, JoinRows) and has_null(ctx.get_current_key()):
+            self._operator.leave_out(row, ctx)
+            return iter(())
+        return self._operator.process_element(row, ctx)
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:
         return self._operator.on_timer(timestamp, ctx)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.graph.traversal import level_of
-from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin
+from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, name_of
+from stateflow.api.sql.expressions.spark import spark_sql
 from stateflow.api.sql.expressions.sql_types import row_class
+from stateflow.api.sql.expressions.tree import Ref, replaced
 from stateflow.api.sql.planning.plan import Joined, LookupTable
 from stateflow.api.sql.problems import error_at
 from stateflow.api.streams.data_stream import DataStream
@@ -39,10 +41,18 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]
     time = event_time_of(stream._node) if not level_of(stream._node) else ""
     hints = typing.get_type_hints(stream.schema.row_class, include_extras=True)
     more = [(time, hints[time])] if time and time not in names else []
+    condition = ""
+    if plan.condition is not None:
+        left, right = ({each.name: each.type for each in side.fields} for side in (plan.left, plan.right))
+        named = {
+            name: Ref(of, left[of]) if is_left else Ref(name_of(of), right[of]) for name, is_left, of in plan.tested
+        }
+        condition = spark_sql(replaced(plan.condition, named))
     columns = LookupColumns(
         on=dict(zip(plan.left_keys, plan.right_keys, strict=True)),
         output=[*names, *(name for name, _ in more)],
         how=plan.how,
         of_table={name: of for name, is_left, of in plan.columns if not is_left},
+        condition=condition,
     )
     return stream.transform(LookupJoin(read, columns), row_class("LookedUp", plan.fields, more))

@@ -14,7 +14,7 @@ from stateflow.api.joins.functions import PairColumns
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
 from stateflow.api.sql.expressions.tree import Ref
 from stateflow.api.sql.lookups import looked_up
-from stateflow.api.sql.pairs import EmitPair, PairWithVersion
+from stateflow.api.sql.pairs import EmitPair, PairCondition, PairWithVersion
 from stateflow.api.sql.planning.plan import (
     Computed,
     Filtered,
@@ -204,10 +204,11 @@ class StreamBuilder:
         is_corrected = plan.how != "inner" or (left._changelog, right._changelog) != (None, None)
         has_kind = plan.kind == "regular" and is_corrected
         output = _rows("Joined", plan.fields, has_kind=has_kind)
+        condition = None if plan.condition is None else PairCondition(plan.condition, plan.tested)
         if plan.kind == "temporal":
             pair: Callable[[object, object], object] = PairColumns(output, plan.columns)
-            if plan.version is not None:
-                pair = PairWithVersion(pair, plan.version)
+            if condition is not None:
+                pair = PairWithVersion(pair, condition)
             return left.temporal_join(right, how=plan.how).apply(pair, output=output, uid=plan.uid)
         if plan.kind == "interval":
             within = left.interval_join(right).between(*plan.bounds)
@@ -215,7 +216,7 @@ class StreamBuilder:
         pairs = left.regular_join(right, how=plan.how)
         if has_kind:
             columns = PairColumns(output, plan.columns, {ROW_KIND: RowKind.INSERT})
-            return pairs.apply(columns, output=output, uid=plan.uid)
+            return pairs.apply(columns, output=output, where=condition, uid=plan.uid)
         return pairs.select(output, _origins(plan), uid=plan.uid)
 
     def _joined_windows(self, plan: Joined, window: Window, needs: Needs) -> DataStream:

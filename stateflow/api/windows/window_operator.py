@@ -121,6 +121,13 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
             else:
                 ctx.output(self._late_rows, row)
 
+    def leave_out(self, row: Row, ctx: Context) -> None:
+        """Adds a row to no window; counts it if it is late."""
+        timestamp = self._time_of(row, ctx)
+        self._triggers.begin(ctx.timer_service())
+        is_late = all(map(self._is_late, self._assigner.assign_windows(row, timestamp)))
+        self.late_rows_dropped += is_late and self._is_late_row(timestamp)
+
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[object]:
         window = window_of(self._state.namespace)
         state_window = self._state_window(window)

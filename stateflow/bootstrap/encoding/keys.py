@@ -75,7 +75,6 @@ class KeyColumns:
         """Returns the encoded key of each row.
 
         Raises:
-            DataError: a key is null.
             SchemaMismatch: a column has another type.
             EntryTooLarge: a key is larger than the limit.
         """
@@ -91,10 +90,7 @@ class KeyColumns:
         return {"key": ", ".join(f"{name}={shown(batch.column(name)[row])}"[:200] for name in self.names)}
 
     def _column(self, batch: pa.RecordBatch, name: str, kind: str) -> pa.Array:
-        column = batch.column(name)
-        if column.null_count:
-            raise DataError("a key is null", hint="filter these rows, or replace null by another value", column=name)
-        return cast(column, _arrow_type(kind), name)
+        return cast(batch.column(name), _arrow_type(kind), name)
 
 
 def naming_row(

@@ -34,7 +34,7 @@ def write_local(
         kept: stored entries, which are written as they are.
 
     Raises:
-        DataError: a key is null or occurs twice, or a value is null.
+        DataError: a key occurs twice, or a value is null.
         SchemaMismatch, StateError, EntryTooLarge: a value cannot be stored.
     """
     with ScratchFolder() as scratch:

@@ -12,7 +12,7 @@ def write_keyed(operator: KeyedOperator, layout: Layout, target: Target) -> list
     """Writes the keyed state of an operator in canonical files; returns the state of each subtask that has entries.
 
     Raises:
-        DataError: a key is null or occurs twice, or a value is null.
+        DataError: a key occurs twice, or a value is null.
         SchemaMismatch, StateError, EntryTooLarge: a value cannot be stored.
     """
     if any(map(is_spark, operator.frames)):

@@ -39,7 +39,7 @@ from stateflow.replay.run import replay as run_replay
     multiple=True,
     metavar="VALUE",
     help="Show one key only: its rows, timers, emitted rows and state. Once for each key column, in their order, or as "
-    "for state get.",
+    "for state get; '[null]' for a null.",
 )
 @click.option("--operator", default="", metavar="UID", help="With --key: only this operator. Default: all that fit.")
 @click.option(

@@ -88,7 +88,8 @@ def show(location: str, snapshot: str | None, table: str | None, as_json: bool) 
     multiple=True,
     metavar="KEY",
     help="Value of the key column; with several, once for each in their order, or a JSON array of their values, or an "
-    "object with their names. Dates, times and durations are in ISO 8601, binary values are Base64.",
+    "object with their names. Dates, times and durations are in ISO 8601, binary values are Base64; [null] is "
+    "the null of one column.",
 )
 @_SNAPSHOT
 @JSON

@@ -155,6 +155,10 @@ class DeltaSink(Sink):
     def ordering_key(self) -> tuple[str, ...]:
         return self._upsert.ordering_key if self._upsert else ()
 
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        return self._upsert.keys if self._upsert else ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         if self._upsert is None:
             return super().for_changelog(changelog)

@@ -70,10 +70,10 @@ class RecordLayout:
         """Raises JobDefinitionError if the rows do not have these columns, of these types."""
         for name in self.key:
             column = schema.column(name)
-            if self.row_kind and (column.nullable or name == self.row_kind):
+            if name == self.row_kind:
                 raise JobDefinitionError(
                     "a column cannot be part of the key of a changelog's records",
-                    hint="name columns that are never null, without the row kind: a delete has the key of its row",
+                    hint="leave out the row kind: a delete has the key of its row",
                     column=name,
                     row_kind=self.row_kind,
                 )

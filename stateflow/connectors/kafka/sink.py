@@ -122,6 +122,10 @@ class KafkaSink(StagedSink):
     def ordering_key(self) -> tuple[str, ...]:
         return self._settings.layout.key if self._settings.is_changelog else ()
 
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        return self._settings.layout.key if self._settings.is_changelog else ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         layout = self._settings.layout
         if not layout.key:

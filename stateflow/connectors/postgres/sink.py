@@ -128,6 +128,10 @@ class PostgresSink(StagedSink):
     def ordering_key(self) -> tuple[str, ...]:
         return self._settings.upsert.ordering_key if self._settings.upsert else ()
 
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        return self._settings.upsert.keys if self._settings.upsert else ()
+
     def for_changelog(self, changelog: Changelog) -> Sink:
         if self._settings.upsert is None:
             return super().for_changelog(changelog)

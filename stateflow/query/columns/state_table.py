@@ -70,7 +70,8 @@ class Rows:
     """The rows to read.
 
     Attributes:
-        keys: rows of these keys only, each a tuple, or the value of the only key column; None for all.
+        keys: rows of these keys only, each a tuple, or the value of the only key column, with None for null; None for
+            all.
         groups: rows of these key groups only; None for all.
     """
 
@@ -98,7 +99,7 @@ def key_fields(operator: OperatorState) -> list[pa.Field]:
         while name.lower() in taken:
             name = f"key_{name}"
         taken.add(name.lower())
-        fields.append(pa.field(name, key_column_type(kind), nullable=False))
+        fields.append(pa.field(name, key_column_type(kind)))
     return fields
 
 
@@ -154,9 +155,9 @@ def encode_query_keys(keys: Iterable[object], operator: OperatorState, max_paral
 
 def _typed(value: object, field: pa.Field) -> pa.Scalar:
     try:
-        if value is None or (isinstance(value, bool) and not pa.types.is_boolean(field.type)):
+        if isinstance(value, bool) and not pa.types.is_boolean(field.type):
             raise TypeError(f"it is {value}")
-        if pa.types.is_integer(field.type) and not isinstance(value, SupportsIndex):
+        if pa.types.is_integer(field.type) and not isinstance(value, SupportsIndex | None):
             # A scalar of an integer type drops a fraction without an error.
             raise TypeError("it is not an integer")
         return pa.scalar(value, field.type)

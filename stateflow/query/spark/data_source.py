@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
     GreaterThanOrEqual,
     In,
     InputPartition,
+    IsNull,
     LessThan,
     LessThanOrEqual,
 )
@@ -55,6 +56,7 @@ _OPERATORS: dict[type[Filter], str] = {
     EqualTo: "in",
     EqualNullSafe: "in",
     In: "in",
+    IsNull: "in",
     GreaterThan: ">",
     GreaterThanOrEqual: ">=",
     LessThan: "<",
@@ -213,6 +215,8 @@ class QueryReader(DataSourceReader):
             path: tuple[str, ...] = getattr(each, "attribute", ())
             if operator is not None and len(path) == 1:
                 values = tuple(each.value) if isinstance(each, In) else (getattr(each, "value", None),)
+                if isinstance(each, EqualTo | In):
+                    values = tuple(value for value in values if value is not None)  # null is equal to nothing
                 self._comparisons.append(Comparison(path[0], operator, values))
         return filters
 

@@ -21,7 +21,8 @@ class Comparison:
 
     Attributes:
         column: name of the column.
-        operator: ``in`` for one of the values; ``>``, ``>=``, ``<`` or ``<=`` for a comparison with the only value.
+        operator: ``in`` for one of the values, of which None is null; ``>``, ``>=``, ``<`` or ``<=`` for a comparison
+            with the only value.
         values: the values.
     """
 
@@ -51,7 +52,7 @@ def _keys(comparisons: Sequence[Comparison], key_columns: Sequence[str]) -> tupl
         of_columns.append(min(given, key=len))
     if not of_columns or prod(map(len, of_columns)) > _MOST_KEYS:
         return None
-    return tuple(key for key in product(*of_columns) if None not in key)
+    return tuple(product(*of_columns))
 
 
 def _groups(comparisons: Sequence[Comparison]) -> KeyGroupRange | None:

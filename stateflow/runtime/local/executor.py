@@ -241,16 +241,13 @@ def _on_route(route: Route, rows: Sequence[_LocatedRow]) -> Iterator[tuple[int, 
 
 
 def _key_hashes(keying: Keying, rows: Sequence[_LocatedRow]) -> Numbers:
-    """Returns the hash of each row's key. A null does not change it, as in Spark: the operator rejects the row."""
+    """Returns the hash of each row's key."""
     return np.array([_key_hash(keying, located.row) for located in rows], np.int64)
 
 
 def _key_hash(keying: Keying, row: object) -> int:
     key = [stored_scalar(getattr(row, column)) for column in keying.row_columns] or [CONSTANT_KEY]
-    if None not in key:
-        return key_hash(key, keying.types)
-    known = [(value, kind) for value, kind in zip(key, keying.types, strict=True) if value is not None]
-    return key_hash([value for value, _ in known], [kind for _, kind in known])
+    return key_hash(key, keying.types)
 
 
 def _ties(keying: Keying, row: object) -> tuple[object, ...]:

@@ -96,7 +96,7 @@ ROW_POSITION = Field("position")
 ROW_PHASE = Field("phase")
 """`TIMER_PHASE` or `SOURCE_PHASE`."""
 KEY_HASH = Field("hash")
-"""The signed 64-bit hash of the key; nulls do not change the hash, as in Spark's ``xxhash64``."""
+"""The signed 64-bit hash of the key."""
 
 
 @dataclass(frozen=True)

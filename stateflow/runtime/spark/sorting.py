@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from stateflow.errors import BatchFailed
 from stateflow.private_files import make_folders
 from stateflow.runtime.task_spec import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, ChainSpec
-from stateflow.state.columnar.key_encoding import comparable
+from stateflow.state.columnar.key_encoding import are_distinct, comparable
 
 Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Names = Mapping[int, str]
@@ -122,8 +122,7 @@ class _SortOrder:
         first, second = pa.array(indices[same]), pa.array(indices[same + 1])
         for key in self._keys:
             column = self._column(rows, key)
-            differ = pc.not_equal(column.take(second), column.take(first))
-            if pc.any(differ).as_py():
+            if are_distinct(column.take(second), column.take(first)).any():
                 return True
         return False
 

@@ -14,7 +14,7 @@ from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.task.column_functions import ColumnStep
-from stateflow.runtime.task.row_conversion import first_misfit, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import check_required, first_misfit, to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
 from stateflow.runtime.task_spec import (
     OUTPUT_NUMBER,
@@ -146,6 +146,7 @@ class Outputs:
             writer = self._writers.get(context.uid)
             if writer is None:
                 writer = self._writers[context.uid] = self._new_writer(sink, context)
+            check_required(rows, sink.required_columns, sink=context.uid)
             writer.write(rows)
         if output.number is not None:
             yield self._data_batch(output.number, rows, phase)

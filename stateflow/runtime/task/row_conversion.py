@@ -13,6 +13,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task_spec import Numbers
 from stateflow.runtime.user_code import described
+from stateflow.state.columnar.key_encoding import are_distinct
 from stateflow.types.columns.conversion import maker_of, to_column, to_objects, with_type
 from stateflow.types.columns.shapes import Shape
 
@@ -52,6 +53,24 @@ def _is_readable(shape: Shape, value: pa.Array) -> bool:
     except ValueError:
         return False
     return True
+
+
+def check_required(rows: pa.RecordBatch, columns: Sequence[str], **facts: str) -> None:
+    """Raises SchemaMismatch for a null in one of some columns: the key by which a sink finds rows.
+
+    Args:
+        facts: facts of the error.
+    """
+    for name in columns:
+        if rows.column(name).null_count:
+            at = int(np.argmax(rows.column(name).is_null()))
+            raise SchemaMismatch(
+                "a column of the key of a sink contains a null",
+                hint="filter such rows, or give null a value: in SQL, COALESCE(k, '') as the column and in GROUP BY",
+                **facts,
+                column=name,
+                row=repr(rows.slice(at, 1).to_pylist()[0])[:500],
+            )
 
 
 def latest_time(column: pa.Array) -> int | None:
@@ -125,6 +144,5 @@ def group_starts(order: Numbers, keys: Sequence[pa.Array]) -> list[int]:
         return []
     differs = order[1:] != order[:-1]
     for column in keys:
-        next_, previous = column.slice(1), column.slice(0, len(column) - 1)
-        differs |= np.asarray(pc.not_equal(next_, previous))
+        differs |= are_distinct(column.slice(1), column.slice(0, len(column) - 1))
     return [0, *(np.flatnonzero(differs) + 1).tolist()]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
 from stateflow.state.columnar.binary_columns import from_list, from_rows, is_valid, joined, parts_of
-from stateflow.types.key_encoding import encode_key
+from stateflow.types.key_encoding import NULL_PART, encode_key
 
 Numbers = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -28,7 +29,7 @@ def encode_keys(columns: Sequence[pa.Array]) -> list[bytes]:
     """Returns the encoded keys for n rows of key columns.
 
     Args:
-        columns: one column of length n without nulls per part of the key.
+        columns: one column of length n per part of the key.
 
     Raises:
         StateError: a value cannot be part of a key.
@@ -45,10 +46,12 @@ def encode_key_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
 
 
 def _encoded_column(column: pa.Array) -> pa.LargeBinaryArray:
+    if column.null_count:
+        return from_list(_encode_parts(column))
     numbers = _tagged_numbers(column)
     if numbers is not None:
         return from_rows(numbers)
-    if column.type in _TEXT_TAGS and not column.null_count:
+    if column.type in _TEXT_TAGS:
         stored = column.cast(pa.large_binary())
         # NUL would have to be escaped, and `as_py` reports texts that are not UTF-8.
         data, offsets = parts_of(stored)
@@ -90,10 +93,30 @@ def decode_windows(data: bytes) -> tuple[Integers, Integers]:
 
 def comparable(column: pa.Array) -> pa.Array:
     """Returns a column whose values are equal exactly where the encoded keys are equal; all NaNs are one key."""
-    return pa.array(_float_bits(column)) if pa.types.is_floating(column.type) else column
+    if not pa.types.is_floating(column.type):
+        return column
+    # NumPy has NaN for a null, which is another key.
+    return pa.array(_float_bits(column), mask=_is_null(column))
+
+
+def are_distinct(left: pa.Array, right: pa.Array) -> NDArray[np.bool_]:
+    """Returns for each row whether the values differ; null equals null, and no value."""
+    differ = pc.not_equal(left, right)
+    if not differ.null_count:
+        return np.asarray(differ)
+    return np.where(
+        np.asarray(differ.is_null()), _is_null(left) != _is_null(right), np.asarray(differ.fill_null(False))
+    )
+
+
+def _is_null(column: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(column.is_null())
 
 
 def _encode_parts(column: pa.Array) -> list[bytes]:
+    if column.null_count:
+        present = iter(_encode_parts(column.drop_null()))
+        return [NULL_PART if is_null else next(present) for is_null in _is_null(column).tolist()]
     numbers = _tagged_numbers(column)
     if numbers is not None:
         return numbers.view("V9").ravel().tolist() if len(numbers) else []

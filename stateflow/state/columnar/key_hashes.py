@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from stateflow.types.key_encoding import NULL_PART
 from stateflow.types.key_groups import SPARK_SEED
 
 Bytes = NDArray[np.uint8]
@@ -81,30 +82,33 @@ def hash_keys(data: Bytes, starts: Numbers, ends: Numbers, types: Sequence[str])
     at, valid = starts, np.ones(len(starts), np.bool_)
     for name in types:
         if name in _NUMBERS:
-            at, is_of_type = _hash_numbers(data, at, _NUMBERS[name], hashes)
+            end, is_of_type, found = _hash_numbers(data, at, _NUMBERS[name], hashes)
         elif name in _TEXTS:
-            at, is_of_type = _hash_texts(data, at, _TEXTS[name], hashes)
+            end, is_of_type, found = _hash_texts(data, at, _TEXTS[name], hashes)
         else:
             return hashes.view(np.int64), np.zeros(len(starts), np.bool_)
-        valid &= is_of_type & (at <= ends)
+        is_null = data[at] == NULL_PART[0]
+        hashes = np.where(is_null, hashes, found)
+        at = np.where(is_null, at + 1, end)
+        valid &= (is_null | is_of_type) & (at <= ends)
         # Offsets of keys that are not valid may be anywhere.
         at = np.where(valid, at, starts)
     return hashes.view(np.int64), valid
 
 
-def _hash_numbers(data: Bytes, at: Numbers, number: _Number, hashes: Words) -> tuple[Numbers, Flags]:
-    """Hashes a column of numbers with `hashes` as seeds, which it replaces; returns where it ends, and its validity."""
+def _hash_numbers(data: Bytes, at: Numbers, number: _Number, seeds: Words) -> tuple[Numbers, Flags, Words]:
+    """Hashes a column of numbers; returns where it ends, its validity, and the hashes."""
     values = (_words(data, ">u8")[at + number.offset] ^ _SIGN).view(np.int64)
     valid = (data[at] == number.tag) & (number.smallest <= values) & (values <= number.largest)
     hashed = values.astype(number.hashed)
     size = hashed.itemsize
     lengths = np.full(len(at), size, np.int64)
     content = np.concatenate((hashed.view(np.uint8), np.frombuffer(PADDING, np.uint8)))
-    hashes[:] = hash_short(content, np.arange(len(at)) * size, lengths, hashes)
-    return at + number.offset + values.itemsize, valid
+    hashes = hash_short(content, np.arange(len(at)) * size, lengths, seeds)
+    return at + number.offset + values.itemsize, valid, hashes
 
 
-def _hash_texts(data: Bytes, at: Numbers, tag: int, hashes: Words) -> tuple[Numbers, Flags]:
+def _hash_texts(data: Bytes, at: Numbers, tag: int, seeds: Words) -> tuple[Numbers, Flags, Words]:
     """Hashes a column of texts as `_hash_numbers` does for numbers."""
     starts = at + 1
     zeros = np.flatnonzero(data == _TEXT_END)
@@ -112,11 +116,10 @@ def _hash_texts(data: Bytes, at: Numbers, tag: int, hashes: Words) -> tuple[Numb
     lengths = ends - starts
     valid = (data[at] == tag) & (data[ends + 1] != _ESCAPE)
     is_short = lengths < _SHORT
-    seeds = hashes.copy()
-    hashes[:] = hash_short(data, starts, np.where(is_short, lengths, 0), seeds)
+    hashes = hash_short(data, starts, np.where(is_short, lengths, 0), seeds)
     for row in np.flatnonzero(~is_short & valid).tolist():
         hashes[row] = xxhash.xxh64_intdigest(data[starts[row] : ends[row]].tobytes(), int(seeds[row]))
-    return ends + 1, valid
+    return ends + 1, valid, hashes
 
 
 def hash_short(data: Bytes, starts: Numbers, lengths: Numbers, seeds: Words) -> Words:

@@ -18,7 +18,7 @@ from stateflow.errors import CorruptFile
 from stateflow.state.columnar.key_parts import KEY_PART, parts_column
 from stateflow.state.columnar.texts import slices
 from stateflow.types.arrow_types import KEY_TYPES
-from stateflow.types.key_encoding import decode_key_parts
+from stateflow.types.key_encoding import NULL_PART, decode_key_parts
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -96,6 +96,18 @@ class _Cursor:
 
     def read(self, kind: pa.DataType) -> pa.Array | None:
         """Returns the next part; arbitrary for keys that are not `ok`. None for a type that is read one by one."""
+        is_null = self.data[self.at] == NULL_PART[0]
+        if not is_null.any():
+            return self._read_values(kind)
+        present = np.flatnonzero(~is_null)
+        values = _Cursor(self.data, self.at[present], self.ends[present], self.ok[present])
+        found = values._read_values(kind)
+        self.skip(is_null, 1)
+        self.at[present], self.ok[present] = values.at, values.ok
+        at = np.cumsum(~is_null) - 1
+        return None if found is None else found.take(pa.array(at, mask=is_null))
+
+    def _read_values(self, kind: pa.DataType) -> pa.Array | None:
         for is_kind, read in _READERS:
             if is_kind(kind):
                 return read(self, kind)
@@ -107,7 +119,7 @@ class _Cursor:
         if kind is None:
             self.skip(self.data[self.at] == _TEXT_END, 1)
             return pa.nulls(len(self.at), KEY_PART)
-        found = self.read(kind)
+        found = self._read_values(kind)
         assert found is not None
         names = pa.repeat(pa.scalar(name), len(found))
         return pa.StructArray.from_arrays([names, found.cast(pa.string())], fields=list(KEY_PART))

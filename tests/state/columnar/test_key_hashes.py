@@ -33,6 +33,7 @@ USUAL: dict[str, st.SearchStrategy[Any]] = {
     "timestamp": st.datetimes(timezones=st.just(datetime.UTC)),
     "timestamp_ntz": st.datetimes(),
 }
+USUAL = {name: st.none() | values for name, values in USUAL.items()}
 
 
 def _hashes(types: list[str], keys: list[bytes]) -> tuple[list[int], list[bool]]:
@@ -56,7 +57,7 @@ def test_any_bytes_have_no_hash_or_one_within_them(types: list[str], keys: list[
     """Whatever is stored: nothing outside the data is read, and a key does not extend into the next one."""
     _, valid = _hashes(types, [*keys, b""])
     assert not valid[-1]
-    assert not any(is_valid for key, is_valid in zip(keys, valid, strict=False) if len(key) < 2 * len(types))
+    assert not any(is_valid for key, is_valid in zip(keys, valid, strict=False) if len(key) < len(types))
 
 
 @pytest.mark.parametrize(

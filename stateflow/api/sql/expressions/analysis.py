@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from sqlglot import exp
 
-from stateflow.api.sql.expressions.calls import call, cast, is_castable, named_call
+from stateflow.api.sql.expressions.calls import NOT_DISTINCT, call, cast, is_castable, named_call
 from stateflow.api.sql.expressions.functions import FUNCTIONS
 from stateflow.api.sql.expressions.sql_types import (
     BIGINT,
@@ -42,6 +42,7 @@ _OPERATORS: dict[type[exp.Expr], str] = {
     exp.GT: "gt",
     exp.GTE: "ge",
     exp.DPipe: "concat",
+    exp.NullSafeEQ: NOT_DISTINCT,
 }
 _UNITS = {"SECOND": "seconds", "MINUTE": "minutes", "HOUR": "hours", "DAY": "days", "MILLISECOND": "milliseconds"}
 _TYPES: dict[exp.DType, SqlType] = {
@@ -203,6 +204,9 @@ class Analysis:
             return self._made(node, "eq", [known, Constant(bool(tested.this), BOOLEAN)])
         self._refuse(node)
 
+    def _distinct(self, node: exp.NullSafeNEQ) -> Expression:
+        return self._made(node, "not", [self._called(node, NOT_DISTINCT, [node.this, node.expression])])
+
     def _in(self, node: exp.In) -> Expression:
         if node.args.get("query") or not node.expressions:
             self._text.fail(node, "IN with a query is not supported", "join with the query, or list the values")
@@ -321,6 +325,7 @@ _HANDLERS: dict[type[exp.Expr], Callable[..., Expression]] = {
     exp.Or: Analysis._logic,
     exp.Not: Analysis._not,
     exp.Is: Analysis._is,
+    exp.NullSafeNEQ: Analysis._distinct,
     exp.In: Analysis._in,
     exp.Between: Analysis._between,
     exp.Like: Analysis._like,

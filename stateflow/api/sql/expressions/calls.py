@@ -29,6 +29,8 @@ _CASTS: dict[str, tuple[str, ...]] = {
 }
 """What can be cast to a type, with the same result in Spark and in Python."""
 _STRICT = [name for name in FUNCTIONS if name.isupper()]
+NOT_DISTINCT = "is not distinct"
+"""The function of IS NOT DISTINCT FROM: equality, for which null equals null."""
 _OTHERS = ("COALESCE", "IFNULL", "NULLIF", "IF", "CONCAT", "REGEXP_EXTRACT")
 
 
@@ -73,6 +75,9 @@ def call(function: str, args: Sequence[Expression]) -> Expression | None:
         return _case(args)
     if function in ("in", "coalesce"):
         return _of_common_type(function, args)
+    if function == NOT_DISTINCT:
+        equal = call("eq", args)
+        return Call(function, equal.args, BOOLEAN) if isinstance(equal, Call) else None
     if function == "LIKE":
         return Call(function, tuple(args), BOOLEAN.with_null(_has_null(args))) if _are(args, STRING) else None
     if function in _ARITHMETIC and len(args) == 2 and any(arg.type.name == "interval" for arg in args):

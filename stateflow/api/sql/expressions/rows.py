@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.rich import RichFilterFunction, RichMapFunction
+from stateflow.api.sql.expressions.calls import NOT_DISTINCT
 from stateflow.api.sql.expressions.functions import EXACT, FUNCTIONS, ordered
 from stateflow.api.sql.expressions.sql_types import SqlType
 from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref, Value
@@ -182,6 +183,11 @@ def _is_null(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     return lambda row: arg(row) is None
 
 
+def _is_not_distinct(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    left, right = args
+    return lambda row: ordered(left(row)) == ordered(right(row))
+
+
 def _like(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     pattern = call.args[1]
     assert isinstance(pattern, Constant)
@@ -249,6 +255,7 @@ _SPECIAL: dict[str, Callable[[Call, Sequence[Evaluate]], Evaluate]] = {
     "coalesce": _coalesce,
     "not": _not,
     "is null": _is_null,
+    NOT_DISTINCT: _is_not_distinct,
     "LIKE": _like,
     "REGEXP_EXTRACT": _regexp_extract,
     "cast": _cast,

@@ -6,6 +6,7 @@ import re
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
+from stateflow.api.sql.expressions.calls import NOT_DISTINCT
 from stateflow.api.sql.expressions.functions import FUNCTIONS
 from stateflow.api.sql.expressions.sql_types import SqlType
 from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref
@@ -41,6 +42,7 @@ def _special(call: Call, args: list[str]) -> str:
     made = {
         "not": "(NOT {0})",
         "is null": "({0} IS NULL)",
+        NOT_DISTINCT: "({0} <=> {1})",
         "coalesce": f"coalesce({', '.join(args)})",
         "cast": f"CAST({{0}} AS {call.type.spark})",
         "text of boolean": "upper(CAST({0} AS STRING))",

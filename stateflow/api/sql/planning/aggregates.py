@@ -68,7 +68,6 @@ class Groups(Scope):
     def __post_init__(self) -> None:
         self.before |= self.keys
         self._analysis = Analysis(self.text, self.inner)
-        # Keys are never null: operators refuse such rows.
         self._key_names = {canonical(expression): name for name, expression in self.keys.items()}
 
     def column(self, node: exp.Column) -> Expression:
@@ -123,9 +122,11 @@ class Groups(Scope):
             return self._computed("value", value), value.type
         if kind != "count":
             self.text.fail(node, "only COUNT accepts *", "name a column")
-        # The key of a row is never null.
-        name, expression = next(iter(self.keys.items()))
-        return name, expression.type
+        for name, expression in self.keys.items():
+            if not expression.type.nullable:
+                return name, expression.type
+        one = Constant(1, BIGINT)
+        return self._computed("row", one), one.type
 
     def _computed(self, prefix: str, expression: Expression) -> str:
         name = computed_name(prefix, expression)

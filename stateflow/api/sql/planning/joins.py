@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
 from sqlglot import exp
 
 from stateflow.api.sql.expressions.analysis import Analysis
-from stateflow.api.sql.expressions.calls import call, cast, common
+from stateflow.api.sql.expressions.calls import NOT_DISTINCT, call, cast, common
 from stateflow.api.sql.expressions.sql_types import BOOLEAN, Field
-from stateflow.api.sql.expressions.tree import Call, Expression, Ref, columns_of, conjuncts, not_null, replaced
+from stateflow.api.sql.expressions.tree import (
+    Call,
+    Constant,
+    Expression,
+    Ref,
+    Value,
+    columns_of,
+    conjuncts,
+    not_null,
+    replaced,
+)
 from stateflow.api.sql.planning import lookups
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.plan import (
@@ -29,6 +41,18 @@ from stateflow.api.sql.planning.time_bounds import TimeBounds
 from stateflow.api.sql.problems import SqlText
 
 _KNOWN = {"this", "on", "kind", "side"}
+_SOME: dict[str, Value] = {
+    "bigint": 0,
+    "double": 0.0,
+    "decimal": Decimal(),
+    "string": "",
+    "boolean": False,
+    "binary": b"",
+    "date": date(1970, 1, 1),
+    "timestamp_ntz": datetime(1970, 1, 1),  # noqa: DTZ001 - a timestamp without time zone
+    "timestamp": datetime(1970, 1, 1, tzinfo=UTC),
+}
+"""A value of each type, in the place of null."""
 
 
 @dataclass
@@ -78,22 +102,17 @@ class JoinPlanner:
         made = self._joined(kind, how, keys, before)
         made = replace(made, bounds=bounds) if bounds else made
         made = _with_windows(made, window) if window is not None else made
-        if kind == "temporal" and how == "left":
-            tested = [each for each in rest if self._is_of(each, left=False)]
-            rest = [each for each in rest if each not in tested]
-            made = replace(made, version=call("and", [*map(self._of_right, tested)]) if tested else None)
         return self._filtered(made, how, rest)
 
     def _filtered(self, made: Joined, how: str, conditions: Sequence[Expression]) -> Relation:
-        """Returns the joined rows that pass conditions. Raises JobDefinitionError for those of an outer join."""
-        on = self.node.args["on"]
+        """Returns the joined rows that pass conditions; in an outer join, a row without such a pair is kept."""
         plan: Plan = made
         if conditions and how != "inner":
-            tables = "the stream in an inner query, and the table where it is read"
-            hint = f"filter {tables if made.kind == 'lookup' else 'the tables in inner queries'}"
-            self.text.fail(on, "this join has other conditions than equalities", hint)
+            names = {column for each in conditions for column in columns_of(each)}
+            tested = tuple(each for each in made.columns if each[0] in names)
+            plan, conditions = replace(made, condition=call("and", conditions), tested=tested), ()
         for each in conditions:
-            plan = Filtered(plan, each, self.text.of(on))
+            plan = Filtered(plan, each, self.text.of(self.node.args["on"]))
         outer = how in ("right", "full"), how in ("left", "full")
         return Relation(plan, self._sources(*outer))
 
@@ -176,14 +195,23 @@ class JoinPlanner:
                 # Equal times are bounds: then rows are removed when their time has passed.
                 others.append(each)
                 continue
-            pair = each.args if isinstance(each, Call) and each.function == "eq" else ()
-            if len(pair) == 2 and self._is_of(pair[0], left=True) and self._is_of(pair[1], left=False):
-                keys.append((pair[0], self._of_right(pair[1])))
-            elif len(pair) == 2 and self._is_of(pair[1], left=True) and self._is_of(pair[0], left=False):
-                keys.append((pair[1], self._of_right(pair[0])))
-            else:
+            pair = self._pair(each)
+            if pair is None:
                 others.append(each)
+            elif isinstance(each, Call) and each.function == NOT_DISTINCT:
+                keys += _null_safe(*pair)
+            else:
+                keys.append(pair)
         return keys, others
+
+    def _pair(self, condition: Expression) -> tuple[Expression, Expression] | None:
+        """Returns what is equal on the left and on the right side; None for a condition of another form."""
+        if not isinstance(condition, Call) or condition.function not in ("eq", NOT_DISTINCT):
+            return None
+        for left, right in (condition.args, condition.args[::-1]):
+            if self._is_of(left, left=True) and self._is_of(right, left=False):
+                return left, self._of_right(right)
+        return None
 
     def _pushed(self, how: str, others: list[Expression]) -> tuple[list[list[Expression]], list[Expression]]:
         """Returns the conditions of each side that its rows can be filtered by before the join, and the rest."""
@@ -265,9 +293,8 @@ class JoinPlanner:
         if isinstance(plan, WindowTable):
             plan = plan.input
         for each in keys:
-            if each.type.nullable and is_kept:
-                self.text.fail(self.node, "the key of an outer join may be null", "use COALESCE")
-            if each.type.nullable:
+            if each.type.nullable and not is_kept:
+                # Null is equal to nothing.
                 conditions = [*conditions, Call("not", (Call("is null", (each,), BOOLEAN),), BOOLEAN)]
         for condition in conditions:
             plan = Filtered(plan, condition, at)
@@ -275,9 +302,21 @@ class JoinPlanner:
         names = []
         for each in keys:
             name = computed_name("key", each)
-            items[name] = not_null(each)
+            items[name] = each if is_kept else not_null(each)
             names.append(name)
         return Computed(plan, tuple(items.items()), at), tuple(names)
+
+
+def _null_safe(left: Expression, right: Expression) -> list[tuple[Expression, Expression]]:
+    """Returns pairs that are equal where both values are equal, or both are null."""
+    pair = _same_type(left, right)
+    if not all(each.type.nullable for each in pair):
+        return [pair]
+    of = pair[0].type.with_null(False)
+    some = Constant(_SOME[of.name], of)
+    values = (Call("coalesce", (each, some), of) for each in pair)
+    is_null = (Call("is null", (each,), BOOLEAN) for each in pair)
+    return [(next(is_null), next(is_null)), (next(values), next(values))]
 
 
 def _same_type(left: Expression, right: Expression) -> tuple[Expression, Expression]:

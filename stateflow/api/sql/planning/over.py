@@ -10,7 +10,7 @@ from stateflow.api.over.frames import Preceding, Unbounded
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.calls import call
 from stateflow.api.sql.expressions.sql_types import BIGINT, DOUBLE, INTERVAL, Field, SqlType
-from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, not_null
+from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of
 from stateflow.api.sql.planning.names import Path, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.plan import Aggregate, Computed, Over, Plan, RowNumber, time_of
 from stateflow.api.sql.problems import SqlText
@@ -85,7 +85,6 @@ class OverScope(RelationScope):
         if not partition or ordered is None:
             self._text.fail(node, "OVER needs a key and an order", "write OVER (PARTITION BY key ORDER BY column)")
         keys = tuple(self._column(each, "key") for each in partition)
-        self.before |= {name: not_null(self.before[name]) for name in keys}
         order = tuple(self._ordered(each) for each in ordered.expressions)
         if numbered:
             return keys, order, Unbounded.ROW

@@ -263,7 +263,8 @@ class Joined:
         fields: the columns of the result, with their types.
         window: of a window join: the windows of both sides.
         window_bounds: of a window join: column of the result and bound of the window.
-        version: of a temporal left join: condition of the columns of a version; one that does not meet it is none.
+        condition: of an outer join: further condition of a pair; None without.
+        tested: for each column of `condition` its name, whether it is of the left row, and its name there.
     """
 
     left: Plan
@@ -279,7 +280,8 @@ class Joined:
     bounds: tuple[timedelta, timedelta] = (timedelta(), timedelta())
     window: Window | None = None
     window_bounds: tuple[tuple[str, str], ...] = ()
-    version: Expression | None = None
+    condition: Expression | None = None
+    tested: tuple[tuple[str, bool, str], ...] = ()
 
 
 Plan = (

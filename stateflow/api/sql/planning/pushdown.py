@@ -58,14 +58,14 @@ def pruned(plan: Plan, used: set[str]) -> Plan:
     if not columns and not bounds:
         columns = plan.columns[:1]
     fields = {each.name: each for each in plan.fields}
-    tested = columns_of(plan.version) if plan.version is not None else ()
+    needed = (*columns, *plan.tested)
     return replace(
         plan,
         columns=columns,
         fields=tuple(fields[name] for name in (*(name for name, _, _ in columns), *(name for name, _ in bounds))),
         window_bounds=bounds,
-        left=_pruned_side(plan, plan.left, {*plan.left_keys, *(of for _, left, of in columns if left)}),
-        right=_pruned_side(plan, plan.right, {*plan.right_keys, *(of for _, left, of in columns if not left), *tested}),
+        left=_pruned_side(plan, plan.left, {*plan.left_keys, *(of for _, left, of in needed if left)}),
+        right=_pruned_side(plan, plan.right, {*plan.right_keys, *(of for _, left, of in needed if not left)}),
     )
 
 

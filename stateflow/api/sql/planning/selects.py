@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, TIMESTAMP, Field
-from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, conjuncts, not_null, replaced
+from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, conjuncts, replaced
 from stateflow.api.sql.planning.aggregates import Groups, has_aggregate, is_aggregate
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.over import OverScope
@@ -207,7 +207,7 @@ class SelectPlanner:
                 continue
             if isinstance(expression, Constant):
                 self.text.fail(each, "GROUP BY has a literal", "name a column; its number is not supported")
-            keys[named.get(each.sql()) or computed_name("key", expression)] = not_null(expression)
+            keys[named.get(each.sql()) or computed_name("key", expression)] = expression
         grouped = {each.name for each in keys.values() if isinstance(each, Ref)}
         if window is not None and not set(window.keys) <= grouped:
             self.text.fail(group or node, "keys of a session are not in GROUP BY", "add them", keys=list(window.keys))

@@ -124,7 +124,7 @@ class KeyedInputs:
             input_numbers: the number of each row's input; None if all rows are of the first.
 
         Raises:
-            StateError: a key is null or cannot be read.
+            StateError: a key cannot be read.
             SchemaMismatch: a column that is not nullable contains a null.
         """
         parts = self._parts(columns, input_numbers)
@@ -272,18 +272,8 @@ def check_nulls(spec: ChainSpec, given: Input, columns: Sequence[pa.Array]) -> N
     """Checks the columns of one input for nulls, which files without a column and transforms can introduce.
 
     Raises:
-        StateError: a key column contains a null.
-        SchemaMismatch: another column that is not nullable contains a null.
+        SchemaMismatch: a column that is not nullable contains a null.
     """
-    for index in given.keys:
-        if columns[index].null_count:
-            raise StateError(
-                "a key is null",
-                hint="filter such rows in a transform, or replace null by a value",
-                operator=spec.uid,
-                column=given.schema.names[index],
-                row=_row_with_null(given, columns, index),
-            )
     for index in given.required:
         if columns[index].null_count:
             raise _null_in(spec, given, columns, index, "")

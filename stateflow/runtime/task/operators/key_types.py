@@ -40,7 +40,10 @@ class KeyTypes:
         if self._are_stored:
             return key
         try:
-            found = tuple(kind(value) if kind else value for kind, value in zip(self._kinds, key, strict=True))
+            found = tuple(
+                kind(value) if kind and value is not None else value
+                for kind, value in zip(self._kinds, key, strict=True)
+            )
         except (ValueError, TypeError, AttributeError) as e:
             raise self._error("a key is not of the declared type", key, str(e)) from e
         # The two texts of one UUID would be two keys with separate state, which the function could not distinguish.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from stateflow.api.functions.process import TaskInfo
+from stateflow.api.joins.pairs import joinable
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.column_conversion import conform
@@ -42,8 +43,10 @@ class JoinOperator(VectorOperator):
         """
         rows = self._inputs.read(order, columns, inputs)
         many = self._state.batch_of(rows.groups, self._encode(rows.keys))
+        has_partners = joinable(rows.keys)
+        left, right = (side.of_keys(has_partners) for side in rows.sides)
         phase = int(order[0]) >> PHASE_SHIFT
-        emitted = self._call("join", lambda: self._join.join(*rows.sides, many))
+        emitted = self._call("join", lambda: self._join.join(left, right, many))
         while (made := self._call("join", lambda: next(emitted, None))) is not None:
             for each in conform(made, self._output, "process_batch", operator=self._spec.uid):
                 yield phase, each
