@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-WITHOUT_A_DAG = ("connections", "plugins", "pools")
+WITHOUT_A_DAG = ("connections", "plugins", "pools", "standalone")
 """Commands that are right if Airflow can parse them."""
 
 
