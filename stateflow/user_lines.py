@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sysconfig
 from pathlib import Path
 from traceback import extract_tb
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
+_FRAME = re.compile(r'^ *File "([^"\n]+)", line ([0-9]+)', re.MULTILINE)
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -16,11 +19,30 @@ def line_of_user(error: BaseException) -> str:
 
     Frames of installed packages count only if there is no other.
     """
-    frames = [f for f in reversed(extract_tb(error.__traceback__)) if not f.filename.startswith((_PACKAGE, "<"))]
-    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
-    for frame in [*own, *frames]:
-        return f"{frame.filename}:{frame.lineno}"
-    return ""
+    return _innermost([(frame.filename, str(frame.lineno)) for frame in extract_tb(error.__traceback__)])
+
+
+def line_in_traceback(text: str) -> str:
+    """Returns what `line_of_user` would, for an exception of another process of which only the text is known.
+
+    Frames of installed packages do not count.
+    """
+    found = _innermost(_FRAME.findall(text))
+    return "" if found.startswith(_INSTALLED) else found
+
+
+def line_of_class(made: object) -> str:
+    """Returns file and line of an object's class; empty if it has no text."""
+    try:
+        return f"{inspect.getsourcefile(type(made))}:{inspect.getsourcelines(type(made))[1]}"
+    except (OSError, TypeError):
+        return ""
+
+
+def _innermost(frames: list[tuple[str, str]]) -> str:
+    others = [each for each in reversed(frames) if not each[0].startswith((_PACKAGE, "<"))]
+    own = [each for each in others if not each[0].startswith(_INSTALLED)]
+    return ":".join(next(iter([*own, *others]), ()))
 
 
 def import_hint(error: ModuleNotFoundError) -> str:

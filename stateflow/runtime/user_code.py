@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from stateflow.api.functions.process import Context
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError, cut
-from stateflow.user_lines import line_of_user
+from stateflow.user_lines import line_of_class, line_of_user
 
 _LONGEST_FACT = 500
 """Characters of a key or row in an error."""
@@ -21,7 +21,7 @@ def described(value: object) -> str:
 
 @contextmanager
 def naming_position(operator: str, columns: Sequence[str], context: Context) -> Iterator[None]:
-    """Adds operator, current key and last row to a StateError or JobDefinitionError that the body raises.
+    """Adds operator, current key, last row and line of the job to a StateError or JobDefinitionError of the body.
 
     A changed value is encoded after the last row of its key. So the row is the last one of the key in this batch, not
     necessarily the one that set the value.
@@ -34,7 +34,8 @@ def naming_position(operator: str, columns: Sequence[str], context: Context) -> 
     try:
         yield
     except (StateError, JobDefinitionError) as e:
-        e.add_facts(operator=operator)
+        where = line_of_user(e)
+        e.add_facts(operator=operator, **({"where": where} if where else {}))
         if context.key_values:
             e.add_facts(key=described(dict(zip(columns, context.key_values, strict=True))))
         if context.row is not None:
@@ -54,17 +55,15 @@ def naming_job_line() -> Iterator[None]:
         raise
 
 
-def innermost(error: BaseException) -> str:
-    """Returns file and line of the innermost call of the user's code, or where the error was raised without one.
+def innermost(error: BaseException, function: object = None) -> str:
+    """Returns file and line of the innermost call of the user's code, never of stateflow's.
 
-    For an `InvalidReturnValue` these are the function's.
+    For an `InvalidReturnValue` these are the function's; without a call of the user's code, those of the class of
+    `function`, which lacks a method, for example.
     """
     if isinstance(error, InvalidReturnValue):
         return error.where
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return line_of_user(error) or (f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "")
+    return line_of_user(error) or (line_of_class(function) if function is not None else "")
 
 
 def is_user_error(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+import stateflow
 from stateflow import (
     DeadLetters,
     ListStateDescriptor,
@@ -27,6 +29,7 @@ from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTim
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
+from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.task.operators.input_reader import Input, check_nulls
 from tests.support.errors import raises
 from tests.support.graphs import Row
@@ -266,6 +269,52 @@ def test_a_type_error_in_the_function_itself_is_reported_as_such(jobs: LocalJobs
     with raises(UserCodeError, operator="op") as raised:
         jobs.apply(ROWS, _process(Wrong()))
     assert "TypeError" in raised.value.message
+
+
+def decoding(row: Row) -> Row:
+    json.loads("{")
+    return row
+
+
+class Missing(KeyedProcessFunction[Row, Row]):
+    """Lacks `process_element`."""
+
+
+def _two_outputs(function: Failing, ctx: Context) -> None:
+    ctx.output("late", Row("b", 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("operators", "written", "line"),
+    [
+        (lambda rows: rows.map(decoding), decoding, 1),
+        (lambda rows: _keyed(rows).map(decoding, uid="op"), decoding, 1),
+        (_process(Missing()), Missing, 0),
+        (_process(Failing(_two_outputs)), _two_outputs, 1),
+    ],
+    ids=["row function", "operator", "class", "tag"],
+)
+def test_an_error_names_a_line_of_the_job_and_none_of_a_library(
+    jobs: LocalJobs, operators: Apply, written: Any, line: int
+) -> None:
+    error = _error_of(jobs, operators)
+    assert error.facts["where"] == f"{__file__}:{inspect.getsourcelines(written)[1] + line}"
+
+
+@pytest.mark.parametrize(
+    ("file", "where"), [("/jobs/pay.py", "/jobs/pay.py:7"), (json.__file__, ""), (inspect.getfile(stateflow), "")]
+)
+def test_an_error_of_a_udf_names_its_line_and_is_not_retried(file: str, where: str) -> None:
+    text = (
+        "Job aborted: An exception was thrown from the Python worker.\nTraceback (most recent call last):\n"
+        f'  File "{json.__file__}", line 2, in main\n    x\n  File "{file}", line 7, in half\n    y\n'
+        f'  File "{inspect.getfile(stateflow)}", line 9, in z\nZeroDivisionError: division by zero\n'
+        "\tat org.apache.spark.Executor.run(Executor.scala:1)"
+    )
+    error = to_stateflow_error(RuntimeError(text))
+    assert error.facts.get("where", "") == where
+    assert error.code == ("user-code" if where else "batch-failed")
+    assert not where or "ZeroDivisionError: division by zero" in error.message
 
 
 POLICY = DeadLetters(budget=9)

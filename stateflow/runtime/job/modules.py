@@ -81,6 +81,7 @@ class JobModules(MetaPathFinder):
         self._packages: dict[str, Path] = {}
         self._packed: tuple[str, bytes] = "", b""
         self._packed_files = 0
+        self._followed: set[str] = set()
 
     def load(self, path: Path) -> ModuleType:
         """Imports a file, after collecting the modules of its folder that it imports. Raises what its import raises."""
@@ -93,7 +94,8 @@ class JobModules(MetaPathFinder):
         for name in self.files:
             if self._is_own(name):
                 del sys.modules[name]
-        self.files, self._folders, self._packages, self._packed_files = {}, [], {}, 0
+        self.files, self._folders, self._packages = {}, [], {}
+        self._packed_files, self._followed = 0, set()
 
     @property
     def digest(self) -> str:
@@ -174,10 +176,9 @@ class JobModules(MetaPathFinder):
 
     def _follow(self) -> None:
         """Adds the modules that the known ones import, also in functions."""
-        followed: set[str] = set()
-        while names := self.files.keys() - followed:
+        while names := self.files.keys() - self._followed:
             for name in sorted(names):
-                followed.add(name)
+                self._followed.add(name)
                 for imported in _imports(name, self.files[name]):
                     self._add(imported)
         if (size := sum(len(file.source or b"") for file in self.files.values())) > _LIMIT:
@@ -291,7 +292,10 @@ def _received(key: str, code: bytes, data: bytes) -> object:
 
 def _unwanted() -> str:
     """Returns the working folder unless this process imports from it: ``python -m`` adds it in Spark's workers."""
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted
+        return ""
     return "" if {"", folder} & set(sys.path) else folder
 
 

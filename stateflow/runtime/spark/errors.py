@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from stateflow.api.hidden_columns import rejected_in
 from stateflow.api.input_files import unreadable_in
 from stateflow.checkpoint.barrier.task_report import error_in_text
-from stateflow.errors import BatchFailed, SparkGone, StateflowError
+from stateflow.errors import BatchFailed, SparkGone, StateflowError, UserCodeError
 from stateflow.runtime.restart_strategy import is_restartable
+from stateflow.user_lines import line_in_traceback
 
 
 @contextmanager
@@ -68,6 +69,14 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
     if rejected is not None:
         return rejected
     text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
+    where = line_in_traceback(text)
+    if where:
+        # Of a UDF, or another function that Spark calls without stateflow.
+        return UserCodeError(
+            f"a function in Spark raised {text.splitlines()[-1].strip()[:1000]}",
+            hint="fix the function; nothing of this batch was committed",
+            where=where,
+        )
     return BatchFailed(
         f"Spark failed a micro-batch: {type(error).__name__}",
         hint="the driver's log has the full stack trace; a new run continues from the last checkpoint",

@@ -75,5 +75,5 @@ class FunctionErrors:
             operator=self._operator,
             key=described(self.describe_key(key)),
             row=described(row),
-            where=innermost(error),
+            where=innermost(error, self._function),
         )
