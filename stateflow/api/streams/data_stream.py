@@ -90,6 +90,8 @@ class DataStream(StreamJoins["DataStream"]):
     ) -> DataStream:
         """Applies a stateless Spark expression to each batch: select, filter, join with a static table, UDFs.
 
+        What needs other rows of the stream, such as an aggregate, is refused before a run.
+
         Args:
             function: takes and returns a DataFrame; must be deterministic and may not count, collect or write.
             output: row class of the result; by default that of this stream.

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from types import MappingProxyType
 
+from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
@@ -28,13 +29,50 @@ from stateflow.api.input_files import reason_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
+from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.file_reader import FileReader
 from stateflow.runtime.spark.python_functions import composed, functions_after
 from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
+
+_RELATED = "join or compare", "keyed.regular_join, interval_join or temporal_join, or a join in windows"
+_GROUPED = "group", "key_by(…) and a KeyedProcessFunction"
+_LIMITED = "limit", "keyed.top_n, or a condition"
+_SINGLED = "find duplicates among", "keyed.deduplicate"
+_NUMBERED = "number", "keyed.map_with_state, or expr('uuid()')"
+_ADDED = "add static rows once to", "a source for these rows, and union"
+_UNSEEN = (
+    "convert",
+    "DataFrames to the end: mapInPandas or mapInArrow in place of toPandas, collect, rdd and checkpoints",
+)
+_REFUSED = {
+    "Aggregate": ("aggregate", "keyed.aggregate_columns, a window, or GROUP BY in env.sql"),
+    "AttachDistributedSequence": _NUMBERED,
+    "Deduplicate": _SINGLED,
+    "DeduplicateWithinWatermark": _SINGLED,
+    "Distinct": _SINGLED,
+    "EventTimeWatermark": ("declare a watermark of", "assign_timestamps_and_watermarks"),
+    "Except": ("subtract", "a left anti join of the stream with the table"),
+    "GlobalLimit": _LIMITED,
+    "Intersect": ("intersect", "a left semi join of the stream with the table"),
+    "LocalLimit": _LIMITED,
+    "Offset": _LIMITED,
+    "Sample": ("sample", "a condition over a hash, such as where('pmod(xxhash64(id), 100) < 5')"),
+    "Sort": ("sort", "key_by(…, order_by=…), or keyed.top_n"),
+    "Tail": _LIMITED,
+    "Window": ("apply window functions to", "keyed.over_columns, keyed.top_n, or OVER in env.sql"),
+}
+"""Nodes of Spark's plans whose result for a row depends on other rows: what they do to all rows, and what to use."""
+_OF_GROUPS = ("MapGroups", "CoGroups", "TransformWithState")
+"""Parts of the names of nodes that call a function with all rows of a key."""
+_PER_BATCH = {"MonotonicallyIncreasingID", "SparkPartitionID"}
+"""Expressions whose values are the same in each batch; Spark refuses the first for streams, too."""
+_JOINED = {True: {"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, False: {"Inner", "Cross", "RightOuter"}}
+"""By whether the stream is on the left: joins with a static table that emit rows for rows of the stream only."""
+_STREAM = (1 << 62) + 7
+"""Start of the empty range that stands for the rows of a stream in the plan of a transform."""
 
 _DECLARATION = "transform(…, output=Row), or schema=Row"
 
@@ -69,13 +107,13 @@ def empty_rows(spark: SparkSession, sources: Sequence[SourceNode]) -> DataFrame:
     return source_frame([(node, empty_frame(spark, node.schema)) for node in sources])
 
 
-def empty_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
-    """Returns a frame with columns of a schema, and without rows.
+def empty_frame(spark: SparkSession, schema: RowSchema, number: int = 0) -> DataFrame:
+    """Returns a frame with columns of a schema, and without rows; `number` identifies it in plans.
 
     `createDataFrame` would read its rows with a Python function, for which Spark starts a second worker daemon.
     """
     columns = [f"CAST(NULL AS {column.spark_type}) AS {quoted(column.name)}" for column in schema.columns]
-    return spark.range(0).selectExpr(*columns)
+    return spark.range(number, number).selectExpr(*columns)
 
 
 def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
@@ -97,6 +135,7 @@ class FrameBuilder:
         leaf: returns the frame of a source or an emitted stream; None to leave out its rows.
         info: the `TaskInfo` of row functions, without the number of their partition.
         readers: the readers of sources whose files tasks read, if functions in Python follow.
+        on_transformed: called with each transform and what it returns.
     """
 
     def __init__(
@@ -104,10 +143,12 @@ class FrameBuilder:
         leaf: Callable[[Node], DataFrame | None],
         info: TaskInfo,
         readers: Mapping[Node, FileReader] = MappingProxyType({}),
+        on_transformed: Callable[[TransformNode, DataFrame], None] = lambda node, frame: None,
     ) -> None:
         self._leaf = leaf
         self._info = info
         self._readers = readers
+        self._on_transformed = on_transformed
 
     def frame(self, node: Node) -> DataFrame | None:
         """Returns the rows of `node`, with exactly its columns; None when all rows were left out."""
@@ -120,11 +161,11 @@ class FrameBuilder:
             return None if before is None else _records(node, before)
         if isinstance(node, TransformNode):
             before = self.frame(node.parent)
-            return (
-                None
-                if before is None
-                else conform(_transformed(node, before), node.schema, describe_function(node.function))
-            )
+            if before is None:
+                return None
+            made = conform(_transformed(node, before), node.schema, describe_function(node.function))
+            self._on_transformed(node, made)
+            return made
         if isinstance(node, RowsNode | ColumnsNode | ReducedNode):
             return self._by_functions(node)
         assert isinstance(node, UnionNode)
@@ -184,15 +225,89 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
     """Applies every Spark expression of the job to an empty frame, to find errors before a run starts.
 
     Raises:
+        JobDefinitionError: a transform would need rows of other batches.
         UserCodeError: a transform raised an exception.
         SchemaMismatch: a transform does not return the declared columns.
     """
     # Nothing runs, so no function uses the time.
     info = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
-    expressions = FrameBuilder(lambda node: empty_frame(spark, node.schema), info)
+    expressions = FrameBuilder(
+        lambda node: empty_frame(spark, node.schema, _STREAM), info, on_transformed=_check_stateless
+    )
     for level in plan.levels:
         for node in level.inputs:
             expressions.frame(node)
+
+
+def _check_stateless(node: TransformNode, frame: DataFrame) -> None:
+    """Raises JobDefinitionError if what a transform returns for a row depends on other rows of its batch."""
+    plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows plans as text only
+    walk = _PlanWalk()
+    reads_stream = walk.reads_stream(plan)
+    operation, instead = walk.refused[0] if walk.refused else _UNSEEN
+    if walk.refused or not reads_stream:
+        raise JobDefinitionError(
+            f"a transform gets the rows of one batch, so it cannot {operation} the rows of a stream",
+            hint=f"use {instead}. Static tables may be aggregated, and be joined with the stream",
+            transform=describe_function(node.function),
+        )
+
+
+class _PlanWalk:
+    """A walk through an analyzed plan of Spark, from its leaves, which include the rows of the stream.
+
+    Attributes:
+        refused: what each operation does to all rows whose result for a row depends on other rows of the stream, and
+            what to use instead.
+    """
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[str, str]] = []
+        self._of_with: dict[int, bool] = {}
+
+    def reads_stream(self, plan: JavaObject) -> bool:
+        """Returns whether rows of the stream determine which rows a plan has."""
+        kind = str(plan.getClass().getSimpleName())
+        if kind == "CTERelationRef":
+            return self._of_with[plan.cteId()]
+        reading = [self.reads_stream(child) for child in _sequence(plan.children())]
+        related = [self.reads_stream(query) for query in _sequence(plan.subqueries())]
+        if any(related):
+            self.refused.append(_RELATED)
+        reads = any(reading) or (kind == "Range" and plan.start() == _STREAM)
+        if kind == "CTERelationDef":
+            self._of_with[plan.id()] = reads
+        if reads:
+            self._check(kind, plan, reading)
+        return reads
+
+    def _check(self, kind: str, plan: JavaObject, reading: Sequence[bool]) -> None:
+        if kind in _REFUSED:
+            self.refused.append(_REFUSED[kind])
+        elif any(part in kind for part in _OF_GROUPS):
+            self.refused.append(_GROUPED)
+        elif kind in ("Join", "AsOfJoin") and not _keeps_rows(plan, reading):
+            self.refused.append(_RELATED)
+        elif kind == "Union" and not all(reading):
+            self.refused.append(_ADDED)
+        elif not plan.deterministic() and any(map(_is_per_batch, _sequence(plan.expressions()))):
+            self.refused.append(_NUMBERED)
+
+
+def _sequence(found: JavaObject) -> list[JavaObject]:
+    return [found.apply(at) for at in range(found.size())]
+
+
+def _keeps_rows(join: JavaObject, reading: Sequence[bool]) -> bool:
+    """Returns whether a join relates each row of the stream to a static table, and emits no row without one of them."""
+    if all(reading):
+        return False
+    return str(join.joinType().getClass().getSimpleName()).rstrip("$") in _JOINED[reading[0]]
+
+
+def _is_per_batch(expression: JavaObject) -> bool:
+    kind = str(expression.getClass().getSimpleName())
+    return kind in _PER_BATCH or any(map(_is_per_batch, _sequence(expression.children())))
 
 
 def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
