@@ -72,7 +72,7 @@ _PER_BATCH = {"MonotonicallyIncreasingID", "SparkPartitionID"}
 _JOINED = {True: {"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, False: {"Inner", "Cross", "RightOuter"}}
 """By whether the stream is on the left: joins with a static table that emit rows for rows of the stream only."""
 _STREAM = (1 << 62) + 7
-"""Start of the empty range that stands for the rows of a stream in the plan of a transform."""
+"""Start of the empty range that is in the plan of a transform in place of the rows of the stream."""
 
 _DECLARATION = "transform(…, output=Row), or schema=Row"
 
