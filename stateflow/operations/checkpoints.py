@@ -14,6 +14,7 @@ from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.log.records import CheckpointRecord, Record, in_order
 from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
+from stateflow.checkpoint.restore.targets import kept_checkpoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, HistoryChanged
 from stateflow.operations.job_root import now, offsets_of, open_root
@@ -115,21 +116,14 @@ def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescript
         MissingFile, CorruptFile: the checkpoint is damaged.
     """
     root = open_root(job_root)
-    refs = {ref.id: ref for ref in root.checkpoints.kept(root.head())}
-    if checkpoint_id not in refs:
-        raise ConfigError(
-            "the checkpoint does not exist, or no longer exists",
-            hint="stateflow checkpoints list shows the existing ones",
-            checkpoint=checkpoint_id,
-            kept=sorted(refs),
-        )
-    ref = root.checkpoints.resolve(refs[checkpoint_id])
-    manifest = root.checkpoints.manifest_of(ref)
+    hint = "stateflow checkpoints list shows the existing ones"
+    target = root.read_kept(lambda head: kept_checkpoint(root, head, checkpoint_id, hint))
+    manifest = target.manifest
     return CheckpointDescription(
         checkpoint_id,
         manifest.generation,
         manifest.ordinal,
-        ref.at,
+        target.at,
         offsets_of(manifest.sources),
         tuple(
             OperatorDescription(o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states))

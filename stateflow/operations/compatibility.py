@@ -239,9 +239,9 @@ class _Restored:
 def _stored(storage: Storage) -> _Stored:
     if storage.size(FORMAT) is not None:
         root = JobRoot.open(storage, SystemClock())
-        head = root.log.read_head()
-        manifest = root.checkpoints.manifest_at(head) if head else None
-        at = head.checkpoint_label if head and manifest else "a job root without a checkpoint"
+        at, manifest = "a job root without a checkpoint", None
+        if root.log.read_head() is not None:
+            at, manifest = root.read_kept(lambda head: (head.checkpoint_label, root.checkpoints.manifest_at(head)))
         return _Stored(at, manifest, root.job.max_parallelism, root)
     if storage.size(SAVEPOINT) is not None:
         stored = open_savepoint(storage)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stateflow import failpoints
 from stateflow.checkpoint.history import MADE, write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import JobFormat
+from stateflow.checkpoint.log.documents import JobFormat, Pin
 from stateflow.checkpoint.log.job_format import check_vacant, read_format
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
@@ -74,10 +74,8 @@ def fork(job_root: str, request: ForkRequest) -> ForkReport:
     source, storage = open_root(job_root), open_location(request.into)
     if report := _completed_before(source, storage, request):
         return report
-    started, head = source.clock.monotonic(), source.head()
-    target = _resolve_target(source, head, storage, request)
-    _check_owner(source, target, request)
-    with _pinned(source, target, request):
+    started = source.clock.monotonic()
+    with _pinned_target(source, storage, request) as target:
         failpoints.hit("fork.pinned")
         root = _fork_root(source, storage, target, request.shadow)
         failpoints.hit("fork.created")
@@ -168,17 +166,27 @@ def _check_empty(storage: Storage) -> None:
 
 
 @contextmanager
-def _pinned(source: JobRoot, target: Target, request: ForkRequest) -> Iterator[None]:
-    """Pins the checkpoint while it is copied, and drops the pins of an earlier attempt of the same fork.
+def _pinned_target(source: JobRoot, storage: Storage, request: ForkRequest) -> Iterator[Target]:
+    """Yields the target; a checkpoint is pinned while it is copied, and the pins of an earlier attempt are dropped.
 
     If that attempt is only paused, it may miss files later and fail: the new root gets exactly one first entry.
     """
     owner, purpose = request.by or source.requester, f"fork into {request.into}"
     earlier = pins_of(source, owner, purpose)
-    with source.admin.pinned(target.ref, owner, purpose) if target.ref else nullcontext():
-        for pin in earlier:
-            source.admin.unpin(pin)
-        yield
+
+    def pin(head: Head) -> tuple[Target, Pin | None]:
+        target = _resolve_target(source, head, storage, request)
+        _check_owner(source, target, request)
+        return target, source.admin.pin(target.ref, owner, purpose) if target.ref else None
+
+    target, pinned = source.read_kept(pin)
+    try:
+        for each in earlier:
+            source.admin.unpin(each)
+        yield target
+    finally:
+        if pinned is not None:
+            source.admin.unpin(pinned.id)
 
 
 def _completed_before(source: JobRoot, storage: Storage, request: ForkRequest) -> ForkReport | None:

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from stateflow.checkpoint.leased_pin import LEASE, hold_lease
-from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState, Pin
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
 from stateflow.checkpoint.operator_parts import check_parts
@@ -15,7 +15,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
-from stateflow.query.snapshot import savepoint_snapshot
+from stateflow.query.snapshot import open_snapshot, savepoint_snapshot
 from stateflow.query.state import check_entry, stored_entries
 from stateflow.requesters import by_process
 from stateflow.state.handles import SubtaskState
@@ -60,27 +60,45 @@ def verify(
 
     Raises:
         MissingFile, CorruptFile: the first damage.
-        ConfigError: the job or the checkpoint does not exist.
+        ConfigError: the job or the checkpoint does not exist. A checkpoint that the job releases before its turn is not
+            verified.
     """
     root = JobRoot.open(open_storage(job_root), SystemClock(), _OWNER)
     refs = sorted(set(root.checkpoints.kept(root.head())), key=lambda ref: ref.id)
     wanted = [ref for ref in refs if checkpoint in (None, ref.id)]
     if not wanted:
-        raise ConfigError(
-            "the checkpoint does not exist",
-            hint="stateflow checkpoints list shows the existing ones",
-            wanted=checkpoint,
-            kept=[ref.id for ref in refs],
-        )
+        raise _not_kept(root, checkpoint)
     known: set[str] = set()
     found = []
     for ref in wanted:
         # Without a pin, an active run would delete files while they are read.
-        pin = root.admin.pin(ref, by_process(_OWNER), f"verifying checkpoint {ref.id}", lease=LEASE)
-        with hold_lease(root, pin):
-            found.append(_verified(root, ref, known, deep))
-        on_verified(found[-1])
+        pin = _pinned(root, ref)
+        if pin is not None:
+            with hold_lease(root, pin):
+                found.append(_verified(root, ref, known, deep))
+            on_verified(found[-1])
+        elif checkpoint is not None:
+            raise _not_kept(root, ref.id)
     return found
+
+
+def _pinned(root: JobRoot, ref: EntryRef) -> Pin | None:
+    """Pins a checkpoint; returns None if the job has released it since it was listed."""
+    try:
+        return root.admin.pin(ref, by_process(_OWNER), f"verifying checkpoint {ref.id}", lease=LEASE)
+    except DataError:
+        if ref in root.checkpoints.kept(root.head()):
+            raise
+        return None
+
+
+def _not_kept(root: JobRoot, wanted: int | None) -> ConfigError:
+    return ConfigError(
+        "the checkpoint does not exist, or was released meanwhile",
+        hint="stateflow checkpoints list shows the existing ones",
+        wanted=wanted,
+        kept=sorted({ref.id for ref in root.checkpoints.kept(root.head())}),
+    )
 
 
 def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Verified:
@@ -181,8 +199,7 @@ def verify_head(job_root: str) -> Verification:
     """
     root = open_root(job_root)
     head = root.head()
-    manifest = root.checkpoints.manifest_at(head)
-    if manifest is None:
+    if head.checkpoint is None:
         raise DataError("the job has no checkpoint yet", hint="run the job first", root=job_root)
     if head.entry.rewind is not None:
         raise DataError(
@@ -190,14 +207,16 @@ def verify_head(job_root: str) -> Verification:
             hint="repeat the restore, or start the job: either completes it",
             seq=head.entry.seq,
         )
-    files = {f.key: f for f in files_of(manifest)}
-    check_hashes(root.storage, files.values())
-    _open_stores(manifest, root.storage)
+    # Pinned, because an active run would delete files while they are read.
+    with open_snapshot(job_root) as newest:
+        files = {f.key: f for f in files_of(newest.manifest)}
+        check_hashes(newest.storage, files.values())
+        _open_stores(newest.manifest, newest.storage)
     return Verification(
         root.job.job,
-        head.checkpoint_label,
-        head.checkpoint_id,
-        offsets_of(head.entry.sources),
+        newest.label if newest.checkpoint_id != head.checkpoint_id else head.checkpoint_label,
+        newest.checkpoint_id,
+        offsets_of(newest.manifest.sources),
         len(files),
         sum(f.size for f in files.values()),
     )

@@ -19,14 +19,13 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, read_savepo
 from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.clock import Clock, SystemClock
-from stateflow.errors import ConfigError, DataError
+from stateflow.errors import ConfigError
 from stateflow.requesters import by_process
 from stateflow.similar_names import did_you_mean
 from stateflow.storage import Storage, open_location, open_storage
 from stateflow.storage.paths import FORMAT
 
 _CHECKPOINT = re.compile(r"[0-9]{1,18}")
-_TRIES = 10
 """Attempts to pin the newest checkpoint: a run may release it between the read of the log and the pin."""
 
 
@@ -169,18 +168,14 @@ def _snapshot_of(root: JobRoot, target: Target) -> Snapshot:
 
 def _resolve(root: JobRoot, snapshot: int | str | None, pins: bool) -> tuple[Target, Pin | None]:
     """Returns the target and, for a checkpoint if `pins`, its pin."""
-    for attempt in range(_TRIES):
-        head = root.head()
-        try:
-            target = _find(root, head, snapshot)
-            if target.ref is None or not pins:
-                return target, None
-            return target, root.admin.pin(target.ref, by_process(root.writer), "reading state", lease=LEASE)
-        except DataError:
-            # The run may have released the checkpoint, and a collection deleted it, before it was read or pinned.
-            if attempt == _TRIES - 1 or root.head() == head:
-                raise
-    raise AssertionError("unreachable")
+
+    def find(head: Head) -> tuple[Target, Pin | None]:
+        target = _find(root, head, snapshot)
+        if target.ref is None or not pins:
+            return target, None
+        return target, root.admin.pin(target.ref, by_process(root.writer), "reading state", lease=LEASE)
+
+    return root.read_kept(find)
 
 
 def _find(root: JobRoot, head: Head, snapshot: int | str | None) -> Target:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from stateflow.api.graph.job_graph import Graph
 from stateflow.checkpoint.leased_pin import LEASE, hold_lease
-from stateflow.checkpoint.log.documents import EntryRef, Manifest
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import Manifest, Pin
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.source_positions import with_added_sources
 from stateflow.checkpoint.restore.state_matching import assign_state
@@ -104,21 +105,26 @@ def replay_prepared(prepared: PreparedJob, request: ReplayRequest) -> ReplayRepo
 @contextmanager
 def _pinned_checkpoints(storage: Storage, batch: int) -> Iterator[_Checkpoints]:
     root = JobRoot.open(storage, SystemClock(), writer_name())
-    refs = find_target(root, root.head(), batch)
-    with _pinned(root, refs.target):
-        target = root.checkpoints.manifest_of(refs.target)
-        if refs.base is None:
-            yield _Checkpoints(root, refs, target, None)
-            return
-        with _pinned(root, refs.base):
-            yield _Checkpoints(root, refs, target, root.checkpoints.manifest_of(refs.base))
+    refs, pins = root.read_kept(lambda head: _pin_target(root, head, batch))
+    with ExitStack() as held:
+        for pin in pins:
+            held.enter_context(hold_lease(root, pin))
+        base = root.checkpoints.manifest_of(refs.base) if refs.base else None
+        yield _Checkpoints(root, refs, root.checkpoints.manifest_of(refs.target), base)
 
 
-@contextmanager
-def _pinned(root: JobRoot, ref: EntryRef) -> Iterator[None]:
-    pin = root.admin.pin(ref, by_process(root.writer), "replaying a batch", lease=LEASE)
-    with hold_lease(root, pin):
-        yield
+def _pin_target(root: JobRoot, head: Head, batch: int) -> tuple[TargetCheckpoints, list[Pin]]:
+    """Pins the checkpoint of a batch and the one before it; or none of them, if one was released meanwhile."""
+    refs, pins = find_target(root, head, batch), list[Pin]()
+    try:
+        for ref in (refs.target, refs.base):
+            if ref is not None:
+                pins.append(root.admin.pin(ref, by_process(root.writer), "replaying a batch", lease=LEASE))
+    except StateflowError:
+        for pin in pins:
+            root.admin.unpin(pin.id)
+        raise
+    return refs, pins
 
 
 class _Replay:

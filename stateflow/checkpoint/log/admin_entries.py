@@ -14,12 +14,12 @@ from stateflow.checkpoint.log.documents import ClaimedSavepoint, EntryRef, LogEn
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.transitions import Author, unexpired
 from stateflow.clock import Clock
-from stateflow.errors import ConfigError, DataError, Fenced, StateflowError
+from stateflow.errors import ConfigError, DataError, Fenced, StateflowError, StorageError
 from stateflow.storage.paths import log_entry
 
 log = logging.getLogger(__name__)
 
-_TRIES = 20
+_TRIES = 100
 
 
 class AdminEntries:
@@ -156,7 +156,7 @@ class AdminEntries:
             is_done: whether the newest entry needs no ADMIN entry, or already contains this one.
             build: makes the entry from the one before it. It is called for each entry that the ADMIN may follow.
 
-        Raises DataError when other writers are first each time.
+        Raises StorageError when other writers are first each time.
         """
         for _ in range(_TRIES):
             head = self._checkpoints.head()
@@ -166,7 +166,7 @@ class AdminEntries:
             if isinstance(outcome, Appended):
                 self._delete_replaced(outcome.own.entry.seq - 1, outcome.head)
                 return outcome.head
-        raise DataError("other writers append to the job's log too fast to add an entry", hint="try again")
+        raise StorageError("other writers append to the job's log too fast to add an entry", hint="try again")
 
     def _delete_replaced(self, seq: int, head: Head) -> None:
         """Deletes the entry that an ADMIN replaces: without runs, no collection would for a long time."""
@@ -181,6 +181,11 @@ class AdminEntries:
 
     def _author(self, note: str = "") -> Author:
         return Author.now(self._clock, self._writer, note)
+
+
+def is_released(error: DataError, ref: EntryRef) -> bool:
+    """Returns whether `AdminEntries.pin` has raised an error because a checkpoint is no longer kept."""
+    return error.facts.get("checkpoint") == ref.id and "oldest" in error.facts
 
 
 def _has_pin(head: Head, pin_id: str) -> bool:

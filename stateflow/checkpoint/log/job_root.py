@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from stateflow import failpoints
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.admin_entries import AdminEntries
@@ -14,11 +17,14 @@ from stateflow.checkpoint.log.outputs import OutputLists
 from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
-from stateflow.errors import DataError, Fenced, MissingFile
+from stateflow.errors import CorruptFile, DataError, Fenced, MissingFile, StorageError
 from stateflow.requesters import by_process
 from stateflow.storage import Storage
 from stateflow.storage.paths import DATA, FORMAT
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
+
+T = TypeVar("T")
+_TRIES = 50
 
 
 class JobRoot:
@@ -104,6 +110,33 @@ class JobRoot:
     def head(self) -> Head:
         """Returns the newest entry, verified. Raises DataError when the job never ran."""
         return self.checkpoints.head()
+
+    def read_kept(self, read: Callable[[Head], T]) -> T:
+        """Calls `read` with the newest entry; with a newer one if what it read was released and deleted meanwhile.
+
+        A command that chooses a checkpoint, and pins it or reads its manifest, does both in `read`: a run may commit,
+        and collect garbage, in between.
+
+        Raises:
+            StorageError: that happened each time. Otherwise what `read` raises: damage, if the newest entry still
+                refers to what it read.
+        """
+        failed = None
+        for _ in range(_TRIES):
+            head = self.head()
+            try:
+                return read(head)
+            except DataError as e:
+                # A deleted file is missing, not damaged; what two entries refer to was not released in between.
+                is_same = failed is not None and (failed.code, failed.facts) == (e.code, e.facts)
+                if isinstance(e, CorruptFile) or is_same or self.head() == head:
+                    raise
+                failed = e
+        raise StorageError(
+            "the job releases its checkpoints faster than they can be read",
+            hint="try again; or retain more of them: checkpoints.retained",
+            tries=_TRIES,
+        )
 
     def claim(self, note: str = "") -> Head:
         """Claims the job for a run, which fences every older run; returns the newest entry.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from stateflow import failpoints
+from stateflow.checkpoint.log.admin_entries import is_released
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -75,8 +76,14 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
         return describe_savepoint(made, "head")
     if not request.from_head and not root.head().entry.ended and (made := _create_from_run(root, request, order)):
         return describe_savepoint(made, "run")
-    checkpoint, sinks = published_checkpoint(root, request)
-    return describe_savepoint(make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks)), "head")
+    while True:
+        checkpoint, sinks = published_checkpoint(root, request)
+        try:
+            return describe_savepoint(make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks)), "head")
+        except DataError as e:
+            # A run that began meanwhile may have released the checkpoint before it was pinned.
+            if not is_released(e, checkpoint):
+                raise
 
 
 def list_savepoints_in(folder: str) -> list[SavepointReport]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from stateflow.checkpoint.log.admin_entries import is_released
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
     Answer,
@@ -329,10 +330,9 @@ def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
     if request.drain:
         _check_drained(root)
     _drop_pins(root, by, request.name)
-    checkpoint, sinks = published_checkpoint(root, request)
-    return make_savepoint(
-        root,
-        SavepointSpec(
+    while True:
+        checkpoint, sinks = published_checkpoint(root, request)
+        spec = SavepointSpec(
             name=request.name,
             checkpoint=checkpoint,
             sinks=sinks,
@@ -343,8 +343,13 @@ def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
             drained=request.drain,
             format=request.format or SavepointFormat.NATIVE,
             settings=request.settings,
-        ),
-    )
+        )
+        try:
+            return make_savepoint(root, spec)
+        except DataError as e:
+            # A run that began meanwhile may have released the checkpoint before it was pinned.
+            if not is_released(e, checkpoint):
+                raise
 
 
 def _undrained(root: JobRoot) -> list[str]:

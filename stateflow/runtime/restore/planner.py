@@ -71,11 +71,14 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
         SinkDiverged: a table cannot be restored to the target.
         SinkRefused: the table of a sink cannot be rewound.
     """
-    head = job.root.head()
-    target = _resolve(job, head, target_name, options)
-    context = check_target(job, head, target, GraphRequest(options.changes, options.drop, job.root.clock.now()))
-    context.check_file_sizes()
-    return _describe(context, target_name, options)
+
+    def plan(head: Head) -> RestorePlan:
+        target = _resolve(job, head, target_name, options)
+        context = check_target(job, head, target, GraphRequest(options.changes, options.drop, job.root.clock.now()))
+        context.check_file_sizes()
+        return _describe(context, target_name, options)
+
+    return job.root.read_kept(plan)
 
 
 def _describe(context: RestoreContext, target_name: str, options: RestoreOptions) -> RestorePlan:

@@ -1,0 +1,110 @@
+"""Commands that choose a checkpoint and then read it, while a run commits, releases and collects checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow import operations
+from stateflow.checkpoint.log.admin_entries import AdminEntries
+from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
+from stateflow.compare.snapshots import diff
+from stateflow.errors import ConfigError
+from stateflow.operations import ForkRequest, JobCode, SavepointRequest
+from stateflow.operations.state_export import ExportRequest, export_state
+from stateflow.query.metadata import read_metadata
+from stateflow.query.state import state_entries
+from stateflow.replay.run import ReplayRequest, replay
+from stateflow.runtime.restore.planner import RestoreOptions
+from tests.support.job_fixture import AccountsJob
+
+FAST: dict[str, Any] = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
+Command = Callable[[AccountsJob, Path], object]
+
+
+def _code(job: AccountsJob) -> JobCode:
+    return JobCode(Path(job.job_file), ({"job.folder": str(job.folder)},))
+
+
+NEWEST: dict[str, Command] = {
+    "verify the next start": lambda job, _: operations.verify_head(job.job_root),
+    "entries": lambda job, _: list(state_entries(job.job_root, "balances")),
+    "metadata": lambda job, _: read_metadata(job.job_root, "files"),
+    "diff": lambda job, _: diff(job.job_root, job.job_root),
+    "export": lambda job, folder: export_state(
+        ExportRequest(job.job_root, "balances", "account", str(folder / "state.jsonl"))
+    ),
+    "fork": lambda job, folder: operations.fork(job.job_root, ForkRequest("latest", str(folder / "fork"), shadow=True)),
+    "plan": lambda job, _: operations.plan_restore(job.job_root, _code(job), "latest", RestoreOptions()),
+    "savepoint": lambda job, _: operations.create_savepoint(job.job_root, SavepointRequest(from_head=True)),
+    "savepoint into": lambda job, folder: operations.create_savepoint_into(
+        job.job_root, SavepointRequest(from_head=True), str(folder / "kept")
+    ),
+    "status": lambda job, _: operations.describe(job.job_root),
+    "garbage": lambda job, _: operations.collect_garbage(job.job_root),
+    "snapshots": lambda job, _: read_metadata(job.job_root, "snapshots"),
+}
+"""Of the newest checkpoint, whatever that is by then."""
+BY_NUMBER: dict[str, Callable[[AccountsJob, int], object]] = {
+    "verify": lambda job, number: operations.verify(job.job_root, checkpoint=number),
+    "describe": lambda job, number: operations.describe_checkpoint(job.job_root, number),
+    "entries": lambda job, number: list(state_entries(job.job_root, "balances", number)),
+    "replay": lambda job, number: replay(ReplayRequest(Path(job.job_file), job.job_root, number, _code(job).layers)),
+    "fork": lambda job, number: operations.fork(
+        job.job_root, ForkRequest(str(number), str(job.folder / "fork"), shadow=True)
+    ),
+}
+"""Of a checkpoint that is no longer retained when its turn comes."""
+
+
+@pytest.fixture
+def moving_job(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> AccountsJob:
+    """A job that commits, and deletes the checkpoint before, just before a command pins it or reads its manifest."""
+    job.run_to(50, **FAST)
+    rows, pin, manifest_of = itertools.count(60, 10), AdminEntries.pin, CompletedCheckpoints.manifest_of
+    turns = iter(range(3))
+
+    def move() -> None:
+        if next(turns, None) is not None:
+            job.run_to(next(rows), **FAST)
+
+    def late_pin(*arguments: Any, **more: Any) -> Any:
+        move()
+        return pin(*arguments, **more)
+
+    def late_manifest(*arguments: Any) -> Any:
+        move()
+        return manifest_of(*arguments)
+
+    monkeypatch.setattr(AdminEntries, "pin", late_pin)
+    monkeypatch.setattr(CompletedCheckpoints, "manifest_of", late_manifest)
+    return job
+
+
+@pytest.mark.parametrize("name", NEWEST)
+def test_a_command_reads_the_newest_checkpoint_of_a_job_that_commits_meanwhile(
+    moving_job: AccountsJob, tmp_path: Path, name: str
+) -> None:
+    NEWEST[name](moving_job, tmp_path)
+    moving_job.check_results()
+    assert moving_job.head.doc["pinned"] == []
+
+
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_a_checkpoint_that_was_released_meanwhile_is_not_reported_as_damaged(
+    moving_job: AccountsJob, name: str
+) -> None:
+    with pytest.raises(ConfigError):
+        BY_NUMBER[name](moving_job, moving_job.head.checkpoint)
+    moving_job.check_results()
+
+
+def test_checkpoints_that_were_released_before_their_turn_are_not_verified(moving_job: AccountsJob) -> None:
+    assert operations.verify(moving_job.job_root) == []
+    assert len(operations.verify(moving_job.job_root)) <= 1
+    moving_job.root.joinpath(moving_job.head.doc["manifest"]["key"]).unlink()
+    assert moving_job.command("verify").code == 4
