@@ -166,6 +166,17 @@ class Storage(ABC):
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         """Returns all objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""
 
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        """Returns the names of the folders directly below a folder, sorted; with less work than listing their objects.
+
+        A file system may also have folders without an object.
+
+        Args:
+            prefix: the folder, which ends with a slash; empty for the root.
+        """
+        below = (blob.key.removeprefix(prefix).partition("/") for blob in self.list(prefix))
+        return tuple(sorted({name for name, slash, _ in below if slash}))
+
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes the objects; missing objects are ignored."""

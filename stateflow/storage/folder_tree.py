@@ -87,6 +87,14 @@ class FolderTree:
         except (FileNotFoundError, NotADirectoryError):
             return
 
+    def names(self, names: Names) -> list[str]:
+        """Returns the names of the folders directly in a folder, without links; none when that does not exist."""
+        try:
+            with self.opened(names) as folder, os.scandir(folder) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def _made_root(self) -> int:
         """Opens the root; creates it, and the folders above it, if they do not exist."""
         with contextlib.suppress(FileNotFoundError):

@@ -173,6 +173,14 @@ class ObjectStorage(Storage):
             except FileNotFoundError:
                 return None
 
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        folder = prefix.rstrip("/")
+        if folder:
+            key_parts(folder, self.uri)
+        with self._translate_errors(prefix):
+            found = obstore.list_with_delimiter(self._store, f"{self._prefix}{folder}".rstrip("/") or None)
+        return tuple(sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]))
+
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         folder = prefix.rpartition("/")[0]
         if folder:

@@ -56,6 +56,9 @@ class OverlayStorage(Storage):
     def durable_size(self, key: str) -> int | None:
         return self._of(key).durable_size(key)
 
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        return tuple(sorted({*self.root.folders(prefix), *self.scratch.folders(prefix)}))
+
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         if prefix.startswith(_PREFIX):
             return self.scratch.list(prefix, start_after)

@@ -145,13 +145,23 @@ class PosixStorage(Storage):
         found = [BlobInfo(f.path, f.size) for f in files if f.path.startswith(prefix) and f.path > start_after]
         return sorted(found, key=lambda b: b.key)
 
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        path = prefix.rstrip("/")
+        try:
+            return tuple(sorted(self._folders.names(self._names(path) if path else ())))
+        except OSError as e:
+            raise _storage_error(e, prefix) from e
+
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()
         for key in keys:
             try:
                 with self._folder_of(key) as (folder, name):
                     os.unlink(name, dir_fd=folder)
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            except FileNotFoundError:
+                # Its folder may be left, empty: by a process that was killed before it created the file.
+                pass
+            except (IsADirectoryError, NotADirectoryError):
                 continue
             except OSError as e:
                 raise _storage_error(e, key) from e

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateflow import operations
+from stateflow.operations import SavepointRequest, create_savepoint
 from stateflow.requesters import os_user
 from stateflow.runtime.driver.request_server import STOPPED
 from stateflow.runtime.driver.termination import CAUGHT_UP
+from stateflow.storage import PosixStorage
 from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob
@@ -129,6 +132,29 @@ def test_a_savepoint_s_name_is_unique_but_its_request_may_be_repeated(idle_job: 
         refused = idle_job.command("savepoint", "create", "--name", name)
         assert (refused.code, refused.error) == (2, ReportedError("config", {"name": name})), str(refused)
     assert idle_job.savepoints.keys() == {"mine"}
+
+
+def test_the_cost_of_a_savepoint_does_not_depend_on_how_many_are_kept(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is found by its name, also after a user has renamed its folder."""
+    names = ["mine", *(f"mine-{n}" for n in range(30))]
+    read, get = Counter[int](), PosixStorage.get
+    for number, name in enumerate(names):
+
+        def counted(*arguments: Any, number: int = number, **more: Any) -> Any:
+            read[number] += 1
+            return get(*arguments, **more)
+
+        monkeypatch.setattr(PosixStorage, "get", counted)
+        create_savepoint(idle_job.job_root, SavepointRequest(name=name))
+    assert max(read.values()) == read[1], read
+    monkeypatch.undo()
+    for renamed in ("other", "backup-20260101"):
+        folder = next(p for p in (idle_job.root / "savepoints").iterdir() if p.name.rpartition("-")[0] == "mine-7")
+        folder.rename(folder.with_name(renamed))
+        assert idle_job.command("savepoint", "show", "mine-7", "--json").document["name"] == "mine-7"
+        folder.with_name(renamed).rename(folder)
 
 
 def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: AccountsJob) -> None:

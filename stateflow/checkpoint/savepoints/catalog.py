@@ -26,6 +26,10 @@ from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_fi
 log = logging.getLogger(__name__)
 
 VERSION = 1
+_ORIGINAL = re.compile(r"(.+)-[0-9a-f]{8}")
+"""The name of a folder as it is created."""
+_DATED = re.compile(r".+-(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+"""The name of a folder that a user has probably renamed, although it could have been created with it."""
 _NO_USE = "restore the file from a copy, or use another savepoint; stateflow savepoint dispose deletes this one"
 TOMBSTONE = b"given up\n"
 """Content of `_savepoint` in the folder of a savepoint that was abandoned during its creation: a tombstone."""
@@ -214,14 +218,27 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
 
 
 def savepoints_named(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
-    """Returns the complete savepoints that a name means: in a folder of this name, or with this name."""
-    found = list(_complete(storage, within))
+    """Returns the complete savepoints that a name means: in a folder of this name, or with this name.
+
+    Only folders whose savepoint may have the name are read, so that the cost does not grow with the number of
+    savepoints. One that was given the name of another savepoint's folder is found by that name only.
+    """
+    folders = [folder for folder in storage.folders(within) if _may_have(folder, name)]
+    found = [s for folder in folders if (s := _readable(storage, savepoint_folder(folder, within))) is not None]
     in_folder = [s for s in found if s.folder_name == name]
     named = [s for s in found if s.document.name == name]
     # A copied folder must not hide the original; but a folder may be renamed, so that no original exists.
     named = [s for s in named if s.is_original] or named
     # A copy in the folder of this name is the same savepoint; a different one must not hide the savepoint of this name.
     return in_folder + [s for s in named if s.sha256 not in {other.sha256 for other in in_folder}]
+
+
+def _may_have(folder: str, name: str) -> bool:
+    """Returns whether a folder may have a savepoint of a name: by its own name, or because it was renamed."""
+    if savepoint_file(f"{folder}/{SAVEPOINT}", "") is None:
+        return False
+    original = _ORIGINAL.fullmatch(folder)
+    return folder == name or original is None or original[1] == name or _DATED.fullmatch(folder) is not None
 
 
 def savepoint_uri(path: str) -> str:

@@ -131,6 +131,15 @@ class HdfsStorage(Storage):
             wanted = (b for b in self._walk(folder) if b.key.startswith(prefix) and b.key > start_after)
             return sorted(wanted, key=lambda blob: blob.key)
 
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        folder = prefix.rstrip("/")
+        if folder:
+            key_parts(folder, self.uri)
+        with self._translated_errors(prefix):
+            listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
+        found = (s.pathSuffix for s in (listing.statuses if listing is not None else ()) if s.type == "DIRECTORY")
+        return tuple(sorted(name for name in found if (f"{folder}/{name}" if folder else name) != _TEMPORARY))
+
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()
         for key in keys:

@@ -174,6 +174,12 @@ class StorageConformance:
         for after in (*_KEYS, "", "ab", "ab/", "ab/100", "zz"):
             assert storage.list(prefix, after) == [blob for blob in wanted if blob.key > after]
 
+    def test_the_folders_below_a_folder_are_listed_by_name(self, storage: Storage) -> None:
+        assert storage.folders("") == storage.folders("none/") == ()
+        for key in ("a/x/1", "a/x/2/3", "a/y/1", "a/file", "ab/z/1"):
+            storage.put_new(key, b"x")
+        assert (storage.folders("a/"), storage.folders("ab/"), storage.folders("")) == (("x", "y"), ("z",), ("a", "ab"))
+
     def test_an_empty_storage_lists_nothing(self, storage: Storage) -> None:
         assert storage.list("") == [] and storage.list("a/") == [] and storage.list("a/", "a/b") == []
 
