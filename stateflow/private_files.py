@@ -56,9 +56,16 @@ def make_own_folder(folder: Path, setting: str = "local_dir") -> None:
             path=str(folder),
             owner=found.st_uid,
         )
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            "a folder for files of this user alone belongs to another user",
+            hint=f"set {setting} to another folder",
+            path=str(folder),
+            owner=found.st_uid,
+        )
     if not is_ours_alone(found):
         raise ConfigError(
-            "a folder for files of this user alone belongs to another user, or others may write to it",
+            "others may write to a folder for files of this user alone",
             hint=f"remove write permission with chmod go-w, or set {setting} to another folder",
             path=str(folder),
             owner=found.st_uid,

@@ -144,8 +144,9 @@ def test_scratch_space_that_others_may_write_to_is_refused(tmp_path: Path) -> No
     make_own_folder(folder)
     make_own_folder(folder)
     folder.chmod(0o770)
-    with raises(ConfigError, path=str(folder), owner=os.geteuid(), mode="0o770"):
+    with raises(ConfigError, path=str(folder), owner=os.geteuid(), mode="0o770") as refused:
         make_own_folder(folder)
+    assert "another user" not in refused.value.message
 
 
 def test_scratch_space_is_not_reached_through_a_link(tmp_path: Path) -> None:

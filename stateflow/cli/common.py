@@ -6,6 +6,8 @@ import dataclasses
 import json
 import logging
 import math
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
-from stateflow.cli.formatting import print_text
+from stateflow.cli.formatting import prepare_streams, print_text, unwritable_output
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
-from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError
+from stateflow.errors import ConfigError, EnvironmentUnsupported, InternalError, Interrupted, StateflowError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,15 +33,34 @@ _LONGEST_WAIT = 10 * 365 * 24 * 3600
 class StateflowGroup(click.Group):
     """Group of commands that prints a StateflowError and ends the process with its exit code."""
 
+    def main(self, *arguments: object, **options: object) -> object:  # type: ignore[override]
+        call: Callable[..., object] = super().main
+        prepare_streams()
+        try:
+            return call(*arguments, **options)
+        except OSError as e:
+            # Of Click's own texts, such as the help.
+            error = unwritable_output(e)
+            print_error(error)
+            sys.exit(error.exit_code)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # Click handles these itself.
         except (Exception, KeyboardInterrupt) as e:
+            if isinstance(e, OSError) and _is_output_of_click(e):
+                raise
             error = as_stateflow_error(e)
             print_error(error)
             ctx.exit(error.exit_code)
+
+
+def _is_output_of_click(error: OSError) -> bool:
+    """Returns whether Click could not write a text of its own, such as the help of a command."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__") == "click.utils"
 
 
 def as_stateflow_error(error: BaseException) -> StateflowError:
@@ -48,6 +69,13 @@ def as_stateflow_error(error: BaseException) -> StateflowError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted", hint="run the same command again; it continues from the last checkpoint")
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        return EnvironmentUnsupported(
+            "Python's encoding lacks a character of a name",
+            hint="start it in its UTF-8 mode: PYTHONUTF8=1, or in a locale such as LC_ALL=C.UTF-8",
+            encoding=error.encoding,
+            character=f"U+{ord(error.object[error.start]):04X}",
+        )
     log.error("unexpected error", exc_info=error)
     return InternalError(f"{type(error).__name__}: {error}", hint="report this with the lines above")
 

@@ -7,12 +7,19 @@ output goes through `print_text` or `add_row`, which make such characters visibl
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
+import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 import click
 from rich.table import Table
 from rich.text import Text
+
+from stateflow.errors import StorageError
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff"
@@ -22,8 +29,55 @@ _CONTROLS = re.compile(
 
 
 def print_text(text: str = "", *, err: bool = False) -> None:
-    """Prints a text to stdout, or to stderr."""
-    click.echo(visible(text), err=err)
+    """Prints a text to stdout, or to stderr.
+
+    No command depends on what stderr shows: a reader that has gone, or a full device, does not end it.
+
+    Raises:
+        StorageError: stdout cannot be written, for another reason than that its reader has gone.
+    """
+    try:
+        click.echo(visible(text), err=err)
+    except OSError as e:
+        if not err and isinstance(e, BrokenPipeError):
+            raise
+        if err:
+            _discard(sys.stderr)
+        else:
+            raise unwritable_output(e) from e
+
+
+def unwritable_output(e: OSError) -> StorageError:
+    """Returns the error for output that stdout cannot take, and discards all further output."""
+    _discard(sys.stdout)
+    return StorageError("could not write the output", hint="free space, or write to another file", reason=e.strerror)
+
+
+def _discard(stream: TextIO) -> None:
+    """Lets the file descriptor of a stream lead to nothing.
+
+    Otherwise Python writes what is left in the buffer when the process ends, and exits with a code of its own.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+
+
+def prepare_streams() -> None:
+    """Makes the standard streams usable, whatever the caller has closed, and however they are encoded.
+
+    A closed descriptor would be that of the next file that is opened, which then got what libraries print. A character
+    that the encoding lacks is escaped.
+    """
+    for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number, which is the closed one.
+            opened = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(opened, mode, closefd=opened != descriptor))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def visible(text: str) -> str:

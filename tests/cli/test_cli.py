@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import product
@@ -71,6 +75,38 @@ def _commands(name: str, command: click.Command) -> dict[str, click.Command]:
 
 
 COMMANDS = _commands("stateflow", main)
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "2> >(true)", "<&- >&- 2>&-"])
+def test_a_run_does_not_depend_on_its_standard_streams(tmp_path: Path, redirected: str) -> None:
+    job = CliFixture(tmp_path)
+    command = shlex.join([sys.executable, "-m", "stateflow", *job.command(), "--log-format", "text"])
+    assert subprocess.run(["bash", "-c", f"{command} {redirected}"], stdout=subprocess.DEVNULL).returncode == 0
+    failing = f"{command} --set no.such=1 {redirected}"
+    assert subprocess.run(["bash", "-c", failing], stdout=subprocess.DEVNULL).returncode == 2
+
+
+@pytest.mark.parametrize("command", [["status", "--job-root", "{root}"], ["--version"], ["run", "--help"]])
+def test_output_that_cannot_be_written_is_an_error_of_the_storage(tmp_path: Path, command: list[str]) -> None:
+    job = CliFixture(tmp_path)
+    job.run()
+    words = [word.format(root=job.root) for word in command]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "stateflow", *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, reported_error(ended.stderr).code) == (5, "storage"), ended.stderr
+
+
+def test_a_path_that_python_s_encoding_lacks_is_reported_as_such(tmp_path: Path) -> None:
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    folder = tmp_path / "B\xfccher"
+    folder.mkdir()
+    job = CliFixture(folder)
+    words = [sys.executable, "-m", "stateflow", *job.command(), "--log-format", "text"]
+    refused = subprocess.run(words, env=ascii_only, capture_output=True)
+    assert (refused.returncode, reported_error(refused.stderr.decode()).code) == (2, "environment-unsupported")
+    subprocess.run(words, env={**ascii_only, "PYTHONUTF8": "1"}, check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words.removeprefix("stateflow ").replace(" ", "-"))

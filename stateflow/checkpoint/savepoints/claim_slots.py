@@ -148,7 +148,7 @@ def claim_savepoint(storage: Storage, folder: str, claim: SavepointClaim) -> Non
 
     _check_exists(storage, folder)
     _append(storage, folder, claim, is_owner)
-    # A deletion lists the slots once. One that was created after that stays: `cleanup` removes it.
+    _remove_late(storage, folder)
     _check_exists(storage, folder)
 
 
@@ -174,6 +174,7 @@ def release_claim(storage: Storage, folder: str, release: SavepointClaim, claime
 
     if storage.size(f"{folder}{SAVEPOINT}") is not None:
         _append(storage, folder, release, is_done)
+        _remove_late(storage, folder)
 
 
 def reserve_deletion(storage: Storage, folder: str, disposal: Disposal) -> None:
@@ -194,6 +195,15 @@ def reserve_deletion(storage: Storage, folder: str, disposal: Disposal) -> None:
         return bool(slots) and slots[-1].state is ClaimState.DELETED
 
     _append(storage, folder, SavepointClaim(state=ClaimState.DELETED, by=disposal.by, at=disposal.at), is_reserved)
+
+
+def _remove_late(storage: Storage, folder: str) -> None:
+    """Removes the slots of a savepoint that was deleted while one was created: the deletion lists them only once.
+
+    Outside of job roots no collection does. The folder's name is never used again.
+    """
+    if storage.size(f"{folder}{SAVEPOINT}") is None:
+        storage.delete([blob.key for blob in storage.list(f"{folder}{CLAIMS}")])
 
 
 def _check_exists(storage: Storage, folder: str) -> None:

@@ -29,6 +29,7 @@ from stateflow.storage.paths import (
     SAVEPOINT_FILES,
     SAVEPOINTS,
     STARTED,
+    claim_slot,
     savepoint_file,
     savepoint_folder,
 )
@@ -299,5 +300,7 @@ def _finish_deletion(storage: Storage, folder: str, files: Iterable[str] | None 
     own = f"{folder}{CLAIMS}"
     found = [b.key for b in storage.list(own if files is not None else folder)]
     found += [] if files is None else [*files, f"{folder}{STARTED}"]
+    # Also without slots: a process that was killed before it created one may have left the empty folder.
+    found.append(claim_slot(folder, 1))
     storage.delete(key for key in found if key != f"{folder}{DISPOSED}")
     storage.delete([f"{folder}{DISPOSED}"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,9 +22,10 @@ from stateflow.checkpoint.savepoints.claim_slots import (
     release_claim,
     reserve_deletion,
 )
+from stateflow.checkpoint.savepoints.cleanup import dispose_external
 from stateflow.errors import ConfigError, CorruptFile, Fenced, SavepointClaimed, StateflowError, StorageError
-from stateflow.storage import MemoryStorage, PutResult, Storage
-from stateflow.storage.paths import SAVEPOINT, claim_slot
+from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
+from stateflow.storage.paths import CLAIMS, SAVEPOINT, claim_slot
 from tests.storage.savepoint_claims import FOLDER, slot
 from tests.support.errors import raises
 
@@ -183,6 +186,29 @@ def test_a_claim_of_a_deleted_savepoint_is_refused() -> None:
         _do(storage, ("claim", MINE, 1))
     _do(storage, ("release", MINE, 2))
     assert not is_claimed(storage, FOLDER)
+
+
+class _Disposed(PosixStorage):
+    """Storage in which a user's command deletes the savepoint just before the first slot is created."""
+
+    is_disposed = False
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        if CLAIMS in key and not self.is_disposed:
+            self.is_disposed = True
+            dispose_external(self, FOLDER, None)
+        return super().put_new(key, data)
+
+
+@pytest.mark.parametrize("step", [("claim", MINE, 1), ("release", MINE, 2)])
+def test_nothing_is_left_of_a_savepoint_that_is_deleted_during_a_claim(tmp_path: Path, step: Step) -> None:
+    storage = _Disposed(tmp_path)
+    storage.put_new(f"{FOLDER}{SAVEPOINT}", b"complete")
+    # As a process leaves it that was killed before it created its slot.
+    (tmp_path / FOLDER / CLAIMS).mkdir()
+    with contextlib.suppress(ConfigError):
+        _do(storage, step)
+    assert storage.is_disposed and not (tmp_path / FOLDER).exists()
 
 
 class _ReadOnly(MemoryStorage):
