@@ -49,6 +49,7 @@ from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
 from stateflow.runtime.run_result import RunResult as RunResult
 from stateflow.runtime.run_result import idle_result
+from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.storage import Storage, open_storage
 
 _log = logging.getLogger(__name__)
@@ -378,6 +379,7 @@ class _Runs:
             duration_s=round(seconds, 3),
             restarts=self._restarts,
             late_rows_dropped=run.totals.late_rows_dropped,
+            waiting=waiting_for_others(run.manifest.waiting if run.manifest else ()),
             quarantined_count=run.totals.quarantined_count,
             quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],
         )

@@ -21,12 +21,13 @@ class WatermarkStrategy:
     Attributes:
         out_of_orderness: milliseconds by which the watermark lags the latest event time.
         column: timestamp column: a datetime, or an int in milliseconds since 1970.
-        idleness: milliseconds for which a source without rows holds back the watermark; with 0 it does not.
+        idleness: milliseconds after which a source without new rows no longer holds back the watermark; None if it
+            always does.
     """
 
     out_of_orderness: int
     column: str = ""
-    idleness: int = 0
+    idleness: int | None = None
 
     @classmethod
     def for_bounded_out_of_orderness(cls, max_out_of_orderness: timedelta) -> WatermarkStrategy:
@@ -45,9 +46,9 @@ class WatermarkStrategy:
     def with_idleness(self, timeout: timedelta) -> WatermarkStrategy:
         """Returns the strategy with an idle timeout, in processing time.
 
-        A source, or a split of one such as a partition of Kafka, that has no new rows holds back the watermark until
-        the timeout. Without a timeout it does not hold it back: a run reads each source to its end. Raises
-        JobDefinitionError.
+        A source, or a split of one such as a partition of Kafka, that has no new rows holds back the watermark: rows
+        of other sources wait for it. With a timeout, it does until it had no new rows for that time; with a timeout of
+        zero, until a batch has none of its rows. Time between two runs counts. Raises JobDefinitionError.
         """
         return replace(self, idleness=_milliseconds("the time until a source is idle", timeout))
 

@@ -59,6 +59,7 @@ METRICS = {
     "num_records_in": _counter("rows read from sources"),
     "num_records_out": _counter("rows written to sinks; visible with their checkpoint"),
     "num_late_records_dropped": _counter("rows that windows, joins and patterns dropped because they were too late"),
+    "num_records_waiting": _gauge("1", "rows above the watermark of their operator, which other sources hold back"),
     "num_request_watch_failures": _counter("failed polls for requests to the run, and unanswered requests"),
     "num_collection_failures": _counter("failed garbage collections"),
     "num_history_failures": _counter("failed writes and clean-ups of the history"),

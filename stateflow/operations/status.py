@@ -20,6 +20,7 @@ from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.requesters import describe_requester
+from stateflow.runtime.watermarks import Waiting, waiting_for_others
 from stateflow.storage.paths import SAVEPOINTS, log_entry
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class JobDescription:
         failed_start: the error of a later run that has not begun; None without one. It is recorded once in an hour.
         claimed: the savepoints that the job has claimed.
         code: hash of the job's code that made the newest checkpoint; empty if it is not known.
+        waiting: rows that wait for rows of other sources, as of the newest checkpoint.
     """
 
     job: str
@@ -154,6 +156,7 @@ class JobDescription:
     failed_start: RunFailure | None = None
     claimed: tuple[Claimed, ...] = ()
     code: str = ""
+    waiting: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,7 @@ def describe(job_root: str) -> JobDescription:
         failed_start=_failure(failed_start(root.storage, head.entry.generation)),
         claimed=_claimed(root, head),
         code=manifest.code if manifest else "",
+        waiting=waiting_for_others(manifest.waiting if manifest else ()),
     )
 
 
@@ -255,7 +259,7 @@ def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
         return root.checkpoints.manifest_at(head)
     except DataError as e:
         # The rest of the status does not need the manifest; `stateflow verify` reports the damage.
-        log.warning("the status omits skipped input files and `drained`, because the manifest cannot be read: %s", e)
+        log.warning("the status omits skipped files, waiting rows and `drained`: the manifest cannot be read: %s", e)
         return None
 
 

@@ -12,8 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stateflow.checkpoint.barrier.task_report import TaskReport
-from stateflow.runtime.executor import BatchWork, decode_reports, level_specs
+from stateflow.runtime.executor import BatchWork, Executed, decode_reports, level_specs
+from stateflow.runtime.spark.event_times import EventTimes
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.inputs import Files, Inputs
 from stateflow.runtime.spark.shuffle import next_exchange
@@ -36,20 +36,22 @@ class InProcessExecutor(SparkExecutor):
         self._adapt = adapt
         self._attempts = count()
 
-    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> list[TaskReport]:
+    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> Executed:
         specs, spark = level_specs(work), rows.sparkSession
+        inputs, times = Inputs.of(rows, files, work.plan), self._event_times(spark.sparkContext, work.plan)
         with ExitStack() as persisted:
-            emitted = self._run_level(self._first(Inputs.of(rows, files, work.plan), work, persisted), specs[0])
+            emitted = self._run_level(self._first(inputs, work, times, persisted), specs[0], times)
             for at, level in enumerate(work.plan.levels[1:], 1):
                 frame = _frame_of(spark, emitted, specs[at - 1])
-                exchanged = next_exchange(level, work.plan.levels[at - 1], frame, work.info)
-                emitted = self._run_level(exchanged, specs[at])
-        return decode_reports(value for batch in emitted for value in batch.column(REPORT).to_pylist())
+                exchanged = next_exchange(level, work.plan.levels[at - 1], frame, work.info, times)
+                emitted = self._run_level(exchanged, specs[at], times)
+            reports = decode_reports(value for batch in emitted for value in batch.column(REPORT).to_pylist())
+            return Executed(reports, times.latest(inputs, work.info))
 
-    def _run_level(self, exchanged: DataFrame, spec: LevelSpec) -> list[pa.RecordBatch]:
+    def _run_level(self, exchanged: DataFrame, spec: LevelSpec, times: EventTimes) -> list[pa.RecordBatch]:
         """Runs the tasks of a level one after another; returns all that they emit."""
         result: list[pa.RecordBatch] = []
-        for partition, batches in sorted(_collected(exchanged).items()):
+        for partition, batches in sorted(_collected(exchanged, times).items()):
             number = partition // spec.parallelism
             chain = self._adapt(copy.deepcopy(spec.chains[number]))
             settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
@@ -58,10 +60,10 @@ class InProcessExecutor(SparkExecutor):
         return result
 
 
-def _collected(exchanged: DataFrame) -> Mapping[int, list[pa.RecordBatch]]:
+def _collected(exchanged: DataFrame, times: EventTimes) -> Mapping[int, list[pa.RecordBatch]]:
     """Returns the input of each task as the task would receive it, by its number."""
     found: dict[int, list[pa.RecordBatch]] = {}
-    for partition, data in exchanged.mapInArrow(_pack, _PACKED).collect():
+    for partition, data in times.collect(exchanged.mapInArrow(_pack, _PACKED)):
         found.setdefault(partition, []).extend(pa.ipc.open_stream(bytes(data)))
     return found
 

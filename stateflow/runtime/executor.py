@@ -62,6 +62,20 @@ class BatchWork:
     source_watermarks: Mapping[str, int | None] | None = None
 
 
+@dataclass(frozen=True)
+class Executed:
+    """What the tasks of a batch have reported.
+
+    Attributes:
+        reports: the reports of all tasks.
+        event_times: the latest event time of each source's rows where its watermarks are assigned, in milliseconds
+            since 1970, by uid; without sources that have none, and those with a watermark per split.
+    """
+
+    reports: list[TaskReport]
+    event_times: Mapping[str, int] = field(default_factory=dict)
+
+
 class Executor(ABC):
     """Runs the levels of a batch over its rows, on Spark or in this process."""
 
@@ -88,8 +102,8 @@ class Executor(ABC):
         return LocalWorkers()
 
     @abstractmethod
-    def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
-        """Runs the batch and returns the reports of all tasks.
+    def execute(self, rows: Any, work: BatchWork) -> Executed:
+        """Runs the batch.
 
         Args:
             rows: the sources' rows of this batch: on Spark a DataFrame as `source_frame` builds it, otherwise row
@@ -163,6 +177,7 @@ def _chain_spec(level: Level, index: int, work: BatchWork) -> ChainSpec:
         watermark_before=state.watermark if state else None,
         emits=operator.schema if operator else None,
         source_times=_source_times(level, chain, work),
+        waiting=chain.waiting_inputs,
     )
 
 

@@ -25,7 +25,7 @@ from stateflow.runtime.job.start_checks import StartChecks
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.preflight import StartContext
 from stateflow.runtime.spark.location.checkpoint_location import missing_entries, source_log
-from stateflow.runtime.watermarks import operator_watermarks
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 
@@ -156,8 +156,10 @@ def due_timers(job: Job, manifest: Manifest, clock: Clock) -> str:
     As `BatchRunner.has_due_timers` computes it at the end of a run.
     """
     before = {operator.uid: operator.watermark for operator in manifest.operators}
-    watermarks = operator_watermarks(job.plan.chains, before, manifest.watermarks)
     now = epoch_milliseconds(clock.now())
+    # A source may have become idle since its last row.
+    sources = advance_source_watermarks(manifest.watermarks, job.plan.strategies, SeenTimes(), now)
+    watermarks = operator_watermarks(job.plan.chains, before, sources)
     due = any(
         subtask.earliest_timers.due(watermarks.get(operator.uid), now)
         for operator in manifest.operators

@@ -9,6 +9,7 @@ from stateflow.observability.exporters import telemetry
 from stateflow.observability.logging import log_event
 from stateflow.runtime.idle import find_idle
 from stateflow.runtime.preflight import StartContext
+from stateflow.runtime.watermarks import Waiting, waiting_for_others
 
 IDLE = "idle"
 """`RunResult.stopped_because` of a start that had nothing to do."""
@@ -32,6 +33,7 @@ class RunResult:
         quarantined_count: number of corrupt input files that the run skipped.
         quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
         late_rows_dropped: number of rows that operators dropped because they were too late.
+        waiting: rows that wait for rows of other sources, by operator and input; see `Waiting`.
         idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
             `generation` is that of the last run.
     """
@@ -52,6 +54,7 @@ class RunResult:
     quarantined_count: int = 0
     quarantined: list[dict[str, str]] = field(default_factory=list)
     late_rows_dropped: int = 0
+    waiting: tuple[Waiting, ...] = ()
     idle: bool = False
 
 
@@ -70,6 +73,7 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
     with telemetry(start.settings.telemetry, start.settings.name) as recorder:
         recorder.count("num_idle_starts")
     head, root = found.head, found.job.root
+    manifest = root.checkpoints.manifest_at(head)
     return RunResult(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
@@ -83,5 +87,6 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
         offsets={position.uid: position.offset for position in head.entry.sources},
         stopped_because=IDLE,
         duration_s=round(start.clock.monotonic() - began, 3),
+        waiting=waiting_for_others(manifest.waiting if manifest else ()),
         idle=True,
     )

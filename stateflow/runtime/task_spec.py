@@ -255,6 +255,7 @@ class ChainSpec:
         watermark_before: watermark of the previous batch.
         emits: columns of the operator's main output; None for a chain without an operator.
         source_times: the sources that determine its watermark, if its timers fire between the rows of a key.
+        waiting: for each input, what its rows come from, as in `WaitingRows.input`; empty if rows do not wait.
     """
 
     uid: str
@@ -269,6 +270,7 @@ class ChainSpec:
     watermark_before: int | None = None
     emits: RowSchema | None = None
     source_times: tuple[SourceTime, ...] = ()
+    waiting: tuple[str, ...] = ()
 
     @property
     def keying(self) -> Keying | None:

@@ -5,14 +5,19 @@ The watermark of a batch is computed from the batches before it, so that a retri
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TypedDict
 
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark
+from stateflow.checkpoint.barrier.task_report import combined_spans
+from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, TimeSpan, WaitingRows
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK
+
+NO_TIME = -(1 << 63)
+"""The latest event time of rows that have none, such as rejected records: they are rows of their source."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +25,14 @@ class SeenTimes:
     """The latest event times in a batch, in milliseconds since 1970.
 
     Attributes:
-        of_sources: by uid of each source that had rows.
+        of_sources: by uid of each source whose rows have event times.
         of_splits: by uid of each source with a watermark per split, those of its splits; as `Positions.split_times`.
+        active: uids of the sources that had input, whether or not rows with event times were made of it.
     """
 
     of_sources: Mapping[str, int] = field(default_factory=dict)
     of_splits: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
+    active: Collection[str] = ()
 
 
 def advance_source_watermarks(
@@ -47,7 +54,8 @@ def advance_source_watermarks(
         if splits is None and source and source.splits:
             splits = dict.fromkeys(split.name for split in source.splits)
         if splits is None:
-            advanced.append(SourceWatermark(uid=uid, **_advance(source, strategy, seen.of_sources.get(uid), now)))
+            latest = seen.of_sources.get(uid, NO_TIME if uid in seen.active else None)
+            advanced.append(SourceWatermark(uid=uid, **_advance(source, strategy, latest, now)))
         else:
             advanced.append(_advance_splits(uid, source, strategy, splits, now))
     return advanced
@@ -83,12 +91,19 @@ class _Advanced(TypedDict):
 def _advance(
     before: SourceWatermark | SplitWatermark | None, strategy: WatermarkStrategy, latest: int | None, now: int
 ) -> _Advanced:
-    """Returns the watermark of a source or split after a batch; `latest` is None if the batch had no row of it."""
+    """Returns the watermark of a source or split after a batch.
+
+    Args:
+        latest: the latest event time; `NO_TIME` if no row has one, None if the batch had no row.
+    """
     watermark = before.watermark if before else None
     if latest is None:
         active_at = before.active_at if before else now
-        idle = now - active_at >= strategy.idleness
+        # As in Flink and Spark, a source without new rows holds the watermark back unless it is declared idle.
+        idle = strategy.idleness is not None and now - active_at >= strategy.idleness
         return _Advanced(watermark=watermark, active_at=active_at, idle=idle)
+    if latest == NO_TIME:
+        return _Advanced(watermark=watermark, active_at=now, idle=False)
     # As in Flink's BoundedOutOfOrdernessWatermarks: another row with the same time may follow.
     reached = latest - strategy.out_of_orderness - 1
     watermark = reached if watermark is None else max(watermark, reached)
@@ -120,8 +135,125 @@ def _operator_watermark(
     deciding = chain.watermark_sources or chain.sources
     if deciding and all(uid in ended for uid in deciding):
         return MAX_WATERMARK
-    reaching = [known[uid] for uid in chain.watermark_sources if uid in known and uid not in ended]
-    return combine_watermarks(before, reaching)
+    waiting = [uid for uid in chain.watermark_sources if uid not in ended]
+    # A source that a later version of the job has added holds back the watermark from its first batch on.
+    return combine_watermarks(before, [known[uid] for uid in waiting]) if known.keys() >= set(waiting) else before
+
+
+_MAX_STORED_SPANS = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Rows whose event time is above the watermark of their operator, which other sources hold back.
+
+    Attributes:
+        operator: uid of the operator.
+        input: uid of the source that the rows come from; of rows of several sources, or of operators, all uids.
+        rows: their number.
+        waits_for: the sources that hold the watermark back, by uid; with the split, such as a partition of Kafka, if
+            splits have watermarks.
+        watermark: the operator's watermark, in milliseconds since 1970; None if a source had no row yet.
+        exact: whether `rows` is exact. Else it is at most 1 % of the rows that have waited too high.
+    """
+
+    operator: str
+    input: str
+    rows: int
+    waits_for: tuple[str, ...]
+    watermark: int | None
+    exact: bool = True
+
+    def __str__(self) -> str:
+        names = ", ".join(self.waits_for[:_SHOWN_SOURCES]) + (", …" if len(self.waits_for) > _SHOWN_SOURCES else "")
+        rows = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'} of {self.input}"
+        at = "without a row yet" if self.watermark is None else f"at {_time_text(self.watermark + 1)}"
+        return f"{'' if self.exact else 'about '}{rows} {'waits' if self.rows == 1 else 'wait'} for {names}, {at}"
+
+
+_SHOWN_SOURCES = 3
+
+
+def _time_text(milliseconds: int) -> str:
+    try:
+        return (_EPOCH + timedelta(milliseconds=milliseconds)).replace(tzinfo=None).isoformat(timespec="seconds")
+    except OverflowError:
+        return f"{milliseconds} ms"
+
+
+def waiting_for_others(waiting: Iterable[WaitingRows]) -> tuple[Waiting, ...]:
+    """Returns the rows that wait for other sources, of those that a manifest has."""
+    return tuple(
+        Waiting(each.operator, each.input, each.rows, tuple(each.waits_for), each.watermark, each.exact)
+        for each in waiting
+        if each.waits_for
+    )
+
+
+def waiting_rows(
+    chains: Iterable[OperatorChain],
+    before: Iterable[WaitingRows],
+    taken: Mapping[tuple[str, str], Iterable[TimeSpan]],
+    sources: Iterable[SourceWatermark],
+    *,
+    watermarks: Mapping[str, int | None],
+    ended: Container[str],
+) -> list[WaitingRows]:
+    """Returns the rows above the watermark of each operator, and which sources hold that back.
+
+    Args:
+        chains: the operator chains of the job's plan.
+        before: the rows after the previous batch.
+        taken: the event times of rows that tasks have taken in the batch, by uid of the operator and input.
+        sources: the watermarks of the sources after the batch.
+        watermarks: the watermark of each operator in the next batch.
+        ended: uids of sources that end once they are read, for which no row waits.
+    """
+    known, of_sources = {(rows.operator, rows.input): rows.spans for rows in before}, {s.uid: s for s in sources}
+    found = []
+    for chain in chains:
+        deciding = [of_sources[uid] for uid in sorted(chain.watermark_sources) if uid in of_sources]
+        reached = _operator_watermark(chain, watermarks[chain.uid], of_sources, ended)
+        names = {name for uid, name in (*known, *taken) if uid == chain.uid and chain.waiting_inputs}
+        for name in sorted(names):
+            of_both = [*known.get((chain.uid, name), ()), *taken.get((chain.uid, name), ())]
+            above = [span for span in of_both if reached is None or span.last > reached]
+            if not above:
+                continue
+            given = of_sources.get(name)
+            is_ahead = any(_is_ahead(each, reached) for each in ([given] if given else deciding))
+            found.append(
+                WaitingRows(
+                    operator=chain.uid,
+                    input=name,
+                    rows=sum(span.rows for span in above),
+                    exact=reached is None or all(span.first > reached for span in above),
+                    waits_for=_holding(deciding, ended) if is_ahead else [],
+                    watermark=reached,
+                    spans=combined_spans(above, _MAX_STORED_SPANS),
+                )
+            )
+    return found
+
+
+def _is_ahead(source: SourceWatermark, reached: int | None) -> bool:
+    """Returns whether a source, or a split of it, has passed a watermark."""
+    own = [source.watermark, *(split.watermark for split in source.splits)]
+    return any(at is not None and (reached is None or at > reached) for at in own)
+
+
+def _holding(deciding: Iterable[SourceWatermark], ended: Container[str]) -> list[str]:
+    """Returns the sources with the lowest watermark, or with none yet; with splits, those of them."""
+    waiting: list[tuple[str, int | None]] = []
+    for source in deciding:
+        if source.uid in ended or source.idle:
+            continue
+        waiting += [(f"{source.uid} ({split.name})", split.watermark) for split in source.splits if not split.idle]
+        waiting += [(source.uid, source.watermark)] if not source.splits else []
+    known = [at for _, at in waiting if at is not None]
+    lowest = None if len(known) < len(waiting) else min(known, default=None)
+    return [name for name, at in waiting if at == lowest]
 
 
 def combine_watermarks(before: int | None, sources: Iterable[SourceWatermark | SplitWatermark]) -> int | None:

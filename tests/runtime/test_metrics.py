@@ -160,6 +160,7 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
             "last_checkpoint_files": record.files,
             "last_checkpoint_new_files": record.new_files,
             "last_batch_duration": r.seconds,
+            "num_records_waiting": 0,
             "last_checkpoint_restore_timestamp": datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000,
         }
         for r, record in zip(results, records, strict=True)

@@ -20,13 +20,16 @@ from stateflow import (
     Time,
     ValueStateDescriptor,
 )
+from stateflow.api.collection import CollectionSource
 from stateflow.api.dead_letters import DeadLetters
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.requests.mailbox import post, read_answer
 from stateflow.errors import StateError, UserCodeError
 from stateflow.types.key_groups import key_hash, subtask_of
 from tests.runtime.timer_jobs import LOW, START, Alarm, Event, Note, TimerJobs, timed
 from tests.support.errors import raises
+from tests.support.local_jobs import Growing
 
 
 @pytest.fixture
@@ -85,11 +88,17 @@ def test_a_timer_that_is_due_between_runs_fires_in_the_next_one_at_any_paralleli
     assert [r.rows_in for r in jobs.results] == [0]
 
 
-def test_the_slower_of_two_sources_determines_the_watermark_until_its_last_row(jobs: TimerJobs) -> None:
+@pytest.mark.parametrize(("kind", "last"), [(Growing, 19), (CollectionSource, 399)], ids=["growing", "at-its-end"])
+def test_the_slower_of_two_sources_holds_the_watermark_back_until_its_end(
+    jobs: TimerJobs, kind: type[CollectionSource], last: int
+) -> None:
     fast, slow = ([Event("f", at) for at in (100, 200, 300, 400, 500, 600)], [Event("s", at) for at in (10, 20)])
-    jobs.events(Alarm(), fast, slow, parallelism=1)
-    watermarks = [LOW, LOW, 19, 19, 399, 399]
-    assert [n.watermark for n in jobs.notes() if n.key == "f"] == watermarks
+
+    def streams(env: StreamExecutionEnvironment) -> DataStream:
+        return timed(env, "fast", fast).union(timed(env, "slow", slow, kind))
+
+    jobs.process(streams, Alarm(), parallelism=1)
+    assert [n.watermark for n in jobs.notes() if n.key == "f"] == [LOW, LOW, 19, 19, last, last]
 
 
 class Counted(KeyedProcessFunction[Note, Note]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,13 @@ from stateflow import WatermarkStrategy
 from stateflow.checkpoint.log.documents import SourceWatermark
 from stateflow.clock import epoch_milliseconds
 from stateflow.runtime.task.row_conversion import latest_time
-from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
+from stateflow.runtime.watermarks import (
+    NO_TIME,
+    SeenTimes,
+    advance_source_watermarks,
+    combine_watermarks,
+    operator_watermarks,
+)
 
 STRATEGY = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5)).with_timestamp_column("at")
 WITH_IDLENESS = STRATEGY.with_idleness(timedelta(milliseconds=10))
@@ -30,10 +37,14 @@ def test_a_source_s_watermark_stays_below_its_latest_row_and_never_decreases() -
     assert advance_source_watermarks(first, {"s": STRATEGY}, SeenTimes({"s": 110}), 2) == [_of("s", 104, 2)]
 
 
-def test_a_source_without_new_rows_is_idle_at_once_or_after_the_declared_time() -> None:
+def test_a_source_without_new_rows_is_never_idle_or_after_the_declared_time() -> None:
     before = [_of("p", 50, 100), _of("s", 50, 100)]
+    found = advance_source_watermarks(before, {"p": WITH_IDLENESS, "s": STRATEGY}, SeenTimes({}), 10**9)
+    assert found == [_of("p", 50, 100, idle=True), _of("s", 50, 100)]
+    at_once = STRATEGY.with_idleness(timedelta())
+    assert advance_source_watermarks(before, {"s": at_once}, SeenTimes({}), 101) == [_of("s", 50, 100, idle=True)]
     found = advance_source_watermarks(before, {"p": WITH_IDLENESS, "s": STRATEGY}, SeenTimes({}), 109)
-    assert found == [_of("p", 50, 100), _of("s", 50, 100, idle=True)]
+    assert found == [_of("p", 50, 100), _of("s", 50, 100)]
     assert advance_source_watermarks(found, {"p": WITH_IDLENESS}, SeenTimes({}), 110) == [_of("p", 50, 100, idle=True)]
     assert advance_source_watermarks(found, {"p": WITH_IDLENESS}, SeenTimes({"p": 60}), 111) == [_of("p", 54, 111)]
     first = advance_source_watermarks([], {"p": WITH_IDLENESS}, SeenTimes({}), 100)
@@ -41,6 +52,26 @@ def test_a_source_without_new_rows_is_idle_at_once_or_after_the_declared_time() 
     assert advance_source_watermarks(first, {"p": WITH_IDLENESS}, SeenTimes({}), 110) == [
         _of("p", None, 100, idle=True)
     ]
+
+
+def test_input_without_event_times_keeps_a_source_from_being_idle() -> None:
+    before = [_of("p", 50, 100)]
+    assert advance_source_watermarks(before, {"p": WITH_IDLENESS}, SeenTimes(active="p"), 200) == [_of("p", 50, 200)]
+    splits = {"p": {"0": None, "1": NO_TIME}}
+    (found,) = advance_source_watermarks([], {"p": WITH_IDLENESS}, SeenTimes(of_splits=splits), 100)
+    (found,) = advance_source_watermarks([found], {"p": WITH_IDLENESS}, SeenTimes(of_splits=splits), 200)
+    assert [(split.watermark, split.active_at, split.idle) for split in found.splits] == [
+        (None, 100, True),
+        (None, 200, False),
+    ]
+
+
+def test_a_source_that_a_later_version_adds_holds_the_watermark_back() -> None:
+    strategies = {"a": STRATEGY, "b": STRATEGY}
+    chain = SimpleNamespace(uid="op", watermark_sources=frozenset(strategies), sources=frozenset(strategies))
+    for known, wanted in (([_of("a", 50)], 10), ([_of("a", 50), _of("b", 20)], 20)):
+        assert operator_watermarks([chain], {"op": 10}, known) == {"op": wanted}  # type: ignore[list-item]
+    assert operator_watermarks([chain], {"op": 10}, [_of("a", 50)], ended={"b"}) == {"op": 50}  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +123,8 @@ def test_a_source_with_splits_has_the_lowest_watermark_of_those_that_are_not_idl
             if time is not None:
                 reached[split] = max(time - 6, reached.get(split, time - 6))
                 active[split] = now
-        idle = {s for s in batch if batch[s] is None and now - active[s] >= strategy.idleness}
+        wait = strategy.idleness
+        idle = {s for s in batch if batch[s] is None and wait is not None and now - active[s] >= wait}
         waiting = batch.keys() - idle
         if waiting and waiting <= reached.keys():
             lowest = min(reached[split] for split in waiting)

@@ -102,7 +102,7 @@ class Oracle:
             if flight["arr_delay"] is not None:
                 figures.arrived += 1
                 figures.delay += flight["arr_delay"]
-        self.reached = max([self.reached, *(flight["time"] - LATENESS for flight in known)])
+        self.reached = max([self.reached, *(flight["time"] - LATENESS for flight in file)])
         self._close([day for day in self._open if _end(day) <= self.reached])
 
     def drain(self) -> None:

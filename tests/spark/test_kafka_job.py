@@ -193,7 +193,7 @@ def test_a_partition_without_records_holds_back_the_watermark_until_its_idle_tim
 
 
 @pytest.mark.slow
-def test_a_partition_without_records_holds_back_nothing_if_there_is_no_idle_timeout(job: KafkaJob) -> None:
+def test_a_partition_without_records_holds_back_nothing_with_an_idle_timeout_of_zero(job: KafkaJob) -> None:
     job.send_at(0, 1000)
     job.finish(job__idle_s=0)
     assert job.watermarks() == (999_999, {"0": 999_999, "1": None})

@@ -29,7 +29,6 @@ class Oracle:
     watermark: int = -(1 << 63)
     drained: bool = False
     _read: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 0})
-    _active: set[str] = field(default_factory=set)
     _ordered: list[Row] = field(default_factory=list)
 
     def run(self, rows: dict[str, list[Row]]) -> None:
@@ -40,9 +39,9 @@ class Oracle:
             for row in (row for part in batch for row in part):
                 self._take(row)
             given = {uid: [at for _, at, _ in part] for uid, part in zip(slices, batch, strict=True)}
-            self._active = {uid for uid, times in given.items() if times}
-            for uid in self._active:
-                self.latest[uid] = max(*given[uid], self.latest.get(uid, given[uid][0]))
+            for uid, times in given.items():
+                # Rows that the job drops count as well.
+                self.latest |= {uid: max(*times, self.latest.get(uid, times[0]))} if times else {}
         self._read = {uid: len(rows[uid]) for uid in self._read}
         self._ordered = rows["c"]
         self._advance()
@@ -75,6 +74,8 @@ class Oracle:
 
     def _take(self, row: Row) -> None:
         key, at, number = row
+        if key == "dropped":
+            return
         end = at // timed.WINDOW * timed.WINDOW + timed.WINDOW
         if end - 1 <= self.watermark:
             self.late.add(number)
@@ -82,8 +83,8 @@ class Oracle:
             self.windows[key, end] += 1
 
     def _advance(self) -> None:
-        if self._active:
-            self.watermark = max(self.watermark, min(self.latest[uid] for uid in self._active) - _DELAY - 1)
+        if self.latest.keys() == self._read.keys():
+            self.watermark = max(self.watermark, min(self.latest.values()) - _DELAY - 1)
 
 
 def _slices(rows: list[Row], size: int) -> list[list[Row]]:
@@ -94,7 +95,7 @@ def _rows(seed: int, count: int, first: int) -> list[Row]:
     """Rows of a source, most of them in order, some of them late."""
     chance = random.Random(seed)
     times = [first + 130 * n - chance.choice([0, 0, 0, 100, 250, 290, 1900]) for n in range(count)]
-    return [(chance.choice("xyz"), at, seed * 10_000 + n) for n, at in enumerate(times)]
+    return [(chance.choice(["x", "y", "z", "dropped"]), at, seed * 10_000 + n) for n, at in enumerate(times)]
 
 
 def _ordered_rows(count: int) -> list[Row]:
@@ -106,7 +107,7 @@ def _ordered_rows(count: int) -> list[Row]:
     return rows
 
 
-ROWS = {"a": _rows(1, 60, 5000), "b": _rows(2, 36, 5600), "c": _ordered_rows(60)}
+ROWS = {"a": _rows(1, 60, 5000), "b": _rows(2, 60, 5600), "c": _ordered_rows(60)}
 
 
 class TimedJob(ModuleJob):

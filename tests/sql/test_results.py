@@ -252,6 +252,35 @@ def test_an_interval_join_compares_microseconds(
     assert [row[0] for row in Rows(tmp_path, query, tables=tables).final] == [1] * is_pair
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT b.bidder, a.seller FROM bid AS b JOIN auction AS a ON b.auction = a.id"
+        " AND a.at BETWEEN b.at AND b.at + INTERVAL '200' SECOND WHERE b.price > 1",
+        "SELECT b.bidder, a.seller FROM (SELECT * FROM bid WHERE price > 1) AS b JOIN auction AS a"
+        " ON b.auction = a.id AND a.at BETWEEN b.at AND b.at + INTERVAL '200' SECOND",
+        "SELECT bidder, COUNT(*) AS n FROM TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '40' SECOND))"
+        " WHERE price > 1 GROUP BY bidder, window_start, window_end",
+        "SELECT a.seller, b.bidder FROM (SELECT * FROM auction WHERE seller <> 1) AS a LEFT JOIN bid"
+        " FOR SYSTEM_TIME AS OF a.at AS b ON a.id = b.auction",
+    ],
+    ids=["where-after", "where-before", "windows", "temporal"],
+)
+def test_rows_that_where_drops_advance_the_watermark(tmp_path: Path, query: str) -> None:
+    def at(*seconds: int) -> list[datetime]:
+        return [START + timedelta(seconds=each) for each in seconds]
+
+    # While the second bid is dropped, auctions are far ahead: it holds the watermark back for the third one.
+    prices = zip([9, 1, 9, 9], at(0, 10, 20, 30), strict=True)
+    bids = [Bid(1, n, price, "a", time) for n, (price, time) in enumerate(prices)]
+    auctions = [Auction(1, n, "x", time) for n, time in enumerate(at(100, 150, 151, 152, 153))]
+    tables: dict[str, list[Any]] = {"bid": bids, "auction": auctions}
+    one, many = (
+        Rows(tmp_path / f"{rows}", query, tables=tables, source__max_rows_per_batch=rows).final for rows in (1, 100)
+    )
+    assert one == many and len(one) >= 2
+
+
 def test_rows_that_do_not_pass_extend_no_session(tmp_path: Path) -> None:
     """As in Flink, whose planner moves the condition before the assignment to windows."""
     times = [START + timedelta(seconds=each) for each in (0, 4, 8)]

@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
-from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.clock import SystemClock
-from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.executor import BatchWork, Executed, Executor
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
 from stateflow.runtime.spark.executor import SparkExecutor
@@ -64,17 +63,17 @@ class _RowsOnSpark(Executor):
     def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
         """Does nothing: a harness stores its state before a batch ends."""
 
-    def execute(self, rows: Mapping[str, Sequence[object]], work: BatchWork) -> list[TaskReport]:
+    def execute(self, rows: Mapping[str, Sequence[object]], work: BatchWork) -> Executed:
         sources = [(node, self._frame(rows.get(node.uid, ()), node.schema)) for node in work.plan.sources]
         with translate_spark_errors(lambda: is_alive(self._spark)):
-            reports = self._executor.execute(source_frame(sources), work)
-        in_order = sorted(reports, key=lambda report: report.subtask)
+            executed = self._executor.execute(source_frame(sources), work)
+        in_order = sorted(executed.reports, key=lambda report: report.subtask)
         for output in (output for chain in work.plan.chains for output in chain.outputs):
             for node in output.sinks:
                 assert isinstance(node.sink, _RowFiles)
                 files = [file for report in in_order for file in report.output.get(node.uid, ())]
                 node.sink.read(files, output.node.schema)
-        return reports
+        return executed
 
     def _frame(self, rows: Sequence[object], schema: RowSchema) -> DataFrame:
         if not rows:

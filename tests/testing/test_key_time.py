@@ -293,9 +293,10 @@ def test_with_two_sources_each_delays_the_timers_of_the_other() -> None:
         assert _calls(h.push_both([row(100)], [row(20)])) == [("timer", 11), ("row", 20), ("row", 100)]
         # Known of it is 19, then 89 from the key's own row.
         assert _calls(h.push_both([row(101, "set 2")], [row(90)])) == [("row", 90), ("row", 101)]
-        # Still 89; from the next batch on it is idle.
+        # Still 89, however many batches have none of its rows.
         assert _calls(h.push_both([row(200)], [])) == [("row", 200)]
-        assert _calls(h.push_both([row(300)], [row(400)])) == [("timer", 103), ("row", 300), ("row", 400)]
+        assert _calls(h.push_both([row(300)], [])) == [("row", 300)]
+        assert _calls(h.push_both([], [row(400)])) == [("timer", 103), ("row", 400)]
 
 
 def test_with_two_sources_rows_of_earlier_arrow_batches_advance_the_watermark() -> None:

@@ -23,6 +23,7 @@ RETURNED = (
     "quarantined_count",
     "quarantined",
     "late_rows_dropped",
+    "waiting",
     "idle",
     "duration_s",
 )

@@ -63,8 +63,9 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``started_from``,
     ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
-    ``idle`` (whether there was nothing to do, so that Spark was not started) and ``duration_s``, with a warning in the
-    log if it exceeds the schedule's interval. ``offsets`` has positions in each source's format, such as
+    ``waiting`` (rows that wait for rows of other sources: ``operator``, ``input``, ``rows``, ``waits_for``,
+    ``watermark``), ``idle`` (whether there was nothing to do, so that Spark was not started) and ``duration_s``, with a
+    warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in each source's format, such as
     ``{"payments": {"logOffset": 4}}``.
     Each asset in `outlets` gets an event with the first two.
 

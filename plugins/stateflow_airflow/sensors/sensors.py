@@ -144,10 +144,10 @@ class StateflowWatermarkSensor(FreshnessSensor):
     The lag is the current time minus the lowest watermark of the sources at the newest checkpoint. A source has one if
     it has a watermark strategy and a keyed operator reads it; other sources do not count, and a job without any fails
     the task at once. The job root does not show which input exists that the job has not read: the lag also grows when
-    no input arrives. A source that was idle at that checkpoint does not count, unless all were; without
-    `with_idleness`, that is each one that had no row in its last batch. The watermark is the latest event time minus
-    the out-of-orderness that the strategy allows, so `max_lag` must be greater than that. Event times in the future
-    hide a lag.
+    no input arrives. A source that was idle at that checkpoint does not count, unless all were: one with
+    `with_idleness` that had no rows for that time, or a bounded one at its end. The watermark is the latest event time
+    minus the out-of-orderness that the strategy allows, so `max_lag` must be greater than that. Event times in the
+    future hide a lag.
 
     Errors and further arguments as of `StateflowCheckpointSensor`.
 

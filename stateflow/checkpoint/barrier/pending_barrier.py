@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stateflow.checkpoint.barrier.task_report import TaskReport
-from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.checkpoint.log.documents import OperatorState, TimeSpan
 from stateflow.errors import BatchFailed
 from stateflow.state.handles import Committable
 
@@ -40,12 +40,14 @@ class PendingBarrier:
         ordinal: number of the barrier in the run.
         participants: the subtasks whose reports complete it.
         reports: accepted reports, by uid and subtask.
+        event_times: the latest event time of each source's rows in milliseconds, by uid, without sources without rows.
     """
 
     generation: int
     ordinal: int
     participants: Iterable[Participant]
     reports: dict[tuple[str, int], TaskReport] = field(default_factory=dict)
+    event_times: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._expected = {(p.uid, p.subtask): p for p in self.participants}
@@ -118,13 +120,13 @@ class PendingBarrier:
                 found.setdefault(uid, []).append(report)
         return [_operator(uid, reports, known.get(uid)) for uid, reports in found.items()]
 
-    def event_times(self) -> dict[str, int]:
-        """Returns the latest event time of each source's rows in milliseconds, by uid, without sources without rows."""
-        latest: dict[str, int] = {}
-        for report in self.reports.values():
-            for uid, time in report.event_times.items():
-                latest[uid] = max(time, latest.get(uid, time))
-        return latest
+    def ahead(self) -> dict[tuple[str, str], list[TimeSpan]]:
+        """Returns the event times of rows above the watermark, by uid of the operator and input."""
+        found: dict[tuple[str, str], list[TimeSpan]] = {}
+        for (uid, _), report in sorted(self.reports.items()):
+            for name, spans in report.ahead.items():
+                found.setdefault((uid, name), []).extend(spans)
+        return found
 
     def output(self) -> dict[str, list[Committable]]:
         """Returns the files to publish, by sink, without sinks that have none."""

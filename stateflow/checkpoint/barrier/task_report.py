@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterable
 from datetime import datetime
 
 import msgspec
 
 from stateflow import errors
+from stateflow.checkpoint.log.documents import TimeSpan
 from stateflow.errors import StateflowError, UserCodeError, cut
 from stateflow.state.handles import Committable, Document, OperatorPart, StateSchema, SubtaskState
 from stateflow.types.decoders import msgpack_decoder
@@ -90,8 +92,8 @@ class TaskReport(Document, frozen=True, kw_only=True):
     """The error of the last dead letter."""
     late_rows_dropped: int = 0
     """Number of rows that the operator dropped because they were too late."""
-    event_times: dict[str, int] = {}
-    """The latest event time of the rows of each source, in milliseconds, by uid."""
+    ahead: dict[str, list[TimeSpan]] = {}
+    """The event times of rows above the watermark, by what `WaitingRows.input` names."""
     barrier_at: datetime | None = None
     """When the subtask had processed its input."""
     sync_ms: float = 0.0
@@ -99,3 +101,13 @@ class TaskReport(Document, frozen=True, kw_only=True):
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, which this report forwards to the driver."""
+
+
+def combined_spans(spans: Iterable[TimeSpan], limit: int) -> list[TimeSpan]:
+    """Returns spans in order; as many neighbours become one as are needed to have at most `limit`."""
+    ordered = sorted(spans, key=lambda span: (span.first, span.last))
+    size = -(-len(ordered) // limit) or 1
+    parts = [ordered[at : at + size] for at in range(0, len(ordered), size)]
+    return [
+        TimeSpan(first=part[0].first, last=max(s.last for s in part), rows=sum(s.rows for s in part)) for part in parts
+    ]

@@ -139,6 +139,10 @@ def with_sources(manifest: Manifest, wanted: Sequence[tuple[str, str]], starts: 
         watermarks=sorted(
             (replace(w, uid=kept[w.uid]) for w in manifest.watermarks if w.uid in kept), key=lambda each: each.uid
         ),
+        waiting=[
+            replace(w, input=kept.get(w.input, w.input), waits_for=[kept.get(uid, uid) for uid in w.waits_for])
+            for w in manifest.waiting
+        ],
         columns={kept[uid]: columns for uid, columns in manifest.columns.items() if uid in kept},
     )
 

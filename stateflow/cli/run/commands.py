@@ -179,15 +179,17 @@ def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
 
 
 def _summary(result: RunResult) -> str:
+    waiting = "".join(f"; {each}" for each in result.waiting)
     if result.idle:
-        return f"{result.job}: nothing to do at {result.started_at}; Spark was not started, {result.duration_s:.1f} s"
+        done = f"nothing to do at {result.started_at}; Spark was not started, {result.duration_s:.1f} s"
+        return f"{result.job}: {done}{waiting}"
     attempts = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     late = f", {count_of(result.late_rows_dropped, 'late row')} dropped" if result.late_rows_dropped else ""
     return (
         f"{result.job}: {count_of(result.batches, 'batch')}, {_row_counts(result.rows_in, result.rows_out)}, from "
         f"{result.started_at} to checkpoint {result.checkpoint_id}, stopped: {result.stopped_because}, "
-        f"{result.duration_s:.1f} s{attempts}{skipped}{late}"
+        f"{result.duration_s:.1f} s{attempts}{skipped}{late}{waiting}"
     )
 
 

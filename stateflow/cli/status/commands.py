@@ -70,6 +70,7 @@ def _position(found: operations.JobDescription) -> list[str]:
         *_newest_run(found),
         *_failed_start(found),
         *_drained(found),
+        *map(str, found.waiting),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
         *map(_claimed, found.claimed),
     ]

@@ -32,10 +32,12 @@ def run_to_barrier(executor: Executor, rows: object, work: BatchWork) -> Pending
         UserCodeError: more rows failed than the job's error budgets allow.
     """
     pending = PendingBarrier(work.info.id.generation, work.info.id.ordinal, work.plan.participants())
-    for report in executor.execute(rows, work):
+    executed = executor.execute(rows, work)
+    for report in executed.reports:
         _acknowledge(pending, report)
     pending.check()
     check_budgets(work.plan, pending.reports.values())
+    pending.event_times = executed.event_times
     return pending
 
 

@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.barrier.pending_barrier import PendingBarrier
-from stateflow.checkpoint.log.documents import BatchRecord, Manifest, OperatorState, SourceWatermark
+from stateflow.checkpoint.log.documents import (
+    NOT_BEGUN,
+    BatchRecord,
+    Manifest,
+    OperatorState,
+    SourceWatermark,
+    WaitingRows,
+)
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.source_positions import spark_time
 from stateflow.clock import epoch_milliseconds
@@ -21,7 +28,7 @@ from stateflow.runtime.job.job import Job, PositionCapture, Positions
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.quarantine import quarantine_fields
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
-from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks
+from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks, waiting_rows
 from stateflow.state.handles import SubtaskState, is_due
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
@@ -161,19 +168,20 @@ class BatchRunner:
             TaskEnvironment(root.storage.uri, settings.local_folder, Credentials.of_process(), settings.telemetry),
         )
 
-    def has_due_timers(self, ended: frozenset[str] = frozenset(), *, with_idleness: bool = False) -> bool:
+    def has_due_timers(self, ended: frozenset[str] = frozenset()) -> bool:
         """Returns whether batches without rows would fire timers, as far as the driver knows.
+
+        A source may have become idle since its last row. The first batch without rows stores that, the second one then
+        fires the timers.
 
         Args:
             ended: uids of sources that count as ended, as for `tick`.
-            with_idleness: whether a source that has become idle since its last row no longer holds watermarks back.
-                The first batch without rows stores that, the second one then fires the timers.
         """
         now = epoch_milliseconds(self._job.root.clock.now())
         if self._fires_timers(self.watermarks(ended), now):
             return True
         strategies = self._job.plan.strategies
-        if not with_idleness or not any(strategy.idleness for strategy in strategies.values()):
+        if all(strategy.idleness is None for strategy in strategies.values()):
             return False
         after_idleness = advance_source_watermarks(self._source_watermarks, strategies, SeenTimes(), now)
         return self._fires_timers(self._watermarks(after_idleness, ended), now)
@@ -244,6 +252,12 @@ class BatchRunner:
         watermarks = self.watermarks()
         limit = self._job.settings.state.memory_limit_bytes
         operators = operator_states_after(pending, self._base, watermarks, limit)
+        sources = advance_source_watermarks(
+            self._source_watermarks,
+            self._job.plan.strategies,
+            SeenTimes(pending.event_times, positions.split_times, self._active_sources(positions)),
+            epoch_milliseconds(info.id.processing_time),
+        )
         return Manifest(
             job_uuid=self._job.root.job.job_uuid,
             generation=pending.generation,
@@ -256,16 +270,31 @@ class BatchRunner:
             full_bytes=state_bytes(operators),
             epoch=self._epoch + 1,
             columns=source_columns(self._job.plan),
-            watermarks=advance_source_watermarks(
-                self._source_watermarks,
-                self._job.plan.strategies,
-                SeenTimes(pending.event_times(), positions.split_times),
-                epoch_milliseconds(info.id.processing_time),
-            ),
+            watermarks=sources,
+            waiting=[] if drained else self._waiting(pending, watermarks, sources),
             drained=drained,
             code=self._job.code,
             **quarantine_fields(self.manifest, positions.quarantined),
         )
+
+    def _waiting(
+        self, pending: PendingBarrier, before: Watermarks, sources: list[SourceWatermark]
+    ) -> list[WaitingRows]:
+        """Returns the rows that wait after a batch, of which `before` has the watermarks."""
+        plan = self._job.plan
+        return waiting_rows(
+            plan.chains,
+            self.manifest.waiting if self.manifest else (),
+            pending.ahead(),
+            sources,
+            watermarks=operator_watermarks(plan.chains, before, sources),
+            ended=plan.bounded,
+        )
+
+    def _active_sources(self, positions: Positions) -> frozenset[str]:
+        """Returns the uids of the sources with input in a batch, which may have left no rows: their positions moved."""
+        before = {position.uid: position.offset for position in self.manifest.sources} if self.manifest else {}
+        return frozenset(p.uid for p in positions.sources if p.offset != before.get(p.uid, NOT_BEGUN))
 
     def _record(self, batch: Batch, positions: Positions, info: BatchInfo) -> BatchRecord:
         return BatchRecord(

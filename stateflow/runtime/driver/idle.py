@@ -43,7 +43,7 @@ class IdleWork:
         self._run.poll()
         ended = self._run.job.plan.bounded if caught_up else frozenset[str]()
         batches = self._run.batches
-        if self._run.stopped or not (batches.has_due_timers(ended, with_idleness=True) or batches.has_due_cleanup()):
+        if self._run.stopped or not (batches.has_due_timers(ended) or batches.has_due_cleanup()):
             return IDLE_INTERVAL
         self._on_batch(self._run.run_tick(ended))
         self._bounds.count_batch()

@@ -29,6 +29,7 @@ from stateflow.runtime.driver.run_context import RunContext
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import BatchResult, Job, PositionCapture, RunTotals
 from stateflow.runtime.job.start_checks import StartChecks
+from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.state.handles import Committable
 
 
@@ -282,6 +283,8 @@ class JobRun:
         recorder.count("num_records_in", result.rows_in)
         recorder.count("num_records_out", sum(result.rows_out.values()))
         recorder.gauge("last_batch_duration", result.seconds)
+        waiting = waiting_for_others(barrier.manifest.waiting)
+        recorder.gauge("num_records_waiting", sum(each.rows for each in waiting))
 
 
 def _result(head: Head, barrier: CompletedBarrier, seconds: float) -> BatchResult:

@@ -27,7 +27,7 @@ class Positions:
         spark: progress of Spark's query; None when the sources are read without Spark.
         quarantined: input files that the batch skips.
         split_times: for each source with a watermark per split, by uid: the latest event time in the batch of each of
-            its splits, in milliseconds since 1970; None for a split without rows.
+            its splits, in milliseconds since 1970; None for a split without rows, `NO_TIME` if its rows have none.
     """
 
     sources: list[SourcePosition]

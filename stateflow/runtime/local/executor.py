@@ -28,10 +28,10 @@ from stateflow.api.graph.nodes import (
     UnionNode,
     WatermarkNode,
 )
-from stateflow.api.graph.traversal import leaves_of
+from stateflow.api.graph.traversal import leaves_of, sources_of
 from stateflow.api.hidden_columns import RejectedRecord
-from stateflow.checkpoint.barrier.task_report import TaskReport
-from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
+from stateflow.api.watermarks import event_time_reader
+from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
 from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
 from stateflow.runtime.task.barriers import BarrierMessage
@@ -123,7 +123,7 @@ class LocalExecutor(Executor):
     def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
         """Does nothing: a thread of this process stores files, and stays alive."""
 
-    def execute(self, rows: Mapping[str, Sequence[object]], work: BatchWork) -> list[TaskReport]:
+    def execute(self, rows: Mapping[str, Sequence[object]], work: BatchWork) -> Executed:
         """Runs the batch.
 
         Args:
@@ -138,12 +138,15 @@ class LocalExecutor(Executor):
             for origin, node in enumerate(work.plan.sources)
         }
         emitted: list[pa.RecordBatch] = []
+        seen: dict[str, int] = {}
         for at, level in enumerate(work.plan.levels):
-            routed = _routed(level, {node: list(_rows_of(node, inputs, work.info)) for node in level.inputs}, work.info)
+            rows_of = {node: list(_rows_of(node, inputs, work.info, seen)) for node in level.inputs}
+            routed = _routed(level, rows_of, work.info)
             emitted = self._run_level(specs[at], level, routed, controls)
             if at + 1 < len(work.plan.levels):
                 inputs, controls = _split(emitted, level, work.plan.levels[at + 1].targets)
-        return decode_reports(value for batch in emitted for value in batch.column(REPORT).to_pylist())
+        reports = decode_reports(value for batch in emitted for value in batch.column(REPORT).to_pylist())
+        return Executed(reports, seen)
 
     def _run_level(
         self, spec: LevelSpec, level: Level, routed: Mapping[int, list[_RoutedRow]], controls: _Controls
@@ -163,26 +166,41 @@ class LocalExecutor(Executor):
 # -- rows of a level's inputs -----------------------------------------------------------------------------------------
 
 
-def _rows_of(node: Node, inputs: _Rows, info: BatchInfo) -> Iterator[_LocatedRow]:
-    """Yields the rows of a node, computed from those of sources and emitted nodes."""
+def _rows_of(node: Node, inputs: _Rows, info: BatchInfo, seen: dict[str, int]) -> Iterator[_LocatedRow]:
+    """Yields the rows of a node, computed from those of sources and emitted nodes.
+
+    Args:
+        seen: receives the latest event time of each source where its watermarks are assigned, by uid.
+    """
     if leaves_of(node) == [node]:
         yield from inputs.get(node, ())
     elif isinstance(node, WatermarkNode):
-        yield from _rows_of(node.parent, inputs, info)
+        yield from _observed(node, _rows_of(node.parent, inputs, info, seen), seen)
     elif isinstance(node, RecordsNode):
-        found = _rows_of(node.parent, inputs, info)
+        found = _rows_of(node.parent, inputs, info, seen)
         yield from (located for located in found if isinstance(located.row, RejectedRecord) == node.rejected)
     elif isinstance(node, UnionNode):
-        together = [located for parent in node.parents for located in _rows_of(parent, inputs, info)]
+        together = [located for parent in node.parents for located in _rows_of(parent, inputs, info, seen)]
         yield from (replace(located, position=n) for n, located in enumerate(together))
     elif isinstance(node, ReducedNode):
-        yield from _by_columns(node, node.reduction.apply, list(_rows_of(node.parent, inputs, info)))
+        yield from _by_columns(node, node.reduction.apply, list(_rows_of(node.parent, inputs, info, seen)))
     elif isinstance(node, ColumnsNode):
         step = ColumnStep(node.function, node.parent.schema, node.schema)
-        yield from _by_columns(node, step.apply, list(_rows_of(node.parent, inputs, info)))
+        yield from _by_columns(node, step.apply, list(_rows_of(node.parent, inputs, info, seen)))
     else:
         assert isinstance(node, RowsNode | TransformNode) and node.step is not None
-        yield from _with_function_applied(node.step, list(_rows_of(node.parent, inputs, info)), info)
+        yield from _with_function_applied(node.step, list(_rows_of(node.parent, inputs, info, seen)), info)
+
+
+def _observed(node: WatermarkNode, rows: Iterator[_LocatedRow], seen: dict[str, int]) -> Iterator[_LocatedRow]:
+    (uid,) = {source.uid for source in sources_of(node)}
+    time_of = event_time_reader(node.strategy.column)
+    assert time_of is not None
+    for located in rows:
+        time = time_of(located.row)
+        if time is not None:
+            seen[uid] = max(time, seen.get(uid, time))
+        yield located
 
 
 def _with_function_applied(step: RowStep, rows: Sequence[_LocatedRow], info: BatchInfo) -> Iterator[_LocatedRow]:

@@ -21,6 +21,7 @@ from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.row_conversion import latest_time
 from stateflow.runtime.user_code import innermost
+from stateflow.runtime.watermarks import NO_TIME
 from stateflow.types.columns.conversion import to_column
 
 _SHORTEST_PAUSE = timedelta(milliseconds=1)
@@ -117,11 +118,12 @@ def split_times(plan: JobPlan, slices: Mapping[str, Slice]) -> dict[str, dict[st
 
 
 def _latest_by_split(column: Column, found: Slice) -> dict[str, int | None]:
-    """Returns the latest event time of each split in milliseconds since 1970; None for a split without rows."""
-    latest = {}
+    """Returns the latest event time of each split; see `Positions.split_times`."""
+    latest: dict[str, int | None] = {}
     for split, rows in found.splits.items():
         times = [getattr(row, column.name) for row in rows if not isinstance(row, RejectedRecord)]
-        latest[split] = latest_time(to_column(column.shape, times))
+        time = latest_time(to_column(column.shape, times))
+        latest[split] = NO_TIME if time is None and rows else time
     return latest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stateflow.api.functions.process import has_timers
@@ -86,9 +86,26 @@ class OperatorChain:
         return frozenset(watermark_strategies(e.node for e in self.operator.inputs) if self.operator else ())
 
     @cached_property
+    def waiting_inputs(self) -> tuple[str, ...]:
+        """For each input, the uids of the sources and operators that its rows come from, as a text.
+
+        Empty unless rows may wait for those of another source: the operator has timers, and its watermark comes from
+        several sources, or from the splits of one.
+        """
+        nodes = [edge.node for edge in self.inputs]
+        has_several = len(self.watermark_sources) > 1 or bool(self.operator and times_of_splits(nodes))
+        if not has_several or not self.has_timer_function:
+            return ()
+        return tuple(", ".join(sorted({_uid_of(leaf) for leaf in leaves_of(node)})) for node in nodes)
+
+    @cached_property
     def sources(self) -> frozenset[str]:
         """Uids of the sources whose rows can reach the chain."""
         return frozenset(source.uid for edge in self.inputs for source in sources_of(edge.node))
+
+
+def _uid_of(leaf: Node) -> str:
+    return leaf.uid if isinstance(leaf, SourceNode) else producer_of(leaf).operator.uid
 
 
 @dataclass(frozen=True)
@@ -207,8 +224,12 @@ class JobPlan:
 
     @property
     def strategies(self) -> dict[str, WatermarkStrategy]:
-        """The watermark strategies of the sources that reach an operator, by uid of the source."""
-        return watermark_strategies(e.node for chain in self.chains if chain.operator for e in chain.inputs)
+        """The watermark strategies of the sources that reach an operator, by uid of the source.
+
+        A bounded source is at its end, and idle, when a batch has no input of it.
+        """
+        found = watermark_strategies(e.node for chain in self.chains if chain.operator for e in chain.inputs)
+        return {uid: replace(of, idleness=0) if uid in self.bounded else of for uid, of in found.items()}
 
     @cached_property
     def times_of_splits(self) -> dict[str, str]:

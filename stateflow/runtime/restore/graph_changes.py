@@ -181,7 +181,9 @@ def change_graph(
     _check_dropped_sources(sources, request.drop)
     manifest = with_sources(target, graph.sources, sources.starts)
     if operators.outline != sorted(target.operators, key=lambda operator: operator.uid):
-        manifest = replace(manifest, operators=operators.outline)
+        taken = [(uid, {move.old for move in moves}) for uid, moves in sorted(assignment.by_operator.items())]
+        waiting = [replace(w, operator=uid) for uid, olds in taken for w in manifest.waiting if w.operator in olds]
+        manifest = replace(manifest, operators=operators.outline, waiting=waiting)
     key_groups = _key_groups(operators, location, graph)
     return ChangedGraph(target, assignment, operators, sources, chosen, request, manifest, key_groups)
 

@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.api.input_files import CannotRead
-from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
-from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
+from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.spark.event_times import EventTimes, TimesInTasks
 from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import empty_rows
 from stateflow.runtime.spark.inputs import Files, Inputs
@@ -48,6 +48,7 @@ class SparkExecutor(Executor):
         self._group = ""
         self._workers = SparkWorkers()
         self._reads_files = True
+        self._times = TimesInTasks()
 
     @property
     def savepoint_workers(self) -> SavepointWorkers:
@@ -63,7 +64,7 @@ class SparkExecutor(Executor):
         """Returns an empty DataFrame with the columns of all sources."""
         return empty_rows(SparkSession.active(), plan.sources)
 
-    def execute(self, rows: DataFrame | SourceRows, work: BatchWork) -> list[TaskReport]:
+    def execute(self, rows: DataFrame | SourceRows, work: BatchWork) -> Executed:
         """Runs the batch.
 
         Args:
@@ -82,21 +83,22 @@ class SparkExecutor(Executor):
                 self._reads_files = False
         return self._run(given.frame, {}, work)
 
-    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> list[TaskReport]:
+    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> Executed:
         prepare_struct_classes()
         specs = level_specs(work)
         context = rows.sparkSession.sparkContext
         self._workers.context = context
         self._group = job_group(context, work.info.id.generation)
+        inputs, times = Inputs.of(rows, files, work.plan), self._event_times(context, work.plan)
         with ExitStack() as persisted:
-            frame = self._first_frame(Inputs.of(rows, files, work.plan), work, specs[0], persisted)
+            frame = self._first_frame(inputs, work, specs[0], times, persisted)
             for at, level in enumerate(work.plan.levels[1:], 1):
                 # Without persisting, Spark would run the tasks again for each reader.
                 frame = frame if reads_once(level) else _persist(frame, persisted)
                 before = work.plan.levels[at - 1]
-                frame = _level_frame(next_exchange(level, before, frame, work.info), specs[at])
-            collected = frame.select(REPORT).collect()
-        return decode_reports(bytes(row[0]) for row in collected)
+                frame = _level_frame(next_exchange(level, before, frame, work.info, times), specs[at])
+            reports = decode_reports(bytes(row[0]) for row in times.collect(frame.select(REPORT)))
+            return Executed(reports, times.latest(inputs, work.info))
 
     def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
         """Runs a task on each worker, which also takes over files that dead workers have not stored.
@@ -113,7 +115,9 @@ class SparkExecutor(Executor):
         shuffled = numbers.union(numbers).repartition(count, "id")
         shuffled.mapInArrow(_drop_rows, shuffled.schema).collect()
 
-    def _first_frame(self, inputs: Inputs, work: BatchWork, spec: LevelSpec, persisted: ExitStack) -> DataFrame:
+    def _first_frame(
+        self, inputs: Inputs, work: BatchWork, spec: LevelSpec, times: EventTimes, persisted: ExitStack
+    ) -> DataFrame:
         info, task = work.info.task_info(), partial(_run_unshuffled_task, spec, _barrier(work))
         read = files_read_by_tasks(work.plan, inputs, info)
         if read is not None:
@@ -126,13 +130,16 @@ class SparkExecutor(Executor):
             return _with_tasks(unshuffled, spec, task)
         if written is not None:
             return _level_frame(exchange_of(work.plan.levels[0], written, _barrier(work), work.info), spec)
-        return _level_frame(self._first(inputs, work, persisted), spec)
+        return _level_frame(self._first(inputs, work, times, persisted), spec)
 
-    def _first(self, inputs: Inputs, work: BatchWork, persisted: ExitStack) -> DataFrame:
+    def _event_times(self, context: SparkContext, plan: JobPlan) -> EventTimes:
+        return EventTimes(plan, *self._times.next_attempt(context))
+
+    def _first(self, inputs: Inputs, work: BatchWork, times: EventTimes, persisted: ExitStack) -> DataFrame:
         level, rows = work.plan.levels[0], inputs.rows
         if reads_of_source(level, work.info, inputs.readers) > 1 and not rows.is_cached:
             inputs = replace(inputs, rows=_persist(rows, persisted))
-        return first_exchange(level, inputs, _barrier(work), work.info)
+        return first_exchange(level, inputs, _barrier(work), work.info, times)
 
 
 def files_for_tasks(rows: SourceRows, work: BatchWork) -> Files:

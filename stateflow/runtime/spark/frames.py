@@ -32,7 +32,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.file_reader import FileReader
-from stateflow.runtime.spark.python_functions import composed, functions_after
+from stateflow.runtime.spark.python_functions import Observer, composed, functions_after
 from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
@@ -136,6 +136,7 @@ class FrameBuilder:
         info: the `TaskInfo` of row functions, without the number of their partition.
         readers: the readers of sources whose files tasks read, if functions in Python follow.
         on_transformed: called with each transform and what it returns.
+        times: observes the event times of rows where their watermarks are assigned; None if they are not needed.
     """
 
     def __init__(
@@ -144,18 +145,22 @@ class FrameBuilder:
         info: TaskInfo,
         readers: Mapping[Node, FileReader] = MappingProxyType({}),
         on_transformed: Callable[[TransformNode, DataFrame], None] = lambda node, frame: None,
+        *,
+        times: Observer | None = None,
     ) -> None:
         self._leaf = leaf
         self._info = info
         self._readers = readers
         self._on_transformed = on_transformed
+        self._times = times
 
     def frame(self, node: Node) -> DataFrame | None:
         """Returns the rows of `node`, with exactly its columns; None when all rows were left out."""
         if leaves_of(node) == [node]:
             return self._leaf(node)
         if isinstance(node, WatermarkNode):
-            return self.frame(node.parent)
+            before = self.frame(node.parent)
+            return before if before is None or self._times is None else self._times.of_frame(node, before)
         if isinstance(node, RecordsNode):
             before = self.frame(node.parent)
             return None if before is None else _records(node, before)
@@ -174,7 +179,7 @@ class FrameBuilder:
 
     def _by_functions(self, node: Node) -> DataFrame | None:
         """Applies consecutive functions in Python in one pass, which also reads the files if tasks may read them."""
-        start, functions = functions_after(node, self._info)
+        start, functions = functions_after(node, self._info, self._times)
         before, reader = self.frame(start), self._readers.get(start)
         if before is None:
             return None

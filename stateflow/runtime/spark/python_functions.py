@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.rich import RowStep
@@ -23,12 +25,25 @@ ArrowFunction = Callable[[Batches], Batches]
 """A function of `mapInArrow`: takes and returns the Arrow batches of a partition."""
 
 
-def functions_after(node: Node, info: TaskInfo) -> tuple[Node, tuple[ArrowFunction, ...]]:
+class Observer(Protocol):
+    """Observes the event times of rows where their watermarks are assigned."""
+
+    def of_frame(self, node: WatermarkNode, frame: DataFrame) -> DataFrame:
+        """Returns `frame`, the rows of `node`, whose event times are observed when it runs."""
+
+    def of_batches(self, node: WatermarkNode) -> ArrowFunction | None:
+        """Returns a function that passes the rows of `node` on, and observes their event times; None if not needed."""
+
+
+def functions_after(
+    node: Node, info: TaskInfo, times: Observer | None = None
+) -> tuple[Node, tuple[ArrowFunction, ...]]:
     """Returns the node that consecutive functions in Python start from, and these functions in order.
 
     Args:
         node: the node whose rows the last function returns; itself without functions if it has other rows.
         info: as for `FrameBuilder`.
+        times: as for `FrameBuilder`.
     """
     found: list[ArrowFunction] = []
     while leaves_of(node) != [node]:
@@ -42,6 +57,8 @@ def functions_after(node: Node, info: TaskInfo) -> tuple[Node, tuple[ArrowFuncti
             found.append(node.reduction.apply)
             node = node.parent
         elif isinstance(node, WatermarkNode):
+            observed = None if times is None else times.of_batches(node)
+            found += [observed] if observed is not None else ()
             node = node.parent
         else:
             break

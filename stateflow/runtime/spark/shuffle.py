@@ -33,7 +33,7 @@ from stateflow.runtime.planning.routing import (
 from stateflow.runtime.spark.file_reader import FileReader
 from stateflow.runtime.spark.frames import FrameBuilder
 from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.python_functions import leaves_in_frames
+from stateflow.runtime.spark.python_functions import Observer, leaves_in_frames
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -72,14 +72,18 @@ def reads_of_source(level: Level, info: BatchInfo, readers: Collection[Node]) ->
     return found
 
 
-def first_exchange(level: Level, inputs: Inputs, barrier: BarrierMessage, info: BatchInfo) -> DataFrame:
+def first_exchange(
+    level: Level, inputs: Inputs, barrier: BarrierMessage, info: BatchInfo, times: Observer
+) -> DataFrame:
     """Builds the shuffled input of the first level's tasks.
 
     Args:
         barrier: goes to each task, after its rows.
+        times: observes the event times of rows.
     """
     exchange = _Exchange(level, info.settings.max_parallelism)
-    frames = list(_derived_inputs(level, inputs.frames.__getitem__, exchange, info, inputs.readers))
+    builder = partial(FrameBuilder, info=info.task_info(), times=times)
+    frames = list(_derived_inputs(level, inputs.frames.__getitem__, exchange, builder, inputs.readers))
     frames.append(exchange.barriers(frames[0].sparkSession, barrier))
     return exchange.shuffled(frames)
 
@@ -98,16 +102,18 @@ def exchange_of(level: Level, rows: DataFrame, barrier: BarrierMessage, info: Ba
     return exchange.shuffled([routed, exchange.barriers(rows.sparkSession, barrier)])
 
 
-def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchInfo) -> DataFrame:
+def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchInfo, times: Observer) -> DataFrame:
     """Builds the shuffled input of a later level's tasks.
 
     Args:
         before: the previous level.
         emitted: all rows that the tasks of the previous level emitted, barriers included.
+        times: observes the event times of rows that pass a level before their watermarks are assigned.
     """
     exchange = _Exchange(level, info.settings.max_parallelism)
     frames = [exchange.forward(emitted, {_number(node, before): node for node in level.inputs if _is_direct(node)})]
-    frames += _derived_inputs(level, lambda node, *more: _emitted_rows(node, before, emitted, *more), exchange, info)
+    builder = partial(FrameBuilder, info=info.task_info(), times=times)
+    frames += _derived_inputs(level, lambda node, *more: _emitted_rows(node, before, emitted, *more), exchange, builder)
     return exchange.shuffled(frames)
 
 
@@ -130,7 +136,7 @@ def _derived_inputs(
     level: Level,
     leaf: Callable[..., DataFrame],
     exchange: _Exchange,
-    info: BatchInfo,
+    builder: Callable[..., FrameBuilder],
     readers: Mapping[Node, FileReader] = MappingProxyType({}),
 ) -> Iterator[DataFrame]:
     """Yields the inputs that go through Spark expressions or row functions, one frame per share.
@@ -142,7 +148,7 @@ def _derived_inputs(
             if level.number > 1 and _is_direct(node):
                 continue
             own = {n: reader for n, reader in readers.items() if share.leaf in (None, n)}
-            frame = FrameBuilder(partial(_leaf_rows, leaf, share), info.task_info(), own).frame(node)
+            frame = builder(partial(_leaf_rows, leaf, share), readers=own).frame(node)
             if frame is not None:
                 yield exchange.route(node, frame, _share_location(share), share.origin)
 

@@ -201,7 +201,7 @@ class Task:
             increment_bytes=store.new_bytes(state) + self._parts.new_bytes(part) - store.compaction_bytes,
             compaction_bytes=store.compaction_bytes,
             carried=self._barriers.reports,
-            event_times=self._input.event_times,
+            ahead=self._input.ahead,
             barrier_at=self._barrier_at,
             sync_ms=self._sync_ms,
         )

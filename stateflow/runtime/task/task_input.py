@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from stateflow.runtime.task.row_conversion import latest_time
+from stateflow.checkpoint.barrier.task_report import combined_spans
+from stateflow.checkpoint.log.documents import TimeSpan
+from stateflow.runtime.task.row_conversion import event_times
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
@@ -22,7 +23,11 @@ from stateflow.runtime.task_spec import (
     Numbers,
     TaskSpec,
 )
+from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.types.columns.conversion import with_type
+
+_MAX_SPANS = 1024
+"""Of the event times that a task reports for one input: with more of them, several are counted together."""
 
 
 class PhaseRows:
@@ -60,6 +65,20 @@ class PhaseRows:
         numbers: Numbers = self._batch.column(INPUT).to_numpy()
         return numbers
 
+    def times_above(self, watermark: int | None) -> Iterator[tuple[int, int, Numbers]]:
+        """Yields number of the input, number of the source or -1, and the event times above a watermark."""
+        inputs, origins = self.inputs, self.origins
+        for number, each in enumerate(self._chain.inputs):
+            if each.keying is None or not each.time_column:
+                continue
+            times = event_times(self._batch.column(each.prefix + each.time_column))
+            wanted = times > (NO_WATERMARK if watermark is None else watermark)
+            if inputs is not None:
+                wanted &= inputs == number
+            found = np.unique(origins[wanted]).tolist() if origins is not None else [-1]
+            for origin in found:
+                yield number, origin, times[wanted if origins is None else wanted & (origins == origin)]
+
     @property
     def origins(self) -> Numbers | None:
         """For each row, the number of the source that it comes from, -1 if unknown; None if no row has a source."""
@@ -68,32 +87,19 @@ class PhaseRows:
         numbers: Numbers = self._batch.column(ORIGIN).to_numpy()
         return numbers
 
-    def latest_times(self) -> Iterator[tuple[int, int]]:
-        """Yields the number of each source in the rows and its latest event time in milliseconds since 1970."""
-        columns = [each.prefix + each.time_column for each in self._chain.inputs if each.time_column]
-        if not columns or ORIGIN not in self._batch.schema.names:
-            return
-        origins = self._batch.column(ORIGIN)
-        for number in set(pc.unique(origins).to_pylist()) - {-1}:
-            rows = self._batch.filter(pc.equal(origins, number))
-            latest = [latest_time(rows.column(name)) for name in columns]
-            known = [time for time in latest if time is not None]
-            if known:
-                yield number, max(known)
-
 
 class TaskInput:
     """Splits a task's input into phases and barriers.
 
     Attributes:
         rows: number of rows read. All subtasks receive each broadcast row; only subtask 0 counts it.
-        event_times: the latest event time by uid of the source, in milliseconds since 1970.
+        ahead: the event times of rows above the watermark, as in `TaskReport`.
     """
 
     def __init__(self, task: TaskSpec) -> None:
         self._task = task
         self.rows = 0
-        self.event_times: dict[str, int] = {}
+        self.ahead: dict[str, list[TimeSpan]] = {}
 
     def split(self, batch: pa.RecordBatch) -> tuple[list[PhaseRows], pa.RecordBatch | None]:
         """Returns the rows of an Arrow batch by phase, and its control rows; None without control rows."""
@@ -109,9 +115,22 @@ class TaskInput:
         """Adds rows to the statistics that the task reports."""
         if not rows.is_broadcast or self._task.subtask == 0:
             self.rows += len(rows)
-        for number, latest in rows.latest_times():
-            uid = self._task.level.sources[number]
-            self.event_times[uid] = max(latest, self.event_times.get(uid, latest))
+        chain = self._task.chain
+        for number, origin, times in rows.times_above(chain.watermark) if chain.waiting else ():
+            name = chain.waiting[number] if origin < 0 else self._task.level.sources[origin]
+            self.ahead[name] = combined_spans([*self.ahead.get(name, ()), *_spans(times)], _MAX_SPANS)
+
+
+def _spans(times: Numbers) -> list[TimeSpan]:
+    """Returns the distinct times with their numbers of rows, in spans if there are many."""
+    values, counts = np.unique(times, return_counts=True)
+    starts = np.arange(0, len(values), -(-len(values) // _MAX_SPANS) or 1)
+    if not len(starts):
+        return []
+    lasts = values[np.append(starts[1:], len(values)) - 1]
+    rows = np.add.reduceat(counts, starts)
+    columns = (values[starts].tolist(), lasts.tolist(), rows.tolist())
+    return [TimeSpan(first=first, last=last, rows=n) for first, last, n in zip(*columns, strict=True)]
 
 
 def _phase_bounds(order: Numbers) -> list[tuple[int, int]]:

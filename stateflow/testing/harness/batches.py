@@ -128,7 +128,7 @@ class HarnessBatchRunner:
             raise
         finally:
             emitted = {sink: sink.take() for sink in self.job.sinks}
-        end = self._advanced(start, pending.event_times())
+        end = self._advanced(start, SeenTimes(pending.event_times, active=[uid for uid in rows if rows[uid]]))
         self.position = dataclasses.replace(end, operators={o.uid: o for o in operators}, epoch=info.id.epoch)
         self._views.clear()
         self._delete_unreferenced_files()
@@ -198,17 +198,16 @@ class HarnessBatchRunner:
         if error.facts.get("operator") == OPERATOR:
             error.facts = {**error.facts, "operator": type(self.definition.function).__qualname__}
 
-    def _advanced(self, position: HarnessPosition, latest: Mapping[str, int]) -> HarnessPosition:
+    def _advanced(self, position: HarnessPosition, seen: SeenTimes) -> HarnessPosition:
         """Returns the position with the watermarks after a batch.
 
         Args:
             position: position of the batch.
-            latest: the latest event time of the batch's rows, by source uid.
+            seen: the event times of the batch's rows.
         """
         if not self._derives_watermark:
             return position
         now = position.processing_time
-        seen = SeenTimes(latest)
         sources = tuple(advance_source_watermarks(position.sources, self._plan.strategies, seen, now))
         return dataclasses.replace(position, sources=sources, watermark=combine_watermarks(position.watermark, sources))
 

@@ -33,7 +33,7 @@ from stateflow.errors import (
 )
 from stateflow.runtime.driver import job_restore
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.executor import BatchWork, Executed, Executor
 from stateflow.runtime.job.job import Job, Positions
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import recover_pending_output
@@ -292,7 +292,7 @@ class _FileWriter(Executor):
     def keep_workers_alive(self, plan: object, info: object) -> None:
         """Files are stored by simulated threads."""
 
-    def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
+    def execute(self, rows: Any, work: BatchWork) -> Executed:
         job, (generation, ordinal) = self._job, (work.info.id.generation, work.info.id.ordinal)
         files, output = job.write_attempt(generation, ordinal)
         base = [f.handle for o in work.base.values() for s in o.subtasks for f in s.files]
@@ -308,7 +308,7 @@ class _FileWriter(Executor):
             state=state,
             output=output,
         )
-        return [report]
+        return Executed([report])
 
 
 class JobRunProcess(Run):

@@ -22,7 +22,7 @@ from stateflow.clock import ManualClock
 from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.environment import declare
 from stateflow.errors import UserCodeError
-from stateflow.runtime.executor import BatchWork
+from stateflow.runtime.executor import BatchWork, Executed
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
@@ -123,7 +123,7 @@ class Batch:
         of = BatchId(ManualClock(1).new_id(), 1, self._ordinal, datetime.now(UTC))
         work = BatchWork(plan, BatchInfo(of, TaskSettings(128), self._environment), {})
         files = TaskFiles(ParquetFormat(), tuple(self.files))
-        return self.executor.execute(SourceRows(self.frame, lambda: {"rows": files}), work)
+        return self.executor.execute(SourceRows(self.frame, lambda: {"rows": files}), work).reports
 
 
 def _columns(first: int, count: int) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def test_spark_reads_the_files_that_tasks_cannot_read(
     assert printed(batch.run(selected)) == [0, 2]
 
 
-def _crashing(run: Callable[..., list[TaskReport]]) -> Callable[..., list[TaskReport]]:
-    def crashed(self: SparkExecutor, rows: DataFrame, files: Any, work: BatchWork) -> list[TaskReport]:
+def _crashing(run: Callable[..., Executed]) -> Callable[..., Executed]:
+    def crashed(self: SparkExecutor, rows: DataFrame, files: Any, work: BatchWork) -> Executed:
         if files:
             raise RuntimeError("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)")
         return run(self, rows, files, work)

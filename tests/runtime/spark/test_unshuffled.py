@@ -152,7 +152,7 @@ def test_a_batch_calls_a_transform_once_and_takes_all_rows(
     plan = planned(lambda rows: written(rows.transform(counted)), tmp_path)
     environment = TaskEnvironment((tmp_path / "root").as_uri(), tmp_path / "local")
     batch = BatchInfo(BatchId(ManualClock(1).new_id(), 1, 1, datetime.now(UTC)), TaskSettings(128), environment)
-    reports = SparkExecutor().execute(of_spark(spark_session, partitions), BatchWork(plan, batch, {}))
+    reports = SparkExecutor().execute(of_spark(spark_session, partitions), BatchWork(plan, batch, {})).reports
     assert len(calls) == 1
     assert sum(report.rows_in for report in reports) == len(ROWS)
 

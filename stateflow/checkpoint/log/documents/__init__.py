@@ -33,6 +33,8 @@ from stateflow.checkpoint.log.documents.manifest import (
     SourceWatermark,
     SparkPosition,
     SplitWatermark,
+    TimeSpan,
+    WaitingRows,
 )
 from stateflow.checkpoint.log.documents.request import Answer, Request, RequestKind
 from stateflow.checkpoint.log.documents.savepoint import ClaimState, Origin, Savepoint, SavepointClaim, SavepointFormat
@@ -74,4 +76,6 @@ __all__ = [
     "SourceWatermark",
     "SparkPosition",
     "SplitWatermark",
+    "TimeSpan",
+    "WaitingRows",
 ]

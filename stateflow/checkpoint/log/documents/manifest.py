@@ -81,6 +81,33 @@ class SourceWatermark(Document, frozen=True, kw_only=True):
     """Of a source whose splits have a watermark each: the source's is the lowest of those that are not idle."""
 
 
+class TimeSpan(Document, frozen=True, kw_only=True):
+    """How many rows have an event time in a span, in milliseconds since 1970."""
+
+    first: Int64
+    last: Int64
+    rows: Int64
+
+
+class WaitingRows(Document, frozen=True, kw_only=True):
+    """Rows that an operator has taken, with event times above its watermark after the batch."""
+
+    operator: str
+    """Uid of the operator."""
+    input: str
+    """Uid of the source that the rows come from; of rows of several sources, or of operators, all uids."""
+    rows: Int64
+    exact: bool = True
+    """Whether `rows` is exact. Else a span reaches from below to above the watermark, and all of its rows count."""
+    waits_for: list[str] = []
+    """The sources that hold the watermark back, by uid; with the split, if splits have watermarks. Empty if none does:
+    then the rows only wait for later ones of their own source."""
+    watermark: Int64 | None = None
+    """The operator's watermark in the next batch, in milliseconds since 1970; None before the first one."""
+    spans: list[TimeSpan] = []
+    """The event times of the rows, so that the rows that the watermark passes later are known."""
+
+
 class SparkPosition(Document, frozen=True, kw_only=True):
     """Content of a new Spark checkpoint location that continues after this checkpoint."""
 
@@ -134,6 +161,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     spark: SparkPosition | None = None
     watermarks: list[SourceWatermark] = []
     """Of the sources with a watermark strategy; the next batch's watermark is computed from them."""
+    waiting: list[WaitingRows] = []
+    """Of operators whose watermark comes from several sources, or splits of one."""
     increment_bytes: int = 0
     """Bytes of state written for this checkpoint alone, without compactions."""
     compaction_bytes: int = 0

@@ -1,0 +1,192 @@
+"""The latest event times of a batch, on Spark: of each source where its watermarks are assigned, or of each split.
+
+Rows that a filter drops afterwards count, as in Flink. So they are observed in the frame, or by the functions in
+Python, that the rows pass, and not by the tasks that take the rows which are left.
+"""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+
+from pyspark import SparkContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.functions import expr
+
+from stateflow.api.graph.nodes import Node, WatermarkNode
+from stateflow.api.graph.traversal import sources_of
+from stateflow.api.hidden_columns import REJECTED, SPLIT
+from stateflow.api.schema import RowSchema
+from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.spark.frames import FrameBuilder, split_sources
+from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.python_functions import ArrowFunction, Batches
+from stateflow.runtime.task.row_conversion import latest_time
+from stateflow.runtime.task_spec import BatchInfo
+from stateflow.runtime.watermarks import NO_TIME
+from stateflow.types.spark_sql import literal, quoted
+
+_MILLISECONDS = {
+    "timestamp": "unix_millis({})",
+    # Not a cast, which would depend on the time zone of the session.
+    "timestamp_ntz": "timestampdiff(MILLISECOND, TIMESTAMP_NTZ '1970-01-01', {})",
+    "bigint": "{}",
+}
+"""Expression of an event time in milliseconds since 1970, by the type of its column."""
+_Latest = dict[tuple[int, str], int]
+"""The latest event times that tasks have seen, by number of the attempt at a batch and uid of the source."""
+
+
+class _LatestParam(AccumulatorParam[_Latest]):
+    """Keeps the maximum. So a task that runs again does not change it."""
+
+    def zero(self, value: _Latest) -> _Latest:
+        return {}
+
+    def addInPlace(self, value1: _Latest, value2: _Latest) -> _Latest:
+        for key, latest in value2.items():
+            value1[key] = max(latest, value1.get(key, latest))
+        return value1
+
+
+class TimesInTasks:
+    """What functions in Python have seen of the rows that they pass on, in all batches of an executor."""
+
+    def __init__(self) -> None:
+        self._accumulator: Accumulator[_Latest] | None = None
+        self._attempts = 0
+
+    def next_attempt(self, context: SparkContext) -> tuple[Accumulator[_Latest], int]:
+        """Returns the accumulator of the next attempt at a batch, and its number.
+
+        A task of an earlier attempt may still report, with another number. One accumulator serves them all:
+        Spark never forgets one.
+        """
+        if self._accumulator is None:
+            self._accumulator = context.accumulator({}, _LatestParam())
+        self._accumulator.value = {}
+        self._attempts += 1
+        return self._accumulator, self._attempts
+
+
+class EventTimes:
+    """Observes the latest event time of each source in one attempt at a batch.
+
+    Sources with a watermark per split are left out; `latest_by_split` computes those.
+
+    Args:
+        plan: the plan of the job.
+        accumulator: receives what functions in Python see.
+        attempt: number of the attempt.
+    """
+
+    def __init__(self, plan: JobPlan, accumulator: Accumulator[_Latest], attempt: int) -> None:
+        self._uids = plan.strategies.keys() - plan.times_of_splits.keys()
+        self._accumulator = accumulator
+        self._attempt = attempt
+        self._observed: dict[str, str] = {}
+        self._nodes: dict[str, WatermarkNode] = {}
+        self._latest: dict[str, int] = {}
+
+    def of_frame(self, node: WatermarkNode, frame: DataFrame) -> DataFrame:
+        """Returns `frame`, whose event times are observed when it runs."""
+        uid = self._uid(node)
+        if uid not in self._uids:
+            return frame
+        name = f"_sf_times_{self._attempt}_{len(self._observed)}"
+        self._observed[name] = uid
+        return frame.observe(name, expr(f"max({_milliseconds(node.schema, node.strategy.column)})"))
+
+    def of_batches(self, node: WatermarkNode) -> ArrowFunction | None:
+        """Returns a function that passes rows on, and observes their event times; None if nothing is to observe."""
+        uid = self._uid(node)
+        if uid not in self._uids:
+            return None
+        return partial(_observe, self._accumulator, (self._attempt, uid), node.strategy.column)
+
+    def collect(self, frame: DataFrame) -> list[Row]:
+        """Runs `frame`; returns its rows, and keeps the event times of the frames and functions that it contains."""
+        rows = frame.collect()
+        metrics = frame._jdf.queryExecution().observedMetrics()  # noqa: SLF001 - PySpark only has listeners for them
+        for name, uid in self._observed.items():
+            found = metrics.get(name)
+            if found.isDefined():
+                self._add(uid, found.get().get(0))
+        return rows
+
+    def latest(self, inputs: Inputs, info: BatchInfo) -> dict[str, int]:
+        """Returns the latest event time of each source that has one, in milliseconds since 1970, by uid.
+
+        Args:
+            inputs: the rows of the batch.
+            info: the batch.
+        """
+        for (attempt, uid), time in self._accumulator.value.items():
+            if attempt == self._attempt:
+                self._add(uid, time)
+        for uid in self._nodes.keys() - self._latest.keys():
+            self._add(uid, _read_latest(self._nodes[uid], inputs, info))
+        return {uid: time for uid, time in self._latest.items() if time != NO_TIME}
+
+    def _uid(self, node: WatermarkNode) -> str:
+        (uid,) = {source.uid for source in sources_of(node)}
+        if uid in self._uids:
+            self._nodes[uid] = node
+        return uid
+
+    def _add(self, uid: str, time: int | None) -> None:
+        self._latest[uid] = max(self._latest.get(uid, NO_TIME), NO_TIME if time is None else time)
+
+
+def _observe(accumulator: Accumulator[_Latest], key: tuple[int, str], column: str, batches: Batches) -> Batches:
+    # A partition without rows shows that the function has run.
+    accumulator.add({key: NO_TIME})
+    for batch in batches:
+        time = latest_time(batch.column(column))
+        if time is not None:
+            accumulator.add({key: time})
+        yield batch
+
+
+def _read_latest(node: WatermarkNode, inputs: Inputs, info: BatchInfo) -> int | None:
+    """Returns the latest event time of rows that Spark has not read, such as before a filter that is never true."""
+
+    def leaf(source: Node) -> DataFrame:
+        return inputs.frames[source]
+
+    frame = FrameBuilder(leaf, info.task_info(), inputs.readers).frame(node.parent)
+    assert frame is not None
+    (row,) = frame.selectExpr(f"max({_milliseconds(node.schema, node.strategy.column)})").collect()
+    found: int | None = row[0]
+    return found
+
+
+def _milliseconds(schema: RowSchema, column: str) -> str:
+    return _MILLISECONDS[schema.column(column).spark_type].format(quoted(column))
+
+
+def latest_by_split(plan: JobPlan, rows: DataFrame) -> dict[str, dict[str, int]]:
+    """Returns the latest event time of each split that has rows, in milliseconds since 1970, by uid of the source.
+
+    A split whose rows have no event time has `NO_TIME`. That of rejected records does not count, but their split has
+    rows.
+
+    Args:
+        plan: the plan, with at least one source that has a watermark per split.
+        rows: the rows of a batch, as `source_frame` combines them; read once more, so they should be persisted.
+    """
+    frames = split_sources(plan.sources, rows)
+    found = []
+    for node in plan.sources:
+        uid, name = node.uid, plan.times_of_splits.get(node.uid)
+        if name is None:
+            continue
+        time = _milliseconds(node.schema, name)
+        if REJECTED in node.schema.names:
+            time = f"IF({REJECTED} IS NULL, {time}, NULL)"
+        grouped = frames[node].selectExpr(f"{literal(uid)} AS uid", SPLIT, f"{time} AS time").groupBy("uid", SPLIT)
+        found.append(grouped.agg({"time": "max"}))
+    latest: dict[str, dict[str, int]] = {uid: {} for uid in plan.times_of_splits}
+    for uid, split, time in reduce(DataFrame.union, found).collect():
+        latest[uid][split] = NO_TIME if time is None else time
+    return latest
