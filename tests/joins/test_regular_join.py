@@ -9,14 +9,17 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
-from stateflow.api.joins.pairs import PairLimits, pairs_of
+from stateflow.api.joins.conditions import equal_columns
+from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, narrowed, pairs_of
 from stateflow.api.joins.regular_join import ColumnJoin
+from stateflow.api.schema import RowSchema
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, UserCodeError
@@ -268,3 +271,111 @@ def test_rows_expire_as_row_by_row_whatever_other_rows_are_in_their_batch(
                 h.advance_watermark(now + step)
             now += step
             assert made[0] == made[1]
+
+
+# -- equalities in a condition ----------------------------------------------------------------------------------------
+
+
+class Valued(msgspec.Struct, frozen=True):
+    key: str
+    number: int
+    i: int | None
+    x: float | None
+    s: str | None
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    left: int
+    right: int
+
+
+VALUES = st.builds(
+    Valued,
+    st.sampled_from("ab"),
+    st.integers(0, 99),
+    st.sampled_from([None, 0, 1, -1, 1 << 40]),
+    st.sampled_from([None, 0.0, -0.0, 1.5, float("nan")]),
+    st.sampled_from([None, "", "a", "\x00"]),
+)
+Condition = Callable[[Any, Any], Any]
+CONDITIONS: list[tuple[Condition, list[tuple[str, str]]]] = [
+    (lambda a, b: pc.equal(a["i"], b["i"]), [("i", "i")]),
+    (lambda a, b: pc.equal(b["x"], a["x"]), [("x", "x")]),
+    (
+        lambda a, b: pc.and_kleene(pc.equal(a["s"], b["s"]), pc.and_(pc.equal(a["i"], b["i"]), pc.less(a["x"], 9))),
+        [("s", "s"), ("i", "i")],
+    ),
+    (
+        lambda a, b: pc.and_(pc.not_equal(a["s"], ' and "(l0 == r1)'), pc.equal(a["number"], b["number"])),
+        [("number", "number")],
+    ),
+    (lambda a, b: pc.equal(a["i"], b["number"]), [("i", "number")]),
+    (lambda a, b: pc.equal(a["x"], b["i"]), [("x", "i")]),
+    (lambda a, b: pc.or_kleene(pc.equal(a["i"], b["i"]), pc.is_null(a["i"])), []),
+    (lambda a, b: pc.equal(a["i"], a["number"]), []),
+    (lambda a, b: pc.equal(pc.add(a["number"], 0), b["i"]), []),
+    (lambda a, b: pa.array(np.asarray(a["number"]) == np.asarray(b["number"])), []),
+]
+
+
+@pytest.mark.parametrize(("where", "equal"), CONDITIONS)
+@given(lefts=st.lists(VALUES, max_size=12), rights=st.lists(VALUES, max_size=12))
+def test_columns_that_a_condition_compares_narrow_the_pairs_and_lose_none(
+    where: Condition, equal: list[tuple[str, str]], lefts: list[Valued], rights: list[Valued]
+) -> None:
+    assert list(equal_columns(where)) == equal
+    kind = pa.struct([(column.name, column.shape.arrow) for column in RowSchema.of(Valued).columns])
+    rows = [pa.array(list(map(msgspec.structs.asdict, side)), kind) for side in (lefts, rights)]
+    keys = [np.array([ord(row.key) for row in side], np.int64) for side in (lefts, rights)]
+
+    def joined(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Counter[tuple[int, int]]:
+        found: Counter[tuple[int, int]] = Counter()
+        for at in pairs_of(left, right):
+            columns = [PairedColumns(of, own) for of, own in zip(rows, at, strict=True)]
+            is_pair = np.asarray(pc.fill_null(where(*columns), False))
+            found.update(zip(at[0][is_pair].tolist(), at[1][is_pair].tolist(), strict=True))
+        return found
+
+    assert joined(*narrowed((keys[0], keys[1]), (rows[0], rows[1]), equal)) == joined(*keys)
+
+
+def test_an_equality_makes_as_many_pairs_as_are_joined() -> None:
+    rows = [[Valued("hot", n, n + first, None, None) for n in range(5_000)] for first in (0, 2_500)]
+    compared: list[int] = []
+
+    def where(left: Columns, right: Columns) -> pa.Array:
+        found = pc.equal(left["i"], right["i"])
+        compared.extend([len(left)] if isinstance(left, PairedColumns) else ())
+        return found
+
+    def build(left: Keyed, right: Keyed) -> DataStream:
+        columns = {"left": "left.number", "right": "right.number"}
+        return left.regular_join(right).select(Numbers, columns, where=where, uid="join")
+
+    with KeyedHarness(build, KeyedInput(Valued, "key"), KeyedInput(Valued, "key")) as h:
+        h.push_both(*rows)
+    assert sum(compared) == 2_500
+
+
+def _compare_some(left: Keyed, right: Keyed) -> DataStream:
+    columns = {"left": "left.number", "right": "right.number"}
+    return left.regular_join(right).select(Numbers, columns, where=lambda a, b: pc.less(a["i"], 0), uid="join")
+
+
+def _apply(left: Keyed, right: Keyed) -> DataStream:
+    return left.regular_join(right).apply(
+        lambda a, b: Numbers(a.number, b.number), output=Numbers, where=lambda a, b: a.i < 0, uid="join"
+    )
+
+
+@pytest.mark.parametrize("build", [_compare_some, _apply])
+def test_the_run_names_the_key_that_a_join_compares_most_pairs_of(
+    build: Declare, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.api.joins.pairs.HOT", 10_000)
+    monkeypatch.setattr("stateflow.api.joins.regular_join.HOT", 10_000)
+    rows = [Valued(key, n, n, None, None) for n in range(120) for key in ("hot", *("cold" if n < 9 else ""))]
+    with KeyedHarness(build, KeyedInput(Valued, "key"), KeyedInput(Valued, "key")) as h:
+        h.push_both(rows, rows)
+    (record,) = [each for each in caplog.records if each.args and "join" in each.args]
+    assert record.args == ("join", "'hot'", 120 * 120)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from stateflow.api.functions.timers import TimerService
@@ -217,9 +218,12 @@ class KeyedFunction(Generic[Out]):
     Attributes:
         late_rows_dropped: number of rows of the batch that the function has dropped because they were too late. A
             metric has the sum of all functions.
+        hot_keys: for a join, the number of pairs of rows that the batch has compared for each of some keys, which take
+            most of its time. The run logs them.
     """
 
     late_rows_dropped = 0
+    hot_keys: Mapping[str, int] = MappingProxyType({})
 
     def open(self, ctx: RuntimeContext) -> None:
         """Called once per batch and subtask, before the first row, to declare state."""

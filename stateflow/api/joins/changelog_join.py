@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import msgspec
@@ -19,6 +19,7 @@ from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.conditions import EveryPair, Matching
 from stateflow.api.joins.functions import Untyped, has_null
 from stateflow.api.joins.outer_join import JoinKind
+from stateflow.api.joins.pairs import ComparedPairs
 from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.maps.map_state import MapState
@@ -123,6 +124,7 @@ class _Arrival:
     Attributes:
         is_left: whether the current row is one of the left side.
         is_joinable: whether rows of the key have partners; false for a key with a null.
+        count: counts the pairs that are compared.
     """
 
     own: _Side
@@ -131,12 +133,14 @@ class _Arrival:
     is_left: bool
     matching: Matching
     is_joinable: bool
+    count: Callable[[int], None]
 
     def partners(self, row: object) -> list[_Partner]:
         """Returns the rows of the other side that a row of this side is joined with."""
         if not self.is_joinable:
             return []
         others = list(self.other.rows.items())
+        self.count(len(others))
         is_joined = self.matching(row, [kept.row for _, kept in others], self.is_left)
         return [each for each, found in zip(others, is_joined, strict=True) if found]
 
@@ -195,16 +199,21 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         left, right = self._inputs
         self._left = self._side(ctx, LEFT_COUNTED, left, self._kind.left)
         self._right = self._side(ctx, RIGHT_COUNTED, right, self._kind.right)
+        self._pairs = ComparedPairs()
+        self.hot_keys = self._pairs.hot
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        is_joinable = not has_null(ctx.get_current_key())
-        at = _Arrival(self._left, self._right, self.function, True, self._matching, is_joinable)
+        key = ctx.get_current_key()
+        count = partial(self._pairs.add, key)
+        at = _Arrival(self._left, self._right, self.function, True, self._matching, not has_null(key), count)
         return self._arrive(row, at)
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        is_joinable = not has_null(ctx.get_current_key())
-        pair = lambda own, other: self.function(other, own)  # noqa: E731
-        return self._arrive(row, _Arrival(self._right, self._left, pair, False, self._matching, is_joinable))
+        key, pair = ctx.get_current_key(), lambda own, other: self.function(other, own)
+        count = partial(self._pairs.add, key)
+        return self._arrive(
+            row, _Arrival(self._right, self._left, pair, False, self._matching, not has_null(key), count)
+        )
 
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,6 +16,76 @@ from stateflow.types.columns.conversion import to_column
 
 Schemas = tuple[RowSchema, RowSchema]
 """The columns of the left and of the right rows."""
+
+
+def equal_columns(where: Callable[[Columns, Columns], object]) -> tuple[tuple[str, str], ...]:
+    """Returns the left and right columns that are equal in each pair for which a condition is true.
+
+    They are found if the condition consists of functions of `pyarrow.compute`: it is called once with expressions in
+    place of columns, and is not asked for more than the equalities that `and_` or `and_kleene` connects.
+    """
+    left, right = _Fields("l"), _Fields("r")
+    try:
+        made = where(left, right)
+    except Exception:
+        # The condition looks at values, which there are none of.
+        return ()
+    if not isinstance(made, pc.Expression):
+        return ()
+    found = (_EQUAL.fullmatch(each) for each in _conjuncts(str(made)))
+    pairs = [sorted(each.groups()) for each in found if each is not None]
+    return tuple((left.names[int(one[1:])], right.names[int(other[1:])]) for one, other in pairs if one[0] != other[0])
+
+
+class _Fields:
+    """The columns of one side as names in an expression; the values of pairs are not known."""
+
+    def __init__(self, side: str) -> None:
+        self._side = side
+        self.names: list[str] = []
+
+    def __len__(self) -> int:
+        raise ValueError("the number of pairs is not known")
+
+    def __getitem__(self, name: str) -> pa.Array:
+        self.names.append(name)
+        return pc.field(f"{self._side}{len(self.names) - 1}")
+
+
+_EQUAL = re.compile(r"\(([lr]\d+) == ([lr]\d+)\)")
+
+
+def _conjuncts(text: str) -> Iterator[str]:
+    """Yields the conditions that AND connects in the text of an Arrow expression."""
+    name, separator = next((each for each in _AND if text.startswith(each[0]) and text.endswith(")")), ("", ""))
+    parts = _split(text[len(name) : -1], separator) if name else []
+    if len(parts) == 2:
+        for each in parts:
+            yield from _conjuncts(each)
+    else:
+        yield text
+
+
+_AND = (("and_(", ", "), ("and_kleene(", ", "), ("(", " and "))
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Returns the parts of a text between separators that are in no parentheses and no quotes."""
+    parts, depth, start, at = list[str](), 0, 0, 0
+    while at < len(text):
+        if text[at] == '"':
+            closed = _QUOTED.match(text, at)
+            at = closed.end() if closed else len(text)
+            continue
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth == 0 and text.startswith(separator, at):
+            parts.append(text[start:at])
+            start = at + len(separator)
+        at += 1
+    return [*parts, text[start:]]
+
+
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class Matching(Protocol):

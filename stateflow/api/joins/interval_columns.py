@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Never, cast
 
 import numpy as np
@@ -113,7 +113,9 @@ class IntervalColumnJoin(TimedColumnJoin):
     def _pairs(self, left: _Rows, right: _Rows) -> Iterator[pa.RecordBatch]:
         if not len(left) or not len(right):
             return
-        partners = pairs_within(left.timed, right.timed, (self._settings.lower, self._settings.upper))
+        numbers = self._selected.numbers((left.timed.of, left.rows), (right.timed.of, right.rows))
+        timed = [replace(side.timed, of=of) for side, of in zip((left, right), numbers, strict=True)]
+        partners = pairs_within(timed[0], timed[1], (self._settings.lower, self._settings.upper))
         sizes = self._selected.sizes(left.rows, right.rows)
         for left_at, right_at in partners_of(partners, sizes, self.limits):
             yield self._selected.rows(PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at))

@@ -13,6 +13,7 @@ from stateflow.api.changelog import with_kind
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.functions import Untyped, has_null
+from stateflow.api.joins.pairs import ComparedPairs
 from stateflow.api.joins.regular_join import KeptRows
 from stateflow.state.kinds.list_state import ListState
 from stateflow.types.columns.row_kind import RowKind
@@ -76,6 +77,8 @@ class OuterJoin(KeyedCoProcessFunction[object, object, object]):
         ]
         self._left = _Side(ctx.get_list_state(left), unmatched[0])
         self._right = _Side(ctx.get_list_state(right), unmatched[1])
+        self._pairs = ComparedPairs()
+        self.hot_keys = self._pairs.hot
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
         return self._arrive(row, ctx, self._left, self._right, self.function)
@@ -91,6 +94,7 @@ class OuterJoin(KeyedCoProcessFunction[object, object, object]):
             return
         partners = list(other.matched.get())
         waiting = [] if other.unmatched is None else list(other.unmatched.get())
+        self._pairs.add(ctx.get_current_key(), len(partners) + len(waiting))
         if own.unmatched is not None and not partners and not waiting:
             own.unmatched.add(row)
             yield with_kind(pair(row, None), self._row_kind, RowKind.INSERT)

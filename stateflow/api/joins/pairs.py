@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +79,33 @@ def latest_times(of: Array, times: Integers) -> tuple[Array, Integers]:
     latest = np.full(len(keys), NO_WATERMARK, np.int64)
     np.maximum.at(latest, at, times)
     return keys, latest
+
+
+HOT = 10_000_000
+"""Pairs of one key and batch, from which on the run names the key."""
+
+
+class ComparedPairs:
+    """Counts the pairs of each key that a join compares one row after the other.
+
+    Attributes:
+        hot: the numbers of pairs of keys with many.
+    """
+
+    few = 100
+    """A row with fewer partners is not counted."""
+
+    def __init__(self) -> None:
+        self.hot: dict[str, int] = {}
+        self._pairs: dict[object, int] = {}
+
+    def add(self, key: object, pairs: int) -> None:
+        """Counts the pairs of one row."""
+        if pairs < self.few:
+            return
+        total = self._pairs[key] = self._pairs.get(key, 0) + pairs
+        if total >= HOT:
+            self.hot[repr(key)[:100]] = total
 
 
 class Columns(Protocol):
@@ -175,6 +202,50 @@ def pairs_of(
     first = np.searchsorted(in_order, left, "left")
     counts = np.searchsorted(in_order, left, "right") - first
     yield from partners_of(Partners(order, first, counts), sizes, limits)
+
+
+def narrowed(
+    sides: tuple[Array, Array], rows: tuple[pa.StructArray, pa.StructArray], equal: Sequence[tuple[str, str]]
+) -> tuple[Array, Array]:
+    """Returns numbers for the rows of both sides that are the same only for rows with equal keys and equal columns.
+
+    So only pairs that may be equal are made, and not all pairs of a key.
+
+    Args:
+        sides: the number of each left and each right row's key, none of which is negative.
+        equal: names of left and right columns.
+    """
+    left, right = sides
+    for left_name, right_name in equal:
+        if rows[0].type.get_field_index(left_name) < 0 or rows[1].type.get_field_index(right_name) < 0:
+            continue  # The condition fails with the name.
+        values = rows[0].field(left_name), rows[1].field(right_name)
+        if values[0].type != values[1].type or not _is_hashed(values[0].type):
+            continue
+        codes = _codes(*values)
+        both = np.concatenate([left, right]) * (int(codes.max(initial=0)) + 1) + codes
+        # Small numbers again, so that the next column does not exceed 64 bits.
+        numbers = np.unique(both, return_inverse=True)[1].astype(np.int64)
+        # Null, and what is equal to nothing, has other numbers on the two sides.
+        numbers = np.where(codes < 0, -1, numbers)
+        left, right = numbers[: len(left)], numbers[len(left) :]
+        right = np.where(right < 0, -2, right)
+    return left, right
+
+
+def _is_hashed(of: pa.DataType) -> bool:
+    checks = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_temporal)
+    return any(check(of) for check in (*checks, pa.types.is_floating, pa.types.is_binary))
+
+
+def _codes(left: pa.Array, right: pa.Array) -> Array:
+    """Returns a number for each value, the same for equal values, and -1 for null and NaN."""
+    values = pa.concat_arrays([left, right])
+    if pa.types.is_floating(values.type):
+        # There are two zeros, which are equal.
+        values = pc.if_else(pc.is_nan(values), None, pc.add(values, pa.scalar(0.0, values.type)))
+    found = values.dictionary_encode().indices
+    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
 
 
 def pairs_within(left: Timed, right: Timed, bounds: tuple[int, int]) -> Partners:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from typing import Generic, TypeVar
 
@@ -17,9 +18,9 @@ import pyarrow as pa
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
-from stateflow.api.joins.conditions import Matching
+from stateflow.api.joins.conditions import Matching, equal_columns
 from stateflow.api.joins.functions import Untyped, has_null
-from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, Side, pairs_of
+from stateflow.api.joins.pairs import HOT, Columns, ComparedPairs, PairedColumns, PairLimits, Side, narrowed, pairs_of
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 LEFT_RECORDS, RIGHT_RECORDS = "left-records", "right-records"
 """Names of the states with the rows of each side; part of the stored format. As in Flink."""
+Rows = tuple[Array, pa.StructArray]
 Condition = Callable[[Columns, Columns], pa.Array]
 """Takes the columns of the left and of the right rows of many pairs; returns for each pair whether it is joined."""
 
@@ -84,26 +86,27 @@ class RegularJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Rig
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._rows.descriptors
         self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
+        self._pairs = ComparedPairs()
+        self.hot_keys = self._pairs.hot
 
     def process_element1(self, row: Left, ctx: Context) -> Iterator[object]:
         if has_null(ctx.get_current_key()):
             return iter(())
         self._left.add(row)
-        join = self.function
-        return (join(row, other) for other in self._partners(row, self._right, is_left=True))
+        join, others = self.function, list(self._right.get())
+        self._pairs.add(ctx.get_current_key(), len(others))
+        return (join(row, other) for other in self._partners(row, others, is_left=True))
 
     def process_element2(self, row: Right, ctx: Context) -> Iterator[object]:
         if has_null(ctx.get_current_key()):
             return iter(())
         self._right.add(row)
-        join = self.function
-        return (join(other, row) for other in self._partners(row, self._left, is_left=False))
+        join, others = self.function, list(self._left.get())
+        self._pairs.add(ctx.get_current_key(), len(others))
+        return (join(other, row) for other in self._partners(row, others, is_left=False))
 
-    def _partners(self, row: object, others: ListState[T], is_left: bool) -> Iterable[T]:
-        if self._matching is None:
-            return others.get()
-        rows = list(others.get())
-        return compress(rows, self._matching(row, rows, is_left))
+    def _partners(self, row: object, others: list[T], is_left: bool) -> Iterable[T]:
+        return others if self._matching is None else compress(others, self._matching(row, others, is_left))
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,19 @@ class Selected:
     output: RowSchema
     columns: Mapping[str, tuple[bool, str]]
     where: Condition | None = None
+
+    @cached_property
+    def _equal(self) -> tuple[tuple[str, str], ...]:
+        return () if self.where is None else equal_columns(self.where)
+
+    def numbers(self, left: Rows, right: Rows) -> tuple[Array, Array]:
+        """Returns numbers for the rows of both sides, which are different for rows that the condition never joins.
+
+        Args:
+            left, right: the number of each row's key, and the rows.
+        """
+        (left_of, left_rows), (right_of, right_rows) = left, right
+        return narrowed((left_of, right_of), (left_rows, right_rows), self._equal)
 
     def sizes(self, left: pa.StructArray, right: pa.StructArray) -> tuple[Array, Array]:
         """Returns the bytes of each left and each right row that a pair of them takes."""
@@ -161,6 +177,7 @@ class ColumnJoin(VectorizedKeyedFunction):
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._rows.descriptors
         self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
+        self.hot_keys: dict[str, int] = {}
 
     def join(self, left: Side, right: Side, keys: KeyedStateBatch) -> Iterator[pa.RecordBatch]:
         """Adds rows of both sides to the state, and yields the new pairs.
@@ -169,19 +186,24 @@ class ColumnJoin(VectorizedKeyedFunction):
             left, right: the new rows of each side.
             keys: the keys.
         """
+        pairs = np.zeros(len(keys), np.int64)
         for of, rows in keys.lists(self._right, left.keys, left.latest_times(), self.limits.bytes):
-            yield from self._emit(left, Side(of, rows))
+            yield from self._emit(left, Side(of, rows), pairs)
         for of, rows in keys.lists(self._left, right.keys, right.latest_times(), self.limits.bytes):
-            yield from self._emit(Side(of, rows), right)
+            yield from self._emit(Side(of, rows), right, pairs)
         # A row that is read by later rows of its own batch lives as long after them as after those of later batches.
         renews = self._rows.renews_on_read
         keys.append(self._left, left.of, left.rows, left.row_times(right if renews else None))
         keys.append(self._right, right.of, right.rows, right.row_times(left if renews else None))
-        yield from self._emit(left, right)
+        yield from self._emit(left, right, pairs)
+        self.hot_keys |= {keys.key_text(n): int(pairs[n]) for n in np.flatnonzero(pairs >= HOT).tolist()}
 
-    def _emit(self, left: Side, right: Side) -> Iterator[pa.RecordBatch]:
+    def _emit(self, left: Side, right: Side, pairs: Array) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of pairs, and counts the pairs of each key."""
         if not len(left.of) or not len(right.of):
             return
         sizes = self._selected.sizes(left.rows, right.rows)
-        for left_at, right_at in pairs_of(left.of, right.of, sizes, self.limits):
+        numbers = self._selected.numbers((left.of, left.rows), (right.of, right.rows))
+        for left_at, right_at in pairs_of(*numbers, sizes, self.limits):
+            pairs += np.bincount(left.of[left_at], minlength=len(pairs))
             yield self._selected.rows(PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +19,8 @@ from stateflow.runtime.task.dead_letters import check_budgets
 from stateflow.runtime.task.operator_state import check_memory
 from stateflow.state.backends.memory import check_limit
 from stateflow.state.handles import Committable
+
+log = logging.getLogger(__name__)
 
 
 def run_to_barrier(executor: Executor, rows: object, work: BatchWork) -> PendingBarrier:
@@ -36,6 +39,10 @@ def run_to_barrier(executor: Executor, rows: object, work: BatchWork) -> Pending
     for report in executed.reports:
         _acknowledge(pending, report)
     pending.check()
+    for reported in pending.reports.values():
+        for key, pairs in reported.hot_keys.items():
+            # A join with one such key takes the time of all its pairs, however many tasks there are.
+            log.warning("a join has compared many pairs of one key: uid=%s key=%s pairs=%s", reported.uid, key, pairs)
     check_budgets(work.plan, pending.reports.values())
     pending.event_times = executed.event_times
     return pending

@@ -39,6 +39,7 @@ class OperatorResult:
         dead_letters: number of rows that failed and became dead letters.
         last_dead_letter: the error of the last one.
         late_rows_dropped: number of rows that were dropped because they were too late.
+        hot_keys: the pairs of rows that a join has compared for keys with many, by key.
     """
 
     states: list[StateSchema] = field(default_factory=list)
@@ -46,6 +47,7 @@ class OperatorResult:
     dead_letters: int = 0
     last_dead_letter: Failure | None = None
     late_rows_dropped: int = 0
+    hot_keys: dict[str, int] = field(default_factory=dict)
 
 
 class ChainRunner(ABC):
@@ -115,7 +117,9 @@ class KeyedRunner(ChainRunner):
     def result(self) -> OperatorResult:
         operator = self._operator
         count, last = operator.dead_letters
-        return OperatorResult(operator.schemas, operator.operator_states, count, last, operator.late_rows_dropped)
+        return OperatorResult(
+            operator.schemas, operator.operator_states, count, last, operator.late_rows_dropped, operator.hot_keys
+        )
 
     def operator_content(self) -> OperatorContent | None:
         return self._operator.operator_content
@@ -148,7 +152,10 @@ class VectorRunner(ChainRunner):
         self._operator.abort()
 
     def result(self) -> OperatorResult:
-        return OperatorResult(self._operator.schemas, late_rows_dropped=self._operator.late_rows_dropped)
+        operator = self._operator
+        return OperatorResult(
+            operator.schemas, late_rows_dropped=operator.late_rows_dropped, hot_keys=operator.hot_keys
+        )
 
     def operator_content(self) -> OperatorContent | None:
         return None

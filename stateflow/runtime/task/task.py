@@ -197,6 +197,7 @@ class Task:
             operator_states=result.operator_states,
             dead_letters=result.dead_letters,
             late_rows_dropped=result.late_rows_dropped,
+            hot_keys=result.hot_keys,
             last_dead_letter=result.last_dead_letter,
             increment_bytes=store.new_bytes(state) + self._parts.new_bytes(part) - store.compaction_bytes,
             compaction_bytes=store.compaction_bytes,

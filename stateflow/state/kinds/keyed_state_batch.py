@@ -26,6 +26,8 @@ from stateflow.types.key_encoding import decode_key
 Array = NDArray[np.int64] | NDArray[np.bool_]
 AnySingleValueState = SingleValueState[Any]
 AnyMapState = MapState[Any, Any]
+_SHOWN = 100
+"""Characters of a key in a log."""
 AnyListState = ListState[object]
 
 
@@ -59,6 +61,11 @@ class KeyedStateBatch:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def key_text(self, number: int) -> str:
+        """Returns a key as text, for a log."""
+        parts = decode_key(self._keys[number])
+        return repr(parts[0] if len(parts) == 1 else parts)[:_SHOWN]
 
     def windows(self, of: Integers, starts: Integers, ends: Integers) -> KeyedStateBatch:
         """Returns the states of windows of these keys.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stateflow.api.sql.expressions.sql_types import Field
-from stateflow.api.sql.expressions.tree import Expression, Ref, columns_of, not_null, replaced
+from stateflow.api.sql.expressions.sql_types import BOOLEAN, Field
+from stateflow.api.sql.expressions.tree import Call, Expression, Ref, columns_of, not_null, replaced
+from stateflow.api.sql.planning.names import computed_name
 from stateflow.api.sql.planning.plan import Computed, Filtered, Joined, Plan, time_of
 from stateflow.api.sql.problems import Position
 
@@ -36,7 +37,38 @@ def _with_condition(plan: Plan, condition: Expression, at: Filtered) -> Plan:
                 if is_left:
                     return replace(plan, left=_before(plan.left, moved, at))
                 return replace(plan, right=_before(plan.right, moved, at))
+        if plan.kind not in ("lookup", "temporal"):
+            narrower = _with_key(plan, condition, at)
+            if narrower is not None:
+                return narrower
     return replace(at, input=plan, condition=condition)
+
+
+def _with_key(plan: Joined, condition: Expression, at: Filtered) -> Joined | None:
+    """Returns a join with one more key, which a condition compares: else all pairs of the other keys are made."""
+    if not isinstance(condition, Call) or condition.function != "eq" or len(condition.args) != 2:
+        return None
+    sides: list[Plan] = [plan.left, plan.right]
+    keys: list[str] = []
+    for is_left, side in ((True, plan.left), (False, plan.right)):
+        own = {name: of for name, left, of in plan.columns if left == is_left}
+        found = [each for each in condition.args if (names := set(columns_of(each))) and names <= set(own)]
+        # As a key, a NaN is equal to itself.
+        if len(found) != 1 or found[0].type.name == "double" or not isinstance(side, Computed):
+            return None
+        kinds = {each.name: each.type for each in side.fields}
+        key = replaced(found[0], {name: Ref(of, kinds[of]) for name, of in own.items()})
+        if key.type.nullable:
+            is_null = Call("is null", (key,), BOOLEAN)
+            side = _before(side, Call("not", (is_null,), BOOLEAN), at)
+            assert isinstance(side, Computed)
+        keys.append(computed_name("key", key))
+        items = dict(side.items)
+        sides[not is_left] = replace(side, items=tuple((items | {keys[-1]: not_null(replaced(key, items))}).items()))
+    if keys[0] in plan.left_keys or keys[1] in plan.right_keys:
+        return None
+    own_keys, their_keys = (*plan.left_keys, keys[0]), (*plan.right_keys, keys[1])
+    return replace(plan, left=sides[0], right=sides[1], left_keys=own_keys, right_keys=their_keys)
 
 
 def _before(plan: Plan, condition: Expression, at: Filtered) -> Plan:

@@ -190,6 +190,11 @@ class KeyedOperator:
         return self._runtime.function.late_rows_dropped
 
     @property
+    def hot_keys(self) -> dict[str, int]:
+        """The pairs of rows that a join has compared for keys with many, by key."""
+        return dict(self._runtime.function.hot_keys)
+
+    @property
     def dead_letters(self) -> tuple[int, Failure | None]:
         """The number of rows that became dead letters, and the error of the last one."""
         return self._rows.dead_letters

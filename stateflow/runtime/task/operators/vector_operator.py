@@ -146,6 +146,11 @@ class VectorOperator:
         return self._function.late_rows_dropped
 
     @property
+    def hot_keys(self) -> dict[str, int]:
+        """The pairs of rows that a join has compared for keys with many, by key."""
+        return dict(self._function.hot_keys)
+
+    @property
     def schemas(self) -> list[StateSchema]:
         """The states that the function declared."""
         return self._state.registry.schemas
