@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f$]")
+
 
 def quoted(name: str) -> str:
     """Returns a quoted column name."""
@@ -11,4 +15,9 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """Returns a string literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    # Before it parses a text, Spark replaces ${env:NAME}, also in a literal.
+    return f"'{_CONTROLS.sub(_escaped, escaped)}'"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"

@@ -81,3 +81,7 @@ def test_bids_are_joined_and_ranked(tmp_path: Path, guide: ModuleType) -> None:
     for auction in range(4):
         highest = sorted((bid.price for bid in bids if bid.auction == auction), reverse=True)[:3]
         assert [ranked[auction, place] for place in (1, 2, 3)] == highest
+
+
+def test_a_statement_is_tested_in_a_harness(guide: ModuleType) -> None:
+    guide.test_totals_are_corrected()

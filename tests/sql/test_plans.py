@@ -136,6 +136,13 @@ def test_a_join_stores_only_the_columns_that_are_used_of_rows_that_pass_the_cond
     assert "category" in str(plan.right)
 
 
+def test_equal_columns_in_where_are_keys_of_an_inner_join() -> None:
+    plan = planned("SELECT b.at AS t FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE b.price = a.id * 2")
+    assert isinstance(plan, Joined)
+    assert [len(keys) for keys in (plan.left_keys, plan.right_keys)] == [2, 2]
+    assert plan.left_keys == ("auction", "price") and plan.right_keys[0] == "id"
+
+
 def interval_join(text: str, catalog: dict[str, Plan]) -> tuple[Joined, int]:
     """Returns the join of a query, and how many conditions filter its rows."""
     (node,) = parsed(text)

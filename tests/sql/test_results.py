@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow import StreamExecutionEnvironment
+from stateflow import StreamExecutionEnvironment, precision
 from stateflow.errors import StateflowError
 from tests.sql.sql_jobs import BIDS, START, TABLES, WATERMARKS, Auction, Bid, Rows, declared
 from tests.support.local_jobs import LocalJobs
 
+NAN = float("nan")
 SECONDS = "CAST(strftime('%s', at) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
 TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
 VERSIONS = "FROM bid AS b JOIN auction FOR SYSTEM_TIME AS OF b.at AS a ON a.id = b.auction"
@@ -26,6 +29,7 @@ VALID = (
     "AND a.at = (SELECT MAX(v.at) FROM auction AS v WHERE v.id = b.auction AND v.at <= b.at)"
 )
 EARLY = "2026-01-01 00:00:20"
+SIX_EVERY_FOUR = "INTERVAL '4' SECOND, INTERVAL '6' SECOND"
 HOP = ("HOP", "INTERVAL '4' SECOND, INTERVAL '8' SECOND")
 
 
@@ -65,6 +69,9 @@ SAME = [
     "SELECT b.price + a.seller AS s, a.id FROM bid b JOIN auction a ON a.id = b.auction AND b.price > a.seller * 4",
     "SELECT x.auction, y.bidder, a.category FROM bid AS x JOIN bid AS y ON x.auction = y.bidder AND x.price = y.price "
     "JOIN auction AS a ON a.id = x.auction WHERE x.price < 6",
+    "SELECT b.at, a.category FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE b.price = a.seller * 4",
+    "SELECT b.at, a.at AS since FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE a.seller = b.bidder AND "
+    "b.price = a.id AND b.price > a.seller",
     "SELECT a.id, a.at, b.price FROM auction AS a LEFT JOIN bid AS b ON a.id + 3 = b.auction AND b.price > 14",
     "SELECT a.id, b.bidder FROM auction AS a FULL JOIN (SELECT * FROM bid WHERE price = 7) AS b ON a.id = b.auction",
     "SELECT auction, at, MIN(price) OVER (PARTITION BY auction ORDER BY at) AS m FROM bid",
@@ -75,6 +82,13 @@ SAME = [
 ]
 """Queries that SQLite runs as they are."""
 TRANSLATED = [
+    # A size that is not a multiple of the slide.
+    (
+        f"SELECT window_end AS w, COUNT(*) AS n FROM {windows('bid', ('HOP', SIX_EVERY_FOUR))} "
+        "GROUP BY window_start, window_end",
+        "WITH RECURSIVE w(start) AS (SELECT -8 UNION ALL SELECT start + 4 FROM w WHERE start < 60) SELECT start + 6, "
+        f"COUNT(*) FROM (SELECT {SECONDS} AS s FROM bid) AS b JOIN w ON b.s >= start AND b.s < start + 6 GROUP BY 1",
+    ),
     (
         f"SELECT auction, window_start AS w, COUNT(*) AS n, MAX(price) AS m FROM {TUMBLE} "
         "GROUP BY auction, window_start, window_end",
@@ -535,3 +549,49 @@ def test_null_is_a_group_of_its_own_and_joins_nothing(
     folder = tmp_path_factory.mktemp("job")
     found = Rows(folder, query, tables=tables, parallelism=parallelism, source__max_rows_per_batch=size)
     assert _comparable(found.final, in_seconds=in_seconds) == _comparable(expected(same, tables), in_seconds=in_seconds)
+
+
+class Amount(msgspec.Struct, frozen=True):
+    key: str
+    d: Annotated[Decimal, precision(9, scale=2)] | None
+    x: float | None
+    at: datetime
+
+
+CENTS = Decimal("0.00")
+AMOUNTS = [
+    Amount("ab"[n % 2], None if n % 5 == 4 else Decimal(n) / 4, [0.0, -0.0, 1.5, None, NAN][n % 5], START)
+    for n in range(20)
+]
+
+
+def _amounts(query: str, folder: Path) -> list[tuple[Any, ...]]:
+    return Rows(folder, query, tables={"amount": AMOUNTS}).final
+
+
+def test_decimals_are_added_and_averaged_exactly_also_over_corrected_rows(tmp_path: Path) -> None:
+    expected = []
+    for key in "ab":
+        own = [each.d for each in AMOUNTS if each.key == key and each.d is not None]
+        mean = (sum(own, CENTS) / len(own)).quantize(Decimal("0.000001"), ROUND_HALF_UP)
+        expected.append((key, str(sum(own, CENTS)), str(mean), len(set(own))))
+    query = "SELECT key, SUM(d) AS s, AVG(d) AS a, COUNT(DISTINCT d) AS n FROM amount GROUP BY key"
+    assert _amounts(query, tmp_path / "sums") == expected
+    totals = "SELECT key, SUM(d) AS s, COUNT(*) AS n FROM amount GROUP BY key"
+    found = _amounts(f"SELECT n, SUM(s) AS t, AVG(s) AS a FROM ({totals}) GROUP BY n", tmp_path / "totals")
+    total = sum((each.d for each in AMOUNTS if each.d is not None), CENTS)
+    assert found == [(10, str(total), str((total / 2).quantize(Decimal("0.000001"))))]
+
+
+def test_deviations_are_those_of_pythons_statistics_and_distinct_doubles_are_values(tmp_path: Path) -> None:
+    query = """SELECT key, STDDEV_POP(d2) AS a, STDDEV_SAMP(d2) AS b, STDDEV(d2) AS c, VAR_POP(d2) AS d,
+               VAR_SAMP(d2) AS e, COUNT(DISTINCT x) AS n
+               FROM (SELECT key, CAST(d AS DOUBLE) AS d2, x FROM amount) GROUP BY key"""
+    for key, *found in _amounts(query, tmp_path):
+        own = [float(each.d) for each in AMOUNTS if each.key == key and each.d is not None]
+        sample = statistics.stdev(own)
+        expected = [statistics.pstdev(own), sample, sample, statistics.pvariance(own), sample**2, 3]
+        assert found == pytest.approx(expected)
+    assert [
+        row[1:] for row in _amounts("SELECT d, VAR_POP(x) AS v FROM amount WHERE d = 0.5 GROUP BY d", tmp_path / "one")
+    ] == [(0.0,)]

@@ -4,208 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
 
-from stateflow import RowKind, StreamExecutionEnvironment, precision
-from stateflow.api.schema import RowSchema
-from stateflow.api.sql.expressions.analysis import Analysis
-from stateflow.api.sql.expressions.rows import evaluation
-from stateflow.api.sql.expressions.spark import spark_sql
-from stateflow.api.sql.expressions.sql_types import fields_of
-from stateflow.api.sql.expressions.tree import Expression
-from stateflow.api.sql.parser import parsed
-from stateflow.api.sql.planning.names import RelationScope, Source
-from stateflow.api.sql.problems import SqlText
+from stateflow import RowKind, StreamExecutionEnvironment
 from tests.sql import event_time_job
 from tests.sql.delta_job import DeltaJob
 from tests.sql.event_time_job import EventTimeJob
+from tests.sql.test_functions import NAN, ROWS, Values
 from tests.support.stateless_rows import stateless_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-class Values(msgspec.Struct, frozen=True):
-    i: int | None
-    j: int | None
-    x: float | None
-    y: float
-    s: str | None
-    t: str
-    b: bool | None
-    d: Annotated[Decimal, precision(9, scale=3)] | None
-    at: datetime | None
-    utc: Annotated[datetime, msgspec.Meta(tz=True)]
-    day: date | None
-
-
-NAN = float("nan")
-AT = datetime.fromisoformat("2026-02-28T23:59:58.123456")
-ROWS = [
-    Values(
-        7, -3, 2.5, 2.0, "aBc/d e/f", "%a_'\\", True, Decimal("-1.255"), AT, AT.replace(tzinfo=UTC), date(2024, 2, 29)
-    ),
-    Values(
-        -7,
-        3,
-        -2.5,
-        NAN,
-        "",
-        "",
-        False,
-        Decimal("999999.999"),
-        datetime.fromisoformat("1969-12-31T01:00:00"),
-        datetime(1960, 5, 6, tzinfo=UTC),
-        None,
-    ),
-    Values(None, 5, None, -0.0, None, "x", None, None, None, datetime(2026, 1, 1, tzinfo=UTC), None),
-    Values(0, 1 << 40, NAN, 1e300, "  äöü/ ", " é ", None, Decimal(0), AT, AT.replace(tzinfo=UTC), date(1900, 1, 1)),
-]
-EXPRESSIONS = [
-    "i + j * 2 - 1",
-    "-i",
-    "i / j",
-    "MOD(i, j)",
-    "i % 3 = 1",
-    "i / 2.0E0",
-    "x * y + i",
-    "0.908 * i",
-    "d * 2 - 1.5",
-    "d + i",
-    "d * d",
-    "d > 1 OR d < x",
-    "ABS(i) + ABS(j)",
-    "ABS(d)",
-    "FLOOR(x) + CEIL(x)",
-    "FLOOR(d)",
-    "CEIL(d) + CEIL(-d)",
-    "-ABS(-CAST(d AS DECIMAL(38, 29)))",
-    "ROUND(x)",
-    "ROUND(y, 1)",
-    "ROUND(x, -1)",
-    "ROUND(y, -2)",
-    "ROUND(i, -1)",
-    "ROUND(j, -20)",
-    "ROUND(d)",
-    "ROUND(d, 2)",
-    "ROUND(d, 3) * 1",
-    "ROUND(d, 20) * 1",
-    "ROUND(d, -1)",
-    "ROUND(-d * 2, -6)",
-    "ROUND(d, -20)",
-    "ROUND(d, 1) + d",
-    "CAST(ROUND(CAST(i AS DECIMAL(8, 1)) * 0.01) AS STRING)",
-    "SQRT(x)",
-    "POWER(j, 2)",
-    "x = y OR x > y",
-    "y <= y AND x <> x",
-    "i = j OR b",
-    "i < j AND b",
-    "NOT b",
-    "b IS TRUE",
-    "b IS NOT FALSE",
-    "i IS NULL",
-    "s IS NOT NULL AND i IN (7, 0, j)",
-    "i NOT IN (1, NULL)",
-    "i BETWEEN j AND 10",
-    "i BETWEEN SYMMETRIC 10 AND j",
-    "CASE WHEN i > 0 THEN 'positive' WHEN i < 0 THEN s END",
-    "CASE i WHEN 7 THEN 1 WHEN 0 THEN 2.5 ELSE d END",
-    "IF(b, x, i)",
-    "COALESCE(i, j, 1)",
-    "COALESCE(s, t)",
-    "NULLIF(i, 7)",
-    "IFNULL(s, 'none')",
-    "LOWER(s) || UPPER(t)",
-    "CONCAT(s, '-', t, '''\\n')",
-    "CHAR_LENGTH(s)",
-    "TRIM(s) || LTRIM(t) || RTRIM(t)",
-    "REPLACE(s, '/', '')",
-    "SUBSTRING(s, 2)",
-    "SUBSTRING(s FROM -3 FOR 2)",
-    "SUBSTR(s, 0, 2)",
-    "SPLIT_INDEX(s, '/', 1)",
-    "SPLIT_INDEX(s, '/', i)",
-    "REGEXP_EXTRACT(s, '([a-z])B(\\w)', 2)",
-    "REGEXP_EXTRACT(t, 'a|x')",
-    "REGEXP_EXTRACT(s, 'a(B)?(x)?', 2)",
-    "REGEXP_EXTRACT(s, '(x)|([a-f])', 1)",
-    "REGEXP_EXTRACT(s, '(x)|([a-f])', 2)",
-    "REGEXP_EXTRACT(s, '(x*)a(B)', 1)",
-    "REGEXP_EXTRACT(s, '(x*)|(.)', 2)",
-    "REGEXP_EXTRACT(s, '([e/])?(x)??', 2)",
-    "REGEXP_EXTRACT(t, '(\\w)?_(z)?', 2)",
-    "REGEXP_EXTRACT(s, '(?i)(q)?^(a)bc?|(x)', 1)",
-    "REGEXP_EXTRACT(s, '(?x) (q)? a # a comment', 1)",
-    "REGEXP_EXTRACT(s, '(q)?ABC', 1)",
-    "s LIKE 'a_c%'",
-    "s NOT LIKE '%/%'",
-    "CAST(i AS STRING) || CAST(b AS STRING) || CAST(day AS STRING)",
-    "CAST(CAST(i AS DOUBLE) / 2 AS BIGINT)",
-    "CAST(i AS DOUBLE) / 3",
-    "CAST(d AS BIGINT)",
-    "CAST(d AS STRING)",
-    "CAST(s AS VARCHAR(3)) || CAST(i AS VARCHAR(1))",
-    "CAST(i AS TINYINT) + CAST(d AS INT)",
-    "CAST(i AS DECIMAL(12, 2))",
-    "CAST(d AS DECIMAL(8, 1))",
-    "CAST(y AS DOUBLE)",
-    "CAST('17' AS BIGINT) + i",
-    "CAST(at AS DATE)",
-    "CAST(day AS TIMESTAMP)",
-    "CAST(utc AS TIMESTAMP)",
-    "at + INTERVAL '90' SECOND - INTERVAL '1' DAY",
-    "utc - INTERVAL '0.5' SECOND",
-    "at > TIMESTAMP '2026-01-01 00:00:00' AND day < DATE '2026-01-01'",
-    "DATE_FORMAT(at, 'yyyy-MM-dd''T''HH:mm:ss.SSS')",
-    "DATE_FORMAT(utc, 'HH:mm')",
-    "YEAR(at) * 10000 + MONTH(at) * 100 + DAYOFMONTH(at)",
-    "EXTRACT(HOUR FROM utc) * 60 + MINUTE(utc)",
-    "SECOND(at)",
-    "i IS NOT DISTINCT FROM j",
-    "x IS DISTINCT FROM y OR s IS NOT DISTINCT FROM NULLIF(t, t)",
-]
-
-
-def analysed(text: str) -> Expression:
-    (node,) = parsed(f"SELECT {text} AS c")
-    columns = {each.name: each for each in fields_of(RowSchema.of(Values))}
-    return Analysis(SqlText(text), RelationScope(SqlText(text), (Source("t", columns),))).of(
-        node.expressions[0].unalias()
-    )
-
-
-def _computed(expression: Expression) -> list[Any]:
-    found = evaluation(expression)
-    return [_plain(found(row)) for row in ROWS]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return str(value.replace(tzinfo=None))
-    return repr(value) if isinstance(value, float | Decimal) else value
-
-
-def test_expressions_have_the_same_values_in_spark_as_in_python(spark_session: SparkSession) -> None:
-    frame = spark_session.createDataFrame([msgspec.structs.astuple(row) for row in ROWS], RowSchema.of(Values).ddl)
-    made = [analysed(text) for text in EXPRESSIONS]
-    selected = frame.selectExpr(*(f"{spark_sql(each)} AS c{n}" for n, each in enumerate(made)))
-    types = dict(selected.dtypes)
-    assert {f"c{n}": each.type.spark for n, each in enumerate(made)} == types
-    found: Sequence[Any] = selected.collect()
-    for n, (text, each) in enumerate(zip(EXPRESSIONS, made, strict=True)):
-        assert [_plain(row[n]) for row in found] == _computed(each), text
 
 
 class Named(msgspec.Struct):

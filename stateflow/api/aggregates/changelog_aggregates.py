@@ -132,7 +132,7 @@ def _retractable(name: str, aggregate: Aggregate) -> Aggregate:
         return kind(aggregate.column, aggregate.where)
     raise JobDefinitionError(
         "an aggregate cannot take rows back",
-        hint="of a changelog, use count, sum or mean of int or float; or call as_append_only() on the stream",
+        hint="of a changelog, use count, or sum or mean of numbers; or call as_append_only() on the stream",
         name=name,
         aggregate=type(aggregate).__name__,
     )

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, to_numpy
+from stateflow.api.aggregates.decimal_sum import DecimalSum
 from stateflow.api.aggregates.numeric import Mean, Sum
 from stateflow.api.functions.vectorized import Array, VectorState
 
@@ -139,5 +141,28 @@ class RetractableMean(Mean):
         return self.column.spark_type == "double"
 
 
-RETRACTABLE: Mapping[type[Aggregate], type[Aggregate]] = {Sum: RetractableSum, Mean: RetractableMean}
+class RetractableDecimalSum(DecimalSum):
+    """The exact sum of rows that may be taken back; null for a key without values."""
+
+    @property
+    def fields(self) -> FieldTypes:
+        return {**super().fields, "count": int}
+
+    def add(self, before: Accumulators, values: Values) -> Accumulators:
+        column = values.column
+        if values.signs is not None:
+            column = pc.if_else(pa.array(values.signs < 0), pc.negate(column), column)
+        added = super().add(before, Values(column, values.state))
+        return {**added, "count": pa.array(to_numpy(before["count"]) + values.counts)}
+
+    def result(self, accumulators: Accumulators) -> pa.Array:
+        none = pa.array(to_numpy(accumulators["count"]) <= 0)
+        return pc.if_else(none, pa.scalar(None, accumulators["sum"].type), accumulators["sum"])
+
+
+RETRACTABLE: Mapping[type[Aggregate], type[Aggregate]] = {
+    Sum: RetractableSum,
+    Mean: RetractableMean,
+    DecimalSum: RetractableDecimalSum,
+}
 """The aggregates that take rows back, by those that do not."""

@@ -20,7 +20,7 @@ _DEEPEST = 100
 """Levels of a parsed statement: later steps call themselves for each level."""
 _WINDOWS = ("TUMBLE", "HOP", "SESSION", "CUMULATE")
 E = TypeVar("E", bound=exp.Expr)
-_PARSED = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "TRIM")
+_PARSED = ("CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM")
 
 
 class FlinkDialect(Dialect):
@@ -40,6 +40,7 @@ class FlinkDialect(Dialect):
         FUNCTION_PARSERS = {
             **{name: parsers.Parser.FUNCTION_PARSERS[name] for name in _PARSED},
             **{name: lambda self: self._window_function() for name in _WINDOWS},
+            **{name: lambda self: self._whole() for name in ("FLOOR", "CEIL", "CEILING")},
         }
         # The first phrase that matches counts. By default, all of them mean the same, also without AS OF.
         VERSION_PHRASES: ClassVar[dict[tuple[str, ...], str]] = {
@@ -53,6 +54,12 @@ class FlinkDialect(Dialect):
             if token is None and "start" not in instance.meta and self._prev:
                 instance.update_positions(self._prev)
             return super().expression(instance, token, comments)
+
+        def _whole(self) -> exp.Anonymous:
+            name, args = self._tokens[self._index - 2], [*self._parse_csv(self._parse_assignment)]
+            if self._match_text_seq("TO"):
+                args.append(self._parse_var(any_token=True) or exp.Var(this=""))
+            return self.expression(exp.Anonymous(this=name.text, expressions=args), token=name)
 
         def _window_function(self) -> exp.Anonymous:
             name = self._tokens[self._index - 2]
@@ -86,6 +93,7 @@ def parsed(text: str) -> list[exp.Expr]:
     tokens: list[Token] = []
     try:
         tokens = dialect.tokenize(text)
+        _check_match_recognize(source, tokens)
         found = dialect.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=_MOST_NODES).parse(tokens, text)
     except TokenError as e:
         raise error_at(source.at(0, len(text)), "a statement cannot be read", "close all quotes", reason=str(e)) from e
@@ -102,6 +110,18 @@ def parsed(text: str) -> list[exp.Expr]:
         if _depth(each) > _DEEPEST:
             raise _too_deep(source, len(text))
     return statements
+
+
+def _check_match_recognize(source: SqlText, tokens: list[Token]) -> None:
+    """Refuses patterns of rows before sqlglot, which parses a part of them."""
+    for token in tokens:
+        is_word = token.token_type in (TokenType.VAR, TokenType.MATCH_RECOGNIZE)
+        if is_word and token.text.upper() == "MATCH_RECOGNIZE":
+            raise error_at(
+                source.at(token.start, token.end + 1),
+                "MATCH_RECOGNIZE is not supported",
+                "use match_pattern of the stream, and register the result with register_table",
+            )
 
 
 def _depth(root: exp.Expr) -> int:

@@ -61,6 +61,26 @@ HarnessFunction = KeyedFunction[object] | RichFunction | Callable[..., DataStrea
 """A function object, or a callable that takes the input streams and returns a stream."""
 
 
+def sql_query(text: str, *tables: str) -> Callable[..., DataStream]:
+    """Returns the declaration of an SQL query, for a harness of its operators.
+
+    Args:
+        text: the query.
+        tables: the names of its tables, in the order of the inputs of the harness, which have no keys.
+
+    Raises:
+        JobDefinitionError: from the harness, as of `StreamExecutionEnvironment.sql_query`.
+    """
+
+    def declare(*streams: DataStream) -> DataStream:
+        env = StreamExecutionEnvironment()
+        for name, stream in zip(tables, streams, strict=True):
+            env.register_table(name, stream)
+        return env.sql_query(text, uid=OPERATOR)
+
+    return declare
+
+
 @dataclass(frozen=True)
 class Definition:
     """The arguments of a harness; see `KeyedHarness`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
@@ -10,8 +11,10 @@ from typing import NoReturn
 
 from sqlglot import exp
 
-from stateflow.api.sql.expressions.calls import NOT_DISTINCT, call, cast, is_castable, named_call
-from stateflow.api.sql.expressions.functions import FUNCTIONS
+from stateflow.api.sql.expressions.calls import NOT_DISTINCT, call, cast, is_castable, named_call, try_cast
+from stateflow.api.sql.expressions.dates import LENGTHS, MONTHS
+from stateflow.api.sql.expressions.functions import FUNCTIONS, SYNONYMS
+from stateflow.api.sql.expressions.patterns import normal_like
 from stateflow.api.sql.expressions.sql_types import (
     BIGINT,
     BINARY,
@@ -65,6 +68,17 @@ _SIZES = {
     **dict.fromkeys((exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ, exp.DType.TIMESTAMPLTZ), range(6, 10)),
 }
 """The lengths and precisions that a type may have."""
+_DATE = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIME = re.compile(rf"{_DATE.pattern}(?:[ T][0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?")
+_CLOCKS = (
+    exp.CurrentTimestamp,
+    exp.CurrentDate,
+    exp.CurrentTime,
+    exp.CurrentDatetime,
+    exp.Localtimestamp,
+    exp.Localtime,
+)
+_NOT_REPEATABLE = ("PROCTIME", "NOW", "RAND", "RAND_INTEGER", "UUID", "CURRENT_ROW_TIMESTAMP", "CURRENT_WATERMARK")
 _WAY_OUT = "compute it with transform or map of the stream, and register the result"
 
 
@@ -118,7 +132,16 @@ class Analysis:
         return found
 
     def _refuse(self, node: exp.Expr) -> NoReturn:
+        if isinstance(node, _CLOCKS):
+            self._refuse_clock(node)
         self._text.fail(node, "a construct is not supported in an expression", _WAY_OUT, construct=type(node).__name__)
+
+    def _refuse_clock(self, node: exp.Expr) -> NoReturn:
+        self._text.fail(
+            node,
+            "a value is another one when a batch is repeated",
+            "give the rows a time before they are read; PROCTIME() is allowed in FOR SYSTEM_TIME AS OF only",
+        )
 
     # -- literals and names -------------------------------------------------------------------------------------------
 
@@ -224,12 +247,21 @@ class Analysis:
         is_above, is_below = self._made(node, "ge", [value, low]), self._made(node, "le", [value, high])
         return self._made(node, "and", [is_above, is_below])
 
-    def _like(self, node: exp.Like) -> Expression:
+    def _like(self, node: exp.Like, escape: str = "\\") -> Expression:
         pattern = self.constant(node.expression, STRING, "the pattern of LIKE")
-        if "\\" in str(pattern.value):
-            self._text.fail(node.expression, "a pattern of LIKE has a backslash", "use REGEXP_EXTRACT … IS NOT NULL")
-        found = self._made(node, "LIKE", [self.of(node.this), pattern])
+        try:
+            normal = Constant(normal_like(str(pattern.value), escape), STRING)
+        except ValueError as e:
+            self._text.fail(node.expression, str(e), f"write {escape}{escape} for the character {escape}")
+        found = self._made(node, "LIKE", [self.of(node.this), normal])
         return self._made(node, "not", [found]) if node.args.get("negate") else found
+
+    def _escape(self, node: exp.Escape) -> Expression:
+        escape = str(self.constant(node.expression, STRING, "the escape character of LIKE").value)
+        if len(escape) != 1 or not isinstance(node.this, exp.Like):
+            self._text.fail(node, "ESCAPE needs LIKE and one character", "write LIKE '50!%' ESCAPE '!'")
+        self._text.check_parts(node.this, _PARTS[exp.Like])
+        return self._like(node.this, escape)
 
     def _case(self, node: exp.Case) -> Expression:
         args: list[Expression] = []
@@ -251,23 +283,25 @@ class Analysis:
             return self._time_literal(node, found.value, target)
         if not is_castable(found.type, target):
             self._text.fail(
-                node,
-                "a value cannot be cast to this type",
-                f"format times with DATE_FORMAT; {_WAY_OUT}",
-                given=found.type.spark,
-                wanted=target.spark,
+                node, "a value cannot be cast to this type", _WAY_OUT, given=found.type.spark, wanted=target.spark
             )
-        made, of = cast(found, target), node.to.this
+        of, is_tried = node.to.this, isinstance(node, exp.TryCast)
+        if is_tried and of in _NARROW:
+            self._text.fail(node, "TRY_CAST to this type is not supported", "use BIGINT", type=node.to.sql()[:100])
+        made = try_cast(found, target) if is_tried else cast(found, target)
         if of in _NARROW:
             return self._made(node, _NARROW[of], [made])
         length = int(node.to.expressions[0].name) if of is exp.DType.VARCHAR and node.to.expressions else _LONGEST
         if length == _LONGEST:
             return made
-        return self._made(node, "SUBSTRING", [made, Constant(1, BIGINT), Constant(length, BIGINT)])
+        return self._made(node, "substring", [made, Constant(1, BIGINT), Constant(length, BIGINT)])
 
     def _time_literal(self, node: exp.Expr, text: str, target: SqlType) -> Expression:
+        is_date = target.name == "date"
         try:
-            value = date.fromisoformat(text) if target.name == "date" else datetime.fromisoformat(text)
+            if not (_DATE if is_date else _TIME).fullmatch(text):
+                raise ValueError
+            value = date.fromisoformat(text) if is_date else datetime.fromisoformat(text)
         except ValueError:
             self._text.fail(node, "a literal is no time", "write TIMESTAMP '2026-01-31 12:00:00'", given=text[:100])
         return Constant(value, target)
@@ -298,12 +332,29 @@ class Analysis:
         return self._function(node, "SUBSTRING", args)
 
     def _trim(self, node: exp.Trim) -> Expression:
-        if node.expression or node.args.get("position"):
-            self._text.fail(node, "TRIM of other characters is not supported", "use TRIM(text), LTRIM or RTRIM")
-        return self._function(node, "TRIM", [node.this])
+        name = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}.get(str(node.args.get("position") or "").upper(), "TRIM")
+        return self._function(node, name, [node.this, *([node.expression] if node.expression else [])])
+
+    def _position(self, node: exp.StrPosition) -> Expression:
+        return self._function(node, "POSITION", [node.args["substr"], node.this])
+
+    def _with_unit(self, node: exp.Anonymous, name: str, unit: exp.Expr, nodes: Sequence[exp.Expr]) -> Expression:
+        """Returns the call of a function of times, whose unit is the first argument."""
+        named, known = unit.name.upper(), [*LENGTHS, *(MONTHS if name != "TIMESTAMPDIFF" else ())]
+        if named not in known:
+            hint = f"use {', '.join(known)}" + ("; YEAR and MONTH are functions" if name == "TIMESTAMPDIFF" else "")
+            self._text.fail(unit, "a unit is not supported", hint, unit=named)
+        return self._made(node, name, [Constant(named, STRING), *map(self.of, nodes)])
 
     def _anonymous(self, node: exp.Anonymous) -> Expression:
-        return self._function(node, str(node.name).upper(), node.expressions)
+        name, args = str(node.name).upper(), node.expressions
+        if name in ("FLOOR", "CEIL", "CEILING") and args and isinstance(args[-1], exp.Var):
+            return self._with_unit(node, f"{SYNONYMS.get(name, name)} TO", args[1], args[:1])
+        if name in _NOT_REPEATABLE:
+            self._refuse_clock(node)
+        if name in ("TIMESTAMPADD", "TIMESTAMPDIFF") and len(args) == 3:
+            return self._with_unit(node, name, args[0], args[1:])
+        return self._function(node, name, args)
 
     def _function(self, node: exp.Expr, name: str, nodes: Sequence[exp.Expr]) -> Expression:
         args = [self.of(each) for each in nodes]
@@ -329,12 +380,15 @@ _HANDLERS: dict[type[exp.Expr], Callable[..., Expression]] = {
     exp.In: Analysis._in,
     exp.Between: Analysis._between,
     exp.Like: Analysis._like,
+    exp.Escape: Analysis._escape,
     exp.Case: Analysis._case,
     exp.If: Analysis._if,
     exp.Cast: Analysis._cast,
+    exp.TryCast: Analysis._cast,
     exp.Extract: Analysis._extract,
     exp.Substring: Analysis._substring,
     exp.Trim: Analysis._trim,
+    exp.StrPosition: Analysis._position,
     exp.Anonymous: Analysis._anonymous,
 }
 _OPERANDS = frozenset({"this", "expression"})
@@ -350,6 +404,8 @@ _PARTS: dict[type[exp.Expr], frozenset[str]] = {
     exp.Case: frozenset({"this", "ifs", "default"}),
     exp.If: frozenset({"this", "true", "false"}),
     exp.Cast: frozenset({"this", "to"}),
+    exp.TryCast: frozenset({"this", "to", "safe"}),
+    exp.StrPosition: frozenset({"this", "substr"}),
     exp.Substring: frozenset({"this", "start", "length"}),
     exp.Trim: _OPERANDS | {"position"},
     exp.Anonymous: frozenset({"this", "expressions"}),

@@ -2,50 +2,63 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
 from stateflow.api.sql.expressions.dates import FORMATS
-from stateflow.api.sql.expressions.functions import FUNCTIONS, SYNONYMS
-from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, DOUBLE, STRING, SqlType, decimal
+from stateflow.api.sql.expressions.functions import CONVERSIONS, FUNCTIONS, SYNONYMS
+from stateflow.api.sql.expressions.patterns import java_pattern
+from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, DOUBLE, NULL, STRING, SqlType, decimal
 from stateflow.api.sql.expressions.tree import Call, Constant, Expression
 from stateflow.similar_names import did_you_mean
+from stateflow.types.columns.precision import MOST_DIGITS
 
 _ARITHMETIC = ("add", "sub", "mul")
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 _BIGINT_DIGITS = 19
-_CASTS: dict[str, tuple[str, ...]] = {
-    "bigint": ("bigint", "double", "decimal", "string", "boolean"),
-    "double": ("bigint", "double", "decimal", "string"),
-    "decimal": ("bigint", "double", "decimal", "string"),
-    "string": ("bigint", "string", "boolean", "date", "decimal"),
-    "boolean": ("boolean", "bigint"),
-    "date": ("date", "timestamp_ntz", "timestamp"),
-    "timestamp_ntz": ("date", "timestamp_ntz", "timestamp"),
-    "timestamp": ("date", "timestamp_ntz", "timestamp"),
-    "binary": ("binary",),
-}
-"""What can be cast to a type, with the same result in Spark and in Python."""
+_LONGEST = (1 << 31) - 1
+_ZERO = Constant(0, BIGINT)
+_LEAST_SCALE = 6
+"""The digits after the point that a quotient of decimals keeps, even if digits before it are lost."""
+_OF_DOUBLES = ("SQRT", "POWER", "EXP", "LN", "LOG10", "SIGN")
 _STRICT = [name for name in FUNCTIONS if name.isupper()]
 NOT_DISTINCT = "is not distinct"
 """The function of IS NOT DISTINCT FROM: equality, for which null equals null."""
-_OTHERS = ("COALESCE", "IFNULL", "NULLIF", "IF", "CONCAT", "REGEXP_EXTRACT")
+_OTHERS = ("COALESCE", "IFNULL", "NULLIF", "IF", "CONCAT", "REGEXP_EXTRACT", "LOG", "LOG2", "POSITION", "INSTR")
 
 
 def is_castable(given: SqlType, wanted: SqlType) -> bool:
     """Returns whether CAST is supported."""
-    return given.name == "null" or given.name in _CASTS.get(wanted.name, ())
+    return given.name in ("null", wanted.name) or (given.name, wanted.name) in CONVERSIONS
 
 
 def cast(expression: Expression, wanted: SqlType) -> Expression:
-    """Returns an expression of another type; null stays null."""
+    """Returns an expression of another type; null stays null, and a decimal that does not fit is null, as in Flink."""
     if expression.type.equals(wanted):
         return expression
     if isinstance(expression, Constant) and expression.value is None:
         return Constant(None, wanted.with_null(True))
-    return Call("cast", (expression,), wanted.with_null(expression.type.nullable))
+    nullable = expression.type.nullable or (wanted.is_decimal and not _fits(expression, wanted))
+    return Call("cast", (expression,), wanted.with_null(nullable))
+
+
+def try_cast(expression: Expression, wanted: SqlType) -> Expression:
+    """Returns an expression of another type, which is null where a cast has no value."""
+    made = cast(expression, wanted)
+    return replace(made, function="try cast", type=wanted.with_null(True)) if isinstance(made, Call) else made
+
+
+def _fits(expression: Expression, wanted: SqlType) -> bool:
+    """Returns whether each value of an expression has few enough digits for a type of decimals."""
+    of, (digits, scale) = expression.type, wanted.digits
+    if of.name == "bigint":
+        of = _decimal_of(expression)
+    if not of.is_decimal:
+        return False
+    # Rounding may add a digit before the point.
+    return of.digits[0] - of.digits[1] + (scale < of.digits[1]) <= digits - scale
 
 
 def common(types: Sequence[SqlType]) -> SqlType | None:
@@ -96,18 +109,19 @@ def named_call(name: str, args: Sequence[Expression]) -> Expression | str:
     """Returns the call of a function of SQL, or what is wrong with it."""
     name = SYNONYMS.get(name, name)
     if name in _SPECIAL:
-        return _SPECIAL[name](args) or "a function does not accept its arguments"
+        try:
+            return _SPECIAL[name](args) or "a function does not accept its arguments"
+        except (IndexError, ValueError):
+            return "a function has another number of arguments"
     if name not in _STRICT:
         return f"there is no such function; {did_you_mean(name, (*_STRICT, *_OTHERS))}"
     if name == "DATE_FORMAT" and len(args) == 2:
         pattern = args[1]
         if not isinstance(pattern, Constant) or FORMATS.unknown(str(pattern.value)):
             return f"a format of a time is not a literal of {', '.join(FORMATS.letters)}"
-    if name in ("SQRT", "POWER"):
-        args = [cast(args[0], DOUBLE) if args[0].type.is_numeric else args[0], *args[1:]] if args else args
-        args = [cast(arg, DOUBLE) for arg in args] if name == "POWER" else args
-    if name == "SUBSTRING" and len(args) == 2:
-        return _strict("substring from", args) or "a function does not accept its arguments"
+        args = [args[0], Constant(FORMATS.quoted(str(pattern.value)), STRING)]
+    if name in _OF_DOUBLES:
+        args = [cast(arg, DOUBLE) if arg.type.is_numeric else arg for arg in args]
     return call(name, args) or "a function does not accept its arguments"
 
 
@@ -187,11 +201,35 @@ def _division(args: Sequence[Expression]) -> Expression | None:
     if _are(args, BIGINT):
         return _strict("div", args)
     if any(arg.type.is_decimal for arg in args) and not any(arg.type.name == "double" for arg in args):
-        return None
+        return _decimal_quotient(args)
     return _strict("quotient", [cast(arg, DOUBLE) if arg.type.is_numeric else arg for arg in args])
 
 
-def _regexp_extract(args: Sequence[Expression]) -> Expression | None:
+def _decimal_quotient(args: Sequence[Expression]) -> Expression | None:
+    """Returns the quotient of exact numbers, of Flink's type: with six digits after the point, or more if they fit."""
+    if not all(arg.type.is_decimal or arg.type.name == "bigint" for arg in args):
+        return None
+    exact = [arg if arg.type.is_decimal else cast(arg, _decimal_of(arg)) for arg in args]
+    (p, s), (q, t) = (arg.type.digits for arg in exact)
+    scale = max(_LEAST_SCALE, s + q + 1)
+    digits = p - s + t + scale
+    if digits > MOST_DIGITS:
+        scale = max(MOST_DIGITS - (digits - scale), min(scale, _LEAST_SCALE))
+    result = decimal(min(digits, MOST_DIGITS), scale)
+    assert result is not None
+    return Call("quotient of decimals", tuple(exact), result.with_null(_has_null(args)))
+
+
+def average(total: Expression, count: Expression) -> Expression:
+    """Returns the average of decimals with Flink's digits; null without a value."""
+    made, is_zero = decimal(MOST_DIGITS, max(total.type.digits[1], _LEAST_SCALE)), call("eq", [count, _ZERO])
+    assert made is not None and is_zero is not None
+    divisor = call("case", [is_zero, Constant(None, NULL), cast(count, _decimal_of(count))])
+    assert divisor is not None
+    return Call("quotient of decimals", (total, divisor), made.with_null(total.type.nullable))
+
+
+def _regexp_extract(args: Sequence[Expression]) -> Expression | str | None:
     args = args if len(args) == 3 else [*args, Constant(0, BIGINT)]
     if len(args) != 3 or not _are(args, STRING, STRING, BIGINT):
         return None
@@ -199,10 +237,12 @@ def _regexp_extract(args: Sequence[Expression]) -> Expression | None:
     if not isinstance(pattern, Constant) or not isinstance(group, Constant) or not isinstance(group.value, int):
         return None
     try:
-        groups = re.compile(str(pattern.value)).groups
-    except re.error:
-        return None
-    return Call("REGEXP_EXTRACT", tuple(args), STRING.with_null(True)) if 0 <= group.value <= groups else None
+        groups = java_pattern(str(pattern.value)).groups
+    except ValueError as e:
+        return f"a regular expression is not supported: {e}"
+    if not 0 <= group.value <= groups:
+        return f"a regular expression has {groups} groups"
+    return Call("REGEXP_EXTRACT", tuple(args), STRING.with_null(True))
 
 
 def _whole(function: str, args: Sequence[Expression]) -> Expression | None:
@@ -247,6 +287,35 @@ def _if(args: Sequence[Expression]) -> Expression | None:
     return _case(args) if len(args) == 3 and args[0].type.name == "boolean" else None
 
 
+def _substring(args: Sequence[Expression]) -> Expression | None:
+    if len(args) != 3:
+        return _strict("substring", [*args, Constant(_LONGEST, BIGINT)]) if len(args) == 2 else None
+    length = args[2]
+    is_known = isinstance(length, Constant) and isinstance(length.value, int) and length.value >= 0
+    return _strict("substring" if is_known else "SUBSTRING", args)
+
+
+def _trim(name: str, args: Sequence[Expression]) -> Expression | None:
+    return _strict(name, args if len(args) == 2 else [*args, Constant(" ", STRING)])
+
+
+def _ranked(name: str, args: Sequence[Expression]) -> Expression | None:
+    target = common([arg.type for arg in args])
+    return _strict(name, [cast(arg, target) for arg in args]) if target else None
+
+
+def _locate(args: Sequence[Expression]) -> Expression | None:
+    return _strict("LOCATE", args)
+
+
+def _logarithm(args: Sequence[Expression]) -> Expression | None:
+    """Returns the natural logarithm, or one of another base, which is the first argument."""
+    logarithms = [_strict("LN", [cast(arg, DOUBLE)]) for arg in args if arg.type.is_numeric]
+    if len(logarithms) == 2 and logarithms[0] and logarithms[1]:
+        return _strict("quotient", [logarithms[1], logarithms[0]])
+    return logarithms[0] if len(args) == 1 and logarithms else None
+
+
 def _concat(args: Sequence[Expression]) -> Expression | None:
     if not args or not _are(args, STRING):
         return None
@@ -262,6 +331,13 @@ _SPECIAL: dict[str, Callable[[Sequence[Expression]], Expression | str | None]] =
     "NULLIF": _nullif,
     "IF": _if,
     "CONCAT": _concat,
+    "SUBSTRING": _substring,
+    **{name: partial(_trim, name) for name in ("TRIM", "LTRIM", "RTRIM")},
+    **{name: partial(_ranked, name) for name in ("GREATEST", "LEAST")},
+    "POSITION": _locate,
+    "INSTR": lambda args: _locate(args[::-1]),
+    "LOG": _logarithm,
+    "LOG2": lambda args: _logarithm([Constant(2.0, DOUBLE), *args]) if len(args) == 1 else None,
     "REGEXP_EXTRACT": _regexp_extract,
     "ROUND": _round,
     "FLOOR": partial(_whole, "FLOOR"),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime, time
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import partial
 from operator import attrgetter
 
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.rich import RichFilterFunction, RichMapFunction
 from stateflow.api.sql.expressions.calls import NOT_DISTINCT
-from stateflow.api.sql.expressions.functions import EXACT, FUNCTIONS, ordered
+from stateflow.api.sql.expressions.functions import CONVERSIONS, FUNCTIONS, with_digits
+from stateflow.api.sql.expressions.patterns import java_pattern, like_pattern
 from stateflow.api.sql.expressions.sql_types import SqlType
 from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Ref, Value
 
@@ -99,34 +98,23 @@ def _strict(function: Callable[..., Value], args: Sequence[Evaluate]) -> Evaluat
 
 def _checked(evaluate: Evaluate, of: SqlType) -> Evaluate:
     """Adds the digits of decimals, and the error for integers of more than 64 bits, as Spark has them."""
-    if of.is_decimal:
-        return lambda row: _with_digits(evaluate(row), of)
-    if of.name != "bigint":
+    if of.name != "bigint" and not of.is_decimal:
         return evaluate
 
     def checked(row: object) -> Value:
         value = evaluate(row)
-        if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-            raise OverflowError("a BIGINT of more than 64 bits")
-        return value
+        if value is None:
+            return None
+        if isinstance(value, int):
+            if not -_LARGEST <= value < _LARGEST:
+                raise OverflowError("a BIGINT of more than 64 bits")
+            return value
+        made = with_digits(value, of)
+        if made is None:
+            raise OverflowError(f"{value!s} does not fit into {of.spark}")
+        return made
 
     return checked
-
-
-def _with_digits(value: Value, of: SqlType) -> Decimal | None:
-    if value is None:
-        return None
-    digits, scale = of.digits
-    # Of a float, the digits that it is written with.
-    exact = Decimal(str(value))
-    try:
-        made = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, EXACT)
-    except InvalidOperation:
-        raise OverflowError(f"{exact} does not fit into {of.spark}") from None
-    if len(made.as_tuple().digits) > digits:
-        raise OverflowError(f"{exact} does not fit into {of.spark}")
-    # Not -0, which Spark does not have.
-    return EXACT.plus(made)
 
 
 def _connective(call: Call, args: Sequence[Evaluate], *, decisive: bool) -> Evaluate:
@@ -148,11 +136,12 @@ def _in(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     first, *others = args
 
     def is_in(row: object) -> Value:
-        value = ordered(first(row))
+        value = first(row)
         if value is None:
             return None
-        found = [ordered(other(row)) for other in others]
-        return True if value in found else None if None in found else False
+        found = [other(row) for other in others]
+        # Not `in`, for which a NaN is equal to itself.
+        return True if any(value == each for each in found) else None if None in found else False
 
     return is_in
 
@@ -185,66 +174,44 @@ def _is_null(call: Call, args: Sequence[Evaluate]) -> Evaluate:
 
 def _is_not_distinct(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     left, right = args
-    return lambda row: ordered(left(row)) == ordered(right(row))
+    return lambda row: left(row) == right(row)
 
 
 def _like(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     pattern = call.args[1]
     assert isinstance(pattern, Constant)
-    parts = ({"%": ".*", "_": "."}.get(letter, re.escape(letter)) for letter in str(pattern.value))
-    matches = re.compile("".join(parts), re.DOTALL).fullmatch
-    return _strict(lambda text: matches(text) is not None, args[:1])
+    search = re.compile(like_pattern(str(pattern.value))).search
+    return _strict(lambda text: search(text) is not None, args[:1])
 
 
 def _regexp_extract(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     pattern, group = call.args[1:]
     assert isinstance(pattern, Constant) and isinstance(group, Constant) and isinstance(group.value, int)
-    search, number = re.compile(str(pattern.value)).search, group.value
-
-    def extract(text: str) -> str | None:
-        found = search(text)
-        return None if found is None else found[number]
-
-    return _strict(extract, args[:1])
+    return _strict(java_pattern(str(pattern.value)).extractor(group.value), args[:1])
 
 
 def _cast(call: Call, args: Sequence[Evaluate]) -> Evaluate:
     source, target = call.args[0].type, call.type
+    if source.name == "null" or (source.name == target.name and not target.is_decimal):
+        return args[0]
+    convert = CONVERSIONS[source.name, target.name].python
     if source.is_decimal and target.name == "string":
         # With all digits of the type, as in Spark.
-        return _strict(lambda value: f"{_with_digits(value, source):f}", args)
-    if target.is_decimal:
-        return lambda row: _with_digits(args[0](row), target)
-    converters: dict[str, Callable[..., Value]] = {
-        "bigint": int,
-        "double": float,
-        "string": _text,
-        "boolean": bool,
-        "date": _date,
-        "timestamp_ntz": _time,
-        "timestamp": _utc_time,
-    }
-    if source.name == target.name or source.name == "null":
-        return args[0]
-    return _checked(_strict(converters[target.name], args), target)
+        return _strict(lambda value: convert(with_digits(value, source), target), args)
+    made = _strict(lambda value: convert(value, target), args)
+    return made if target.is_decimal and target.nullable else _checked(made, target)
 
 
-def _text(value: Value) -> str:
-    return str(value).upper() if isinstance(value, bool) else str(value)
+def _try_cast(call: Call, args: Sequence[Evaluate]) -> Evaluate:
+    evaluate = _cast(call, args)
 
+    def tried(row: object) -> Value:
+        try:
+            return evaluate(row)
+        except (ValueError, OverflowError):
+            return None
 
-def _date(value: date) -> date:
-    return value.date() if isinstance(value, datetime) else value
-
-
-def _time(value: date) -> datetime:
-    if not isinstance(value, datetime):
-        return datetime.combine(value, time())
-    return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
-
-
-def _utc_time(value: date) -> datetime:
-    return _time(value).replace(tzinfo=UTC)
+    return tried
 
 
 _SPECIAL: dict[str, Callable[[Call, Sequence[Evaluate]], Evaluate]] = {
@@ -259,4 +226,5 @@ _SPECIAL: dict[str, Callable[[Call, Sequence[Evaluate]], Evaluate]] = {
     "LIKE": _like,
     "REGEXP_EXTRACT": _regexp_extract,
     "cast": _cast,
+    "try cast": _try_cast,
 }

@@ -9,7 +9,7 @@ from sqlglot import exp
 from stateflow.api.aggregates.registry import aggregate_for
 from stateflow.api.schema import RowSchema
 from stateflow.api.sql.expressions.analysis import Analysis, Scope
-from stateflow.api.sql.expressions.calls import call
+from stateflow.api.sql.expressions.calls import average, call, cast, named_call
 from stateflow.api.sql.expressions.sql_types import BIGINT, DOUBLE, NULL, STRING, Field, SqlType, decimal, row_class
 from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, canonical
 from stateflow.api.sql.planning.names import RelationScope, computed_name
@@ -26,6 +26,10 @@ _KINDS = {
     "LAST_VALUE": "last",
     "VAR_SAMP": "variance",
     "VARIANCE": "variance",
+    "VAR_POP": "variance",
+    "STDDEV": "variance",
+    "STDDEV_SAMP": "variance",
+    "STDDEV_POP": "variance",
     "APPROX_COUNT_DISTINCT": "approx_distinct",
 }
 """Kind of aggregate by function."""
@@ -42,6 +46,13 @@ def has_aggregate(node: exp.Expr) -> bool:
     if isinstance(node, exp.Window | exp.Query):
         return False
     return is_aggregate(node) or any(has_aggregate(child) for child in node.iter_expressions())
+
+
+def refuse_aggregates(text: SqlText, node: exp.Expr, clause: str, hint: str) -> None:
+    """Raises JobDefinitionError if a clause, whose rows are not aggregated yet, has an aggregate."""
+    found = next(filter(is_aggregate, node.find_all(exp.Anonymous)), None)
+    if found is not None and has_aggregate(node):
+        text.fail(found, f"an aggregate is in {clause}", hint, function=str(found.name).upper())
 
 
 @dataclass
@@ -94,7 +105,10 @@ class Groups(Scope):
 
     def _aggregate(self, node: exp.Expr) -> Expression:
         function = node.this if isinstance(node, exp.Filter) else node
-        kind, args = _KINDS[str(function.name).upper()], list(function.expressions)
+        name, args = str(function.name).upper(), list(function.expressions)
+        kind = _KINDS[name]
+        if any(map(has_aggregate, args)):
+            self.text.fail(node, "an aggregate is in an aggregate", "aggregate in an inner query first", function=name)
         if args and isinstance(args[0], exp.Distinct):
             kind, args = self._distinct(node, kind), list(args[0].expressions)
         if len(args) != 1:
@@ -104,8 +118,10 @@ class Groups(Scope):
         if isinstance(node, exp.Filter):
             where = self._computed("where", self._analysis.condition(node.expression.this))
         declared = Aggregate("", kind, column, where)
-        if kind == "mean" and of.name == "bigint":
-            return self._integer_average(node, declared, of)
+        if kind == "mean" and (of.name == "bigint" or of.is_decimal):
+            return self._exact_average(node, declared, of)
+        if kind == "variance" and (name.endswith("_POP") or name.startswith("STDDEV")):
+            return self._deviation(node, declared, of, name)
         return self._added(node, declared, of)
 
     def _distinct(self, node: exp.Expr, kind: str) -> str:
@@ -119,6 +135,10 @@ class Groups(Scope):
         """Returns the column that is aggregated, and its type."""
         if not isinstance(arg, exp.Star):
             value = self._analysis.of(arg)
+            if kind == "count_distinct" and (value.type.is_decimal or value.type.name == "double"):
+                # Both zeros are one value.
+                zero = Constant(0.0, DOUBLE)
+                value = cast(_must("add", value, zero) if value.type.name == "double" else value, STRING)
             return self._computed("value", value), value.type
         if kind != "count":
             self.text.fail(node, "only COUNT accepts *", "name a column")
@@ -135,17 +155,33 @@ class Groups(Scope):
             self.before[name] = expression
         return name
 
-    def _integer_average(self, node: exp.Expr, declared: Aggregate, of: SqlType) -> Expression:
-        """Returns the average of integers, an integer, as in Flink."""
+    def _deviation(self, node: exp.Expr, declared: Aggregate, of: SqlType, name: str) -> Expression:
+        """Returns the variance of a population, or a standard deviation, from the variance of a sample."""
+        wanted, self.wanted = self.wanted, ""
+        made = self._added(node, replace(declared, name=wanted and f"{wanted}_variance"), of)
+        if name.endswith("_POP"):
+            count = self._added(node, replace(declared, name=wanted and f"{wanted}_count", kind="count"), of)
+            one = Constant(1, BIGINT)
+            less = _must("sub", cast(count, DOUBLE), Constant(1.0, DOUBLE))
+            several = _must("div", _must("mul", made, less), cast(count, DOUBLE))
+            alone = _must("case", _must("eq", count, one), Constant(0.0, DOUBLE), Constant(None, NULL))
+            made = _must("case", _must("gt", count, one), several, alone)
+        if not name.startswith("STDDEV"):
+            return made
+        root = named_call("SQRT", [made])
+        assert not isinstance(root, str)
+        return root
+
+    def _exact_average(self, node: exp.Expr, declared: Aggregate, of: SqlType) -> Expression:
+        """Returns the average of integers, an integer, or of decimals, a decimal, as in Flink."""
         wanted, self.wanted = self.wanted, ""
         total = self._added(node, replace(declared, name=wanted and f"{wanted}_sum", kind="sum"), of)
         count = self._added(node, replace(declared, name=wanted and f"{wanted}_count", kind="count"), of)
-        made = call("div", [total, count])
-        if made is not None and total.type.nullable:
-            is_zero = call("eq", [count, Constant(0, BIGINT)])
-            assert is_zero is not None
-            made = call("case", [is_zero, Constant(None, NULL), made])
-        assert made is not None
+        if of.is_decimal:
+            return average(total, count)
+        made = _must("div", total, count)
+        if total.type.nullable:
+            made = _must("case", _must("eq", count, Constant(0, BIGINT)), Constant(None, NULL), made)
         return made
 
     def _added(self, node: exp.Expr, aggregate: Aggregate, of: SqlType) -> Expression:
@@ -177,6 +213,12 @@ class Groups(Scope):
             aggregate=aggregate.kind,
             type=of.spark,
         )
+
+
+def _must(function: str, *args: Expression) -> Expression:
+    made = call(function, args)
+    assert made is not None
+    return made
 
 
 def _type_named(name: str, of: SqlType) -> SqlType:

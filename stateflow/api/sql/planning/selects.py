@@ -9,7 +9,7 @@ from sqlglot import exp
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, TIMESTAMP, Field
 from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of, conjuncts, replaced
-from stateflow.api.sql.planning.aggregates import Groups, has_aggregate, is_aggregate
+from stateflow.api.sql.planning.aggregates import Groups, has_aggregate, is_aggregate, refuse_aggregates
 from stateflow.api.sql.planning.names import Path, Relation, RelationScope, Source, computed_name
 from stateflow.api.sql.planning.over import OverScope
 from stateflow.api.sql.planning.plan import BOUNDS, Filtered, Grouped, Plan, Windowed, WindowTable, source_time, time_of
@@ -71,6 +71,7 @@ class SelectPlanner:
         where = node.args.get("where")
         if where is None:
             return [], []
+        refuse_aggregates(self.text, where.this, "WHERE", "use HAVING, or WHERE of an outer query")
         own, of_rows, of_windows = {each.name for each in plan.fields}, list[Expression](), list[Expression]()
         for each in conjuncts(Analysis(self.text, scope).condition(where.this)):
             names = set(columns_of(each))
@@ -202,6 +203,7 @@ class SelectPlanner:
             self._check_group(group)
         keys: dict[str, Expression] = {}
         for each in group.expressions if group else ():
+            refuse_aggregates(self.text, each, "GROUP BY", "group by the result in an outer query")
             expression = analysis.of(each)
             if isinstance(expression, Ref) and expression.name in fixed:
                 continue
