@@ -124,6 +124,14 @@ class Source(ABC):
             offset: the position, as in Spark's offset log.
         """
 
+    def check_batch(self, before: str, after: str) -> None:  # noqa: B027 - most sources read no files that others name
+        """Raises CorruptFile if a batch would read other data than that of the source. Called before Spark reads it.
+
+        Args:
+            before: the position before the batch, as in Spark's offset log; empty without one.
+            after: the position after it.
+        """
+
     def explain_failure(self, reason: str) -> StateflowError | None:
         """Returns the error that made Spark fail a batch, if it is one of the source; None if that is unknown.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -13,17 +13,20 @@ from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 from pyarrow import fs
-from pyarrow.dataset import FileSystemDataset
+from pyarrow.dataset import FileSystemDataset, ParquetFileFragment
 
 from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.delta.log.paths import opened_file, plain_path
+from stateflow.connectors.delta.log.table_log import check_log
 from stateflow.connectors.source_errors import position_error
 from stateflow.errors import (
     ConfigError,
@@ -39,6 +42,7 @@ from stateflow.types.decoders import json_decoder
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_OPEN_FILES = 64
 _LOST_HINT = (
     "set the source to earliest, and drop the state that its rows have made: --source UID=earliest --drop UID.STATE; "
     "VACUUM must keep files for longer than the time between two runs (delta.deletedFileRetentionDuration)"
@@ -178,7 +182,9 @@ class BatchTable(LocalSource):
         local = os.path.isdir(self._table)
         system = fs.SubTreeFileSystem(self._table, fs.LocalFileSystem()) if local else None
         with self._translated_errors(table.version()):
-            return _Files(table.version(), table.to_pyarrow_dataset(filesystem=system))
+            for path in pa.table(table.get_add_actions()).column("path").to_pylist():
+                plain_path(path)
+            return _Files(table.version(), table.to_pyarrow_dataset(filesystem=system), self._table if local else "")
 
     def _rows(self, files: _Files, without: Set[str], *, deleted: bool) -> Sequence[object]:
         """Returns the rows of the files of a version, except those of some files."""
@@ -221,6 +227,8 @@ class BatchTable(LocalSource):
         from deltalake import DeltaTable
 
         with self._translated_errors(version):
+            if os.path.isdir(self._table):
+                check_log(Path(self._table))
             return DeltaTable(self._table, version=version)
 
     @contextmanager
@@ -274,6 +282,8 @@ class _Files:
 
     version: int
     dataset: FileSystemDataset
+    folder: str
+    """Of the table, if it is on a file system of this host."""
 
     @cached_property
     def paths(self) -> Set[str]:
@@ -283,8 +293,26 @@ class _Files:
         """Returns the rows of all files except some, in the order of the paths."""
         fragments = [each for each in self.dataset.get_fragments() if each.path not in without]
         fragments.sort(key=attrgetter("path"))
+        if not self.folder:
+            return self._read(fragments, names, self.dataset.filesystem)
+        parts = [self._opened(fragments[at : at + _OPEN_FILES], names) for at in range(0, len(fragments), _OPEN_FILES)]
+        return pa.concat_tables([self._read([], names, self.dataset.filesystem), *parts])
+
+    def _opened(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str]) -> pa.Table:
+        """Returns the rows of files below the table's folder, which Arrow gets as open files: it would follow links."""
+        with ExitStack() as stack:
+            paths = [stack.enter_context(opened_file(Path(self.folder), quote(each.path))) for each in fragments]
+            opened = [
+                each.format.make_fragment(
+                    f"/proc/self/fd/{file.fileno()}", fs.LocalFileSystem(), each.partition_expression
+                )
+                for each, file in zip(fragments, paths, strict=True)
+            ]
+            return self._read(opened, names, fs.LocalFileSystem())
+
+    def _read(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str], system: fs.FileSystem) -> pa.Table:
         whole = self.dataset
-        return FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem).to_table(columns=list(names))
+        return FileSystemDataset(fragments, whole.schema, whole.format, system).to_table(columns=list(names))
 
 
 def _without(rows: Sequence[tuple[bytes, object]], others: Sequence[tuple[bytes, object]]) -> Iterator[object]:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
+import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from stateflow.api.source import StartKind, StartPosition
+from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
+from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.data_files import own_names
+from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
 from stateflow.connectors.delta.log.table_log import Metadata, entry_path, read_head, unreferenced_files
+from stateflow.connectors.delta.maintenance.compaction import Compaction
+from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum
+from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import read_entry
-from stateflow.errors import CorruptFile
-from tests.support.delta_tables import context, pairs, put
+from stateflow.errors import CorruptFile, StorageError
+from tests.support.delta_tables import Pair, context, pairs, put, write
 from tests.support.errors import raises
 from tests.support.memory import CPU_SECONDS, LIMIT, MemoryPeak
 
@@ -110,3 +124,168 @@ def test_a_malformed_action_is_a_corrupt_file(table: Path, line: bytes) -> None:
 def test_a_malformed_schema_is_a_corrupt_file(schema: str) -> None:
     with raises(CorruptFile, table_id="t"):
         Metadata("t", schema).fields()
+
+
+# -- paths that lead out of the table ----------------------------------------------------------------------------------
+
+
+class _Victim(msgspec.Struct):
+    """A table next to the attacker's, with a row that must not appear anywhere else."""
+
+    folder: Path
+    file: Path
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> _Victim:
+    sink = DeltaSink(tmp_path / "victim")
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, [Pair(7, "secret")])
+    (file,) = (tmp_path / "victim").glob("*.parquet")
+    return _Victim(tmp_path / "victim", file)
+
+
+def _through_link(table: Path, victim: _Victim) -> str:
+    (table / "linked").symlink_to(victim.folder)
+    return f"linked/{victim.file.name}"
+
+
+def _link(table: Path, victim: _Victim) -> str:
+    (table / "a.parquet").symlink_to(victim.file)
+    return "a.parquet"
+
+
+def _fifo(table: Path, victim: _Victim) -> str:
+    os.mkfifo(table / "a.parquet")
+    return "a.parquet"
+
+
+_PATHS: dict[str, Callable[[Path, _Victim], str]] = {
+    "absolute": lambda table, victim: str(victim.file),
+    "a URL": lambda table, victim: f"file://{victim.file}",
+    "a bucket": lambda table, victim: "s3://bucket/a.parquet",
+    "parent": lambda table, victim: f"../victim/{victim.file.name}",
+    "encoded parent": lambda table, victim: f"%2e%2e/victim/{victim.file.name}",
+    "encoded slash": lambda table, victim: f"..%2Fvictim%2F{victim.file.name}",
+    "parent within": lambda table, victim: f"x/../../victim/{victim.file.name}",
+    "encoded root": lambda table, victim: f"%2F{victim.file}",
+    "NUL": lambda table, victim: "a%00.parquet",
+    "the log": lambda table, victim: "_delta_log/00000000000000000000.json",
+    "through a link": _through_link,
+    "a link": _link,
+    "a FIFO": _fifo,
+}
+
+
+def _upsert(table: Path) -> None:
+    put(DeltaSink(table, mode="upsert", keys="id"), context(uid="other"), 1, [Pair(7, "new")])
+
+
+def _batch_table(table: Path) -> None:
+    class Row(Pair, kw_only=True):
+        deleted: bool = False
+
+    BatchTable(table, schema=Row, refresh=timedelta(minutes=1)).read(None, SourceSettings())
+
+
+def _spark(table: Path) -> None:
+    source = DeltaSource(table, schema=Pair)
+    source.initial_position(StartPosition(StartKind.LATEST))
+    offset = {"sourceVersion": 1, "reservoirId": "x", "index": -1}
+    before, after = (json.dumps({**offset, "reservoirVersion": version}) for version in (2, 9))
+    source.check_batch(before, after)
+
+
+_READERS: dict[str, Callable[[Path], object]] = {
+    "upsert": _upsert,
+    "from_table": _batch_table,
+    "DeltaSource": _spark,
+    "optimize": lambda table: Compaction(DeltaSink(table).own_table(_ABOUT)).run(),
+}
+
+
+def _logged(table: Path, *actions: dict[str, object]) -> None:
+    version = max(int(path.stem) for path in (table / LOG_FOLDER).glob("*.json")) + 1
+    entry_path(table, version).write_text("\n".join(map(json.dumps, actions)))
+
+
+def _add(path: str, **more: object) -> dict[str, object]:
+    action = {"path": path, "partitionValues": {}, "size": 10, "modificationTime": 0, "dataChange": True, **more}
+    return {"add": action}
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("reader", _READERS)
+@pytest.mark.parametrize("path", _PATHS)
+def test_a_path_that_leads_out_of_a_table_is_refused_and_nothing_is_copied(
+    table: Path, victim: _Victim, path: str, reader: str
+) -> None:
+    _logged(table, _add(_PATHS[path](table, victim)))
+    before = _content(victim.folder)
+    with pytest.raises((CorruptFile, StorageError)) as caught:
+        _READERS[reader](table)
+    assert path in ("a bucket", "NUL") or type(caught.value) is CorruptFile, caught.value
+    assert _content(victim.folder) == before
+    copies = [each for each in table.glob("*.parquet") if each.is_file() and not each.is_symlink()]
+    assert not any("secret" in str(pq.read_table(each).to_pylist()) for each in copies)
+
+
+@pytest.mark.parametrize("path", _PATHS)
+def test_a_vacuum_deletes_nothing_outside_of_a_table(table: Path, victim: _Victim, path: str) -> None:
+    _logged(table, {"remove": {"path": _PATHS[path](table, victim), "deletionTimestamp": 1, "dataChange": True}})
+    entries = set((table / LOG_FOLDER).iterdir())
+    vacuum(DeltaSink(table).own_table(_ABOUT), [], Expiry(now=10**13, older_than=0))
+    assert victim.file.exists() and set((table / LOG_FOLDER).iterdir()) == entries
+
+
+@pytest.mark.parametrize(("kind", "text"), [("p", "{file}"), ("p", "s3://b/x"), ("u", "../victim" + "0" * 20)])
+def test_a_deletion_vector_outside_of_a_table_is_refused(table: Path, victim: _Victim, kind: str, text: str) -> None:
+    vector = {"storageType": kind, "pathOrInlineDv": text.format(file=victim.file), "sizeInBytes": 1, "cardinality": 1}
+    (own,) = table.glob("*.parquet")
+    _logged(table, _add(own.name, deletionVector=vector))
+    with raises(CorruptFile):
+        DeletionVectors(table, 2, [vector]).kept_rows(own.name, 3)
+    with raises(CorruptFile):
+        _spark(table)
+
+
+@pytest.mark.parametrize("name", ["entry", "checkpoint", "log"])
+def test_a_link_in_the_log_is_an_error(table: Path, victim: _Victim, name: str) -> None:
+    log = victim.folder / LOG_FOLDER
+    if name == "log":
+        shutil.rmtree(table / LOG_FOLDER)
+        (table / LOG_FOLDER).symlink_to(log)
+    else:
+        other = {"entry": f"{2:020d}.json", "checkpoint": f"{2:020d}.checkpoint.parquet"}[name]
+        (table / LOG_FOLDER / other).symlink_to(log / f"{1:020d}.json")
+    for act in (ACTS["the newest version"], _batch_table, _spark):
+        with raises(CorruptFile):
+            act(table)
+
+
+@pytest.mark.parametrize("path", ["../../../victim/_delta_log/_sidecars/a", "/etc/passwd", "s3://b/a", "..", "a%2Fb"])
+@pytest.mark.parametrize("ending", ["json", "parquet"])
+def test_a_sidecar_outside_of_the_log_is_an_error(table: Path, ending: str, path: str) -> None:
+    file = table / LOG_FOLDER / f"{1:020d}.checkpoint.{uuid.UUID(int=1)}.{ending}"
+    sidecar = {"path": path, "sizeInBytes": 1, "modificationTime": 0}
+    if ending == "json":
+        file.write_text(json.dumps({"sidecar": sidecar}))
+    else:
+        pq.write_table(pa.Table.from_pylist([{"sidecar": sidecar}]), file)
+    for act in (ACTS["the newest version"], _batch_table, _spark):
+        with raises(CorruptFile, sidecar=path):
+            act(table)
+
+
+def test_a_linked_folder_of_a_partition_gets_no_files(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    sink = DeltaSink(tmp_path / "t", partition_by="text")
+    sink.prepare(_ABOUT)
+    (tmp_path / "t" / "text=a").symlink_to(outside)
+    with raises(CorruptFile, folder=str(tmp_path / "t" / "text=a")):
+        write(sink, _ABOUT, [Pair(1, "a")])
+    assert list(outside.iterdir()) == []

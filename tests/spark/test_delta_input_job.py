@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -93,6 +94,19 @@ def test_the_changes_of_a_table_are_rows(job: DeltaJob) -> None:
             (2, "a", "delete", 2),
         ]
     )
+
+
+def test_files_of_another_table_are_refused_before_spark_reads_them(job: DeltaJob) -> None:
+    secret = job.folder / "secret"
+    write_deltalake(str(secret), pa.table({"id": [7], "name": ["secret"]}))
+    (file,) = secret.glob("*.parquet")
+    job.add(1)
+    job.finish()
+    action = {"path": str(file), "partitionValues": {}, "size": file.stat().st_size, "modificationTime": 0}
+    entry = {"add": {**action, "dataChange": True}}
+    (job.input / "_delta_log" / f"{1:020d}.json").write_text(json.dumps(entry))
+    job.run().check_error(4, "corrupt-file", file=str(file))
+    assert job.copied() == Counter([(1, "a")])
 
 
 def test_a_table_without_a_change_data_feed_ends_the_run(job: DeltaJob) -> None:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
 from stateflow.connectors.delta.statistics import DoubleBounds, statistics
-from stateflow.errors import ConfigError, StorageError
+from stateflow.errors import ConfigError, CorruptFile, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.columns.conversion import with_scalars
 
@@ -212,6 +212,12 @@ def make_folders(root: Path, folders: str) -> None:
     for name in folders.split("/"):
         parent, path = path, path / name
         path.mkdir(exist_ok=True)
+        if path.is_symlink():
+            raise CorruptFile(
+                "a folder of a partition is a link, which would lead the files of a sink out of its table",
+                hint="replace it by a folder",
+                folder=str(path),
+            )
         sync_folder(parent)
 
 

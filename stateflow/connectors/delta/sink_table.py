@@ -11,9 +11,9 @@ from stateflow.clock import SystemClock
 from stateflow.connectors.columns.store_assignment import nullable
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.column_types import target_schema
-from stateflow.connectors.delta.data_files import FileName, disk_error
+from stateflow.connectors.delta.data_files import FileName
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.paths import opened_parquet
+from stateflow.connectors.delta.log.paths import opened_parquet, size_of
 from stateflow.connectors.delta.log.table_log import (
     TAKEN_OVER,
     Action,
@@ -99,12 +99,7 @@ class DeltaSinkTable(SinkTable):
     def _size(self, path: str) -> int | None:
         if FileName.parse(path) is None:
             raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
-        try:
-            return (self._root / path).lstat().st_size
-        except FileNotFoundError:
-            return None
-        except OSError as e:
-            raise disk_error(e, self._root / path) from e
+        return size_of(self._root, logged_path(path))
 
     def _check_distinct(self, token: int, committables: list[Committable]) -> None:
         if len({c.path for c in committables}) < len(committables):

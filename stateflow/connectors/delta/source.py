@@ -17,6 +17,8 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.delta.log.listing import list_log
 from stateflow.connectors.delta.log.stream_errors import stream_error
+from stateflow.connectors.delta.log.table_log import check_log
+from stateflow.connectors.delta.versions import check_entry, check_file, read_content
 from stateflow.connectors.source_errors import position_error
 from stateflow.connectors.spark import SparkSource, with_columns
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StateflowError
@@ -95,6 +97,8 @@ class DeltaSource(SparkSource):
         self._changes = changes
         self._start = _checked_start(start)
         self._next: _Offset | None = None
+        self._first_version: int | None = None
+        self._checked: set[int] = set()
         if (self._metadata or skip_changes) and changes == skip_changes:
             raise JobDefinitionError(
                 "the arguments of a Delta source do not fit each other",
@@ -114,6 +118,8 @@ class DeltaSource(SparkSource):
         if self._start == StartKind.LATEST:
             # Read before Spark reads the table: what is added in between must not be lost.
             self._next = self._after_newest()
+        if "://" not in self.path:
+            self._first_version = self._table().version()
         return with_columns(self._frame(spark, {**_start_options(self._start), **self._limits(limits)}), self.schema)
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
@@ -143,6 +149,27 @@ class DeltaSource(SparkSource):
                 source=self.description,
                 lost=f"versions [{position.reservoirVersion}, {earliest})",
             )
+
+    def check_batch(self, before: str, after: str) -> None:
+        """See `Source.check_batch`: Spark reads whatever file the log of a table names.
+
+        A table that is not on a file system of this host is not checked.
+        """
+        if "://" in self.path:
+            return
+        table, end = Path(self.path), self._parsed(after).reservoirVersion
+        start = self._parsed(before) if before else None
+        # The first batches read the whole table, and of several, each a part.
+        snapshot = self._first_version if start is None else start.reservoirVersion if start.isStartingVersion else None
+        if snapshot is not None and snapshot not in self._checked:
+            content = read_content(table, snapshot, "")
+            for file in content.files.values() if content else ():
+                check_file(table, file)
+            self._checked.add(snapshot)
+        for version in sorted(list_log(table).entries):
+            if version not in self._checked and (start is None or start.reservoirVersion <= version) and version <= end:
+                check_entry(table, version)
+                self._checked.add(version)
 
     def explain_failure(self, reason: str) -> StateflowError | None:
         """See `Source.explain_failure`."""
@@ -235,6 +262,8 @@ class DeltaSource(SparkSource):
             raise EnvironmentUnsupported(
                 "versions of a Delta table cannot be read without deltalake", hint="pip install 'stateflow[delta]'"
             ) from e
+        if "://" not in self.path:
+            check_log(Path(self.path))
         try:
             return DeltaTable(self.path)
         except (DeltaError, OSError) as e:

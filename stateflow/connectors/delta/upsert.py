@@ -6,9 +6,8 @@ replaces them also sets the sink's token, as for appended files, so an upsert is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 from stateflow.connectors.columns.store_assignment import assign, nullable
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, cast_read, disk_error
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.paths import opened_parquet
+from stateflow.connectors.delta.log.paths import opened_parquet, remove_file
 from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
 from stateflow.connectors.delta.partitions.values import folder_of, logged_path, scalar, split
 from stateflow.connectors.delta.versions import DataFile
@@ -35,7 +34,7 @@ from stateflow.connectors.upserts import (
     winning_rows,
     without_deletes,
 )
-from stateflow.errors import SinkDiverged
+from stateflow.errors import SinkDiverged, StateflowError
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
 
@@ -259,10 +258,9 @@ class _Match:
 def remove_files(table: Path, names: Iterable[str]) -> None:
     """Removes data files that no version of the table has; the next run removes what is left."""
     for name in names:
-        try:
-            os.unlink(table / name)
-        except OSError:  # another process has removed it, or a sweep will
-            continue
+        # Another process has removed it, or a sweep will.
+        with suppress(StateflowError):
+            remove_file(table, logged_path(name))
 
 
 def _order(file: Committable) -> tuple[int, int, int, int]:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
 from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log
+from stateflow.connectors.delta.log.paths import size_of, vector_path
 from stateflow.connectors.delta.log.table_log import Action, Metadata, Protocol, entry_path, open_deltalake
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.private_files import write_private
@@ -172,6 +173,33 @@ def restored(entry: Entry) -> int | None:
     return int(text)
 
 
+def check_entry(table: Path, version: int) -> None:
+    """Checks the files that the log entry of a version names, if it exists.
+
+    Raises:
+        CorruptFile: one is not a file below the table's folder, or the entry is damaged.
+    """
+    path = entry_path(table, version)
+    try:
+        with opened_log_file(path) as file:
+            for action in map(_action.decode, log_lines(file, path)):
+                for kind in action.keys() & {"add", "remove", "cdc"}:
+                    check_file(table, DataFile.of(action[kind]))
+    except FileNotFoundError:
+        return
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        message = "a log entry of the Delta table cannot be decoded"
+        raise CorruptFile(message, file=str(path), reason=str(e)) from e
+
+
+def check_file(table: Path, file: DataFile) -> None:
+    """Raises CorruptFile unless a file and its deletion vector are files below the table's folder, if they exist."""
+    size_of(table, file.path)
+    vector = vector_path(file.vector) if file.vector else None
+    if vector is not None:
+        size_of(table, vector)
+
+
 def read_entry(table: Path, version: int) -> Entry | None:
     """Returns the log entry of a version; None when the log has no such entry."""
     path = entry_path(table, version)
@@ -209,7 +237,7 @@ def read_content(table: Path, version: int, application: str) -> Content | None:
         view = Path(scratch)
         _link_log(table, view, version)
         try:
-            opened = open_deltalake(view)
+            opened = open_deltalake(view, is_view=True)
         except (TableNotFoundError, SinkRefused):
             return None
         if opened.version() != version:
@@ -261,7 +289,7 @@ def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
     }
     write_private(entry_path(view, version + 1), msgspec.json.encode({"metaData": plain}))
     try:
-        open_deltalake(view).create_checkpoint()
+        open_deltalake(view, is_view=True).create_checkpoint()
     except DeltaError as e:
         raise StorageError(
             "the files of a version of the Delta table cannot be listed",

@@ -13,6 +13,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.columns.column_policy import columns_to_add
 from stateflow.connectors.columns.store_assignment import fits
 from stateflow.connectors.iceberg.column_types import arrow_field, iceberg_type, table_schema, type_text
+from stateflow.connectors.iceberg.connection import refusal_of
 from stateflow.connectors.iceberg.partitions import new_spec, unknown_partition
 from stateflow.connectors.iceberg.settings import ADD_COLUMNS, IcebergSettings
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkRefused
@@ -93,6 +94,9 @@ def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
     if table.format_version != FORMAT_VERSION:
         hint = f"ALTER TABLE … SET TBLPROPERTIES ('format-version' = '{FORMAT_VERSION}'), or use another table"
         yield _Refusal("its format has another version", hint, {"format_version": table.format_version})
+    if (refusal := refusal_of(table.metadata)) is not None:
+        hint = "remove the property, or correct the location; data files are always below the location of the table"
+        yield _Refusal(refusal[0], hint, {"property": refusal[1]})
     unknown = unknown_partition(table.spec())
     if unknown is not None:
         hint = "replace the partition field, or use a newer version of pyiceberg"

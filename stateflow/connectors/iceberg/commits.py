@@ -168,4 +168,7 @@ def _remove_old_metadata(table: Table, now: TableMetadata) -> None:
     name = TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED
     if property_as_bool(now.properties, name, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED_DEFAULT):
         kept = {entry.metadata_file for entry in now.metadata_log}
-        remove_files(table.io, (e.metadata_file for e in table.metadata.metadata_log if e.metadata_file not in kept))
+        old = {entry.metadata_file for entry in table.metadata.metadata_log} - kept
+        # The log is part of the table's metadata, which could name any file.
+        folder = table.metadata_location.rpartition("/")[0]
+        remove_files(table.io, (file for file in sorted(old) if file.rpartition("/")[0] == folder))

@@ -196,6 +196,7 @@ class _BatchQuery:
 
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> None:
         sources = self._job.plan.sources
+        self._location.check_batch(batch_id, [self._reader.sources[node.uid] for node in sources])
         batch = BatchInput(
             sources,
             self._reader.sources,

@@ -264,7 +264,9 @@ class SparkRun:
 
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> BatchResult:
         """Runs the batch, and retries it as long as it fails on a corrupt file that may be skipped."""
-        batch = BatchInput(self._run.job.plan.sources, self._sources, lambda: self._files(batch_id), frame)
+        nodes = self._run.job.plan.sources
+        self._location.check_batch(batch_id, [self._sources[node.uid] for node in nodes])
+        batch = BatchInput(nodes, self._sources, lambda: self._files(batch_id), frame)
         while True:
             try:
                 return self._run_rows(batch.rows(), batch_id, batch.skipped)

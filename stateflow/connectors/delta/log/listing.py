@@ -55,20 +55,26 @@ def list_log(table: Path) -> LogListing:
     )
 
 
-def log_names(table: Path) -> list[str]:
+def log_names(table: Path, *, is_view: bool = False) -> list[str]:
     """Returns the names in the folder of a table's log.
 
-    Raises CorruptFile for a FIFO or a device in it, or in one of its folders, such as that of sidecars: deltalake would
-    wait for its content.
+    Args:
+        is_view: whether the log consists of links that this process has made.
+
+    Raises:
+        CorruptFile: the log, or one of its folders, such as that of sidecars, has a FIFO or a device, for whose content
+            deltalake would wait, or a link, by which it would read another table's log.
     """
-    found = _checked_files(table / LOG_FOLDER)
+    found = _checked_files(table / LOG_FOLDER, is_view)
     for entry in found:
         if entry.is_dir():
-            _checked_files(Path(entry.path))
+            _checked_files(Path(entry.path), is_view)
     return [entry.name for entry in found]
 
 
-def _checked_files(folder: Path) -> list[os.DirEntry[str]]:
+def _checked_files(folder: Path, is_view: bool) -> list[os.DirEntry[str]]:
+    if not is_view and folder.is_symlink():
+        raise _not_a_file(str(folder))
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
@@ -76,10 +82,16 @@ def _checked_files(folder: Path) -> list[os.DirEntry[str]]:
         raise disk_error(e, folder) from e
     for entry in found:
         # Views of a log consist of links, whose files a clean-up may have removed.
-        if not (entry.is_file() or entry.is_dir() or (entry.is_symlink() and not os.path.exists(entry.path))):
-            raise CorruptFile(
-                "the Delta table's log contains something other than files",
-                hint="remove it, or restore the file from a copy",
-                file=entry.path,
-            )
+        is_link = entry.is_symlink()
+        is_known = is_link and is_view and not os.path.exists(entry.path)
+        if (is_link and not is_view) or not (entry.is_file() or entry.is_dir() or is_known):
+            raise _not_a_file(entry.path)
     return found
+
+
+def _not_a_file(path: str) -> CorruptFile:
+    return CorruptFile(
+        "the Delta table's log contains something other than files",
+        hint="remove it, or restore the file from a copy",
+        file=path,
+    )

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stateflow.api.sink import Successor
 from stateflow.connectors.delta.column_types import Field
@@ -70,6 +72,19 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
         except (msgspec.DecodeError, RecursionError) as e:
             message = "the schema in the Delta table's log cannot be decoded"
             raise CorruptFile(message, table_id=self.id, reason=str(e)) from e
+
+
+class _Sidecar(msgspec.Struct):
+    path: str
+
+
+class _Checkpoint(msgspec.Struct):
+    sidecar: _Sidecar | None = None
+
+
+_sidecar = json_decoder(_Checkpoint)
+_V2_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:json|parquet)")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class _Schema(msgspec.Struct):
@@ -304,13 +319,54 @@ def _token_of(path: Path, application: str) -> int | None:
     return found[-1] if found else None
 
 
-def open_deltalake(table: Path) -> DeltaTable:
-    """Opens a table with deltalake.
+def check_log(table: Path, *, is_view: bool = False) -> None:
+    """Checks a log before deltalake opens it, if there is one; arguments and errors as of `log_names`.
+
+    Raises CorruptFile also for a checkpoint whose sidecars are not in the log.
+    """
+    if not (table / LOG_FOLDER).is_dir():
+        return
+    for name in log_names(table, is_view=is_view):
+        if not _V2_CHECKPOINT.fullmatch(name):
+            continue
+        path = table / LOG_FOLDER / name
+        for sidecar in _sidecars_of_text(path) if name.endswith(".json") else _sidecars_of_parquet(path):
+            if not _PLAIN_NAME.fullmatch(sidecar):
+                raise CorruptFile(
+                    "a checkpoint of the Delta table names a file outside of its log",
+                    hint="remove the checkpoint, or restore the log from a copy",
+                    file=str(path),
+                    sidecar=sidecar[:500],
+                )
+
+
+def _sidecars_of_text(path: Path) -> Iterator[str]:
+    try:
+        for action in map(_sidecar.decode, _lines(path)):
+            if action.sidecar is not None:
+                yield action.sidecar.path
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        message = "a checkpoint of the Delta table cannot be decoded"
+        raise CorruptFile(message, file=str(path), reason=str(e)) from e
+
+
+def _sidecars_of_parquet(path: Path) -> Iterator[str]:
+    try:
+        with suppress(FileNotFoundError), opened_log_file(path) as file, pq.ParquetFile(file) as opened:
+            if "sidecar" in opened.schema_arrow.names:
+                found = opened.read(columns=["sidecar"]).column("sidecar").to_pylist()
+                yield from (str(each["path"]) for each in found if each is not None)
+    except pa.ArrowException as e:
+        message = "a checkpoint of the Delta table cannot be decoded"
+        raise CorruptFile(message, file=str(path), reason=str(e)) from e
+
+
+def open_deltalake(table: Path, *, is_view: bool = False) -> DeltaTable:
+    """Opens a table with deltalake; `is_view` as for `log_names`.
 
     Raises SinkRefused, CorruptFile, StorageError, or deltalake's TableNotFoundError.
     """
-    if (table / LOG_FOLDER).is_dir():
-        log_names(table)
+    check_log(table, is_view=is_view)
     # The import takes 0.2 s, and tasks never need it.
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError

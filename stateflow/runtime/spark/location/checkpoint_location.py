@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT, SPARK_COMMIT, offset_lines
@@ -199,12 +200,24 @@ class SparkLocation:
         ]
         return [entry["path"] for entry in map(json.loads, lines) if int(entry["batchId"]) in wanted]
 
-    def _log_offset(self, batch_id: int, source: int) -> int | None:
-        """Returns the last entry of a file source's log that the batch reads; None without one, or for others."""
+    def batch_offset(self, batch_id: int, source: int) -> str:
+        """Returns the position of a source after a batch, as in Spark's offset log; empty without one."""
         content = self._read(f"offsets/{batch_id}")
         lines = offset_lines(content)[2:] if content else []
         offset = lines[source] if source < len(lines) else NOT_BEGUN
-        found = json.loads(offset) if offset != NOT_BEGUN else None
+        return "" if offset == NOT_BEGUN else offset
+
+    def check_batch(self, batch_id: int, sources: Sequence[Source]) -> None:
+        """Calls `Source.check_batch` of all sources, in their order in the query. Raises CorruptFile."""
+        for at, source in enumerate(sources):
+            before, after = self.batch_offset(batch_id - 1, at), self.batch_offset(batch_id, at)
+            if after and after != before:
+                source.check_batch(before, after)
+
+    def _log_offset(self, batch_id: int, source: int) -> int | None:
+        """Returns the last entry of a file source's log that the batch reads; None without one, or for others."""
+        offset = self.batch_offset(batch_id, source)
+        found = json.loads(offset) if offset else None
         return int(found["logOffset"]) if isinstance(found, dict) and "logOffset" in found else None
 
     def _source_paths(self) -> list[str]:

@@ -1,0 +1,167 @@
+"""Tables and servers that would choose code, addresses or credentials for the driver of an Iceberg sink."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import SimpleLocationProvider
+from pyiceberg.types import LongType, NestedField, StringType
+
+from stateflow.connectors.iceberg.commits import _remove_old_metadata
+from stateflow.connectors.iceberg.connection import Connection
+from stateflow.connectors.iceberg.settings import IcebergSettings
+from stateflow.errors import SinkRefused
+from tests.support.delta_tables import Pair, pairs
+from tests.support.errors import raises
+from tests.support.iceberg_tables import IcebergTable, catalog_in
+
+_CALLS: list[str] = []
+_HERE = "tests.connectors.test_iceberg_attacks"
+_EVIL = {
+    "s3.endpoint": "http://evil.invalid",
+    "s3.access-key-id": "evil",
+    "s3.proxy-uri": "http://evil.invalid",
+    "py-io-impl": f"{_HERE}.EvilIO",
+}
+
+
+class EvilIO(PyArrowFileIO):
+    """Records that it was made."""
+
+    def __init__(self, properties: Any = None) -> None:
+        _CALLS.append("io")
+        super().__init__(properties or {})
+
+
+class EvilProvider(SimpleLocationProvider):
+    """Records that it was made."""
+
+    def __init__(self, location: str, properties: Any) -> None:
+        _CALLS.append("provider")
+        super().__init__(location, properties)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> IcebergTable:
+    return IcebergTable.create(tmp_path, Pair)
+
+
+def _plant(table: IcebergTable, properties: dict[str, str]) -> None:
+    fields = [NestedField(1, "id", LongType(), required=False), NestedField(2, "text", StringType(), required=False)]
+    catalog_in(table.folder / "lake").create_table(table.name, Schema(*fields), properties=properties)
+    _CALLS.clear()
+
+
+def test_properties_of_a_table_reach_neither_its_storage_nor_its_code(table: IcebergTable) -> None:
+    _plant(table, _EVIL)
+    table.prepare().put(1, pairs(0, 2))
+    handle = table.sink.open_table(table.about)
+    assert handle.rewind(handle.plan_rewind(0).to_version, 2) is not None
+    assert _CALLS == []
+    found = table.sink._connection.find_table()
+    assert found is not None and not found.io.properties.keys() & _EVIL.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("write.py-location-provider.impl", f"{_HERE}.EvilProvider"),
+        ("write.data.path", "s3://evil/data"),
+        ("write.metadata.path", "file:///tmp/elsewhere"),
+        ("write.data.path", "{location}/../other"),
+    ],
+)
+def test_a_table_that_chooses_code_or_other_places_is_refused_also_between_two_steps(
+    table: IcebergTable, name: str, value: str
+) -> None:
+    table.prepare()
+    handle, files = table.sink.open_table(table.about), table.stage(1, pairs(0, 1))
+    value = value.format(location=table.table.location())
+    with table.table.transaction() as transaction:
+        transaction.set_properties({name: value})
+    _CALLS.clear()
+    with raises(SinkRefused, property=name):
+        handle.commit(1, files)
+    for act in (table.sink.check, table.sink.prepare, table.sink.open_table):
+        with raises(SinkRefused, property=name):
+            act(table.about)
+    assert _CALLS == []
+
+
+def test_a_log_of_metadata_deletes_no_file_elsewhere(table: IcebergTable, tmp_path: Path) -> None:
+    table.prepare()
+    found = table.table
+    other = tmp_path / "precious"
+    other.write_text("x")
+    entry = {"timestamp-ms": 1, "metadata-file": f"file://{other}"}
+    logged = type(found.metadata).model_validate(
+        {**json.loads(found.metadata.model_dump_json(by_alias=True)), "metadata-log": [entry]}
+    )
+    found.metadata = logged
+    _remove_old_metadata(found, logged.model_copy(update={"metadata_log": []}))
+    assert other.exists()
+
+
+# -- REST catalogs -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(answers: dict[str, Any]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers[self.path.partition("?")[0]]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_a_rest_catalog_gives_credentials_and_an_address_only_for_them(table: IcebergTable, with_keys: bool) -> None:
+    _plant(table, {**_EVIL, "s3.session-token": "of the table"})
+    loaded = table.table
+    keys = {"s3.access-key-id": "vended", "s3.secret-access-key": "vended"} if with_keys else {}
+    config = {"s3.endpoint": "http://vended.invalid", "py-io-impl": f"{_HERE}.EvilIO", "s3.region": "r", **keys}
+    metadata = json.loads(loaded.metadata.model_dump_json(by_alias=True))
+    answers = {
+        "/v1/config": {"defaults": {"s3.region": "d"}, "overrides": {**_EVIL, "prefix": "p", "uri": ""}},
+        "/v1/p/namespaces/db/tables/t": {
+            "metadata-location": loaded.metadata_location,
+            "metadata": metadata,
+            "config": config,
+        },
+    }
+    del answers["/v1/config"]["overrides"]["uri"]
+    _CALLS.clear()
+    with _server(answers) as uri:
+        given = {"type": "rest", "uri": uri, "s3.access-key-id": "own", "s3.secret-access-key": "own"}
+        settings = IcebergSettings(("db", "t"), "rest", "refuse", properties=tuple(given.items()))
+        found = Connection(settings).find_table()
+    assert found is not None and _CALLS == []
+    properties = found.io.properties
+    assert properties["s3.access-key-id"] == ("vended" if with_keys else "own")
+    assert properties.get("s3.endpoint") == ("http://vended.invalid" if with_keys else None)
+    assert properties["s3.region"] == "r"
+    assert not properties.keys() & {"py-io-impl", "s3.proxy-uri", "s3.session-token"}
