@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,6 +271,8 @@ def test_a_plan_refuses_raw_keyed_state_with_another_max_parallelism(cli: CliFix
     savepoint = create_savepoint(cli.root, SavepointRequest(name="raw", from_head=True)).path
     cli.root, cli.settings["max_parallelism"] = str(tmp_path / "other"), "64"
     (cli.folder / "ledger.json").unlink()
+    # The table of the first root, which another one must not write to.
+    shutil.rmtree(cli.folder / "table")
     cli.run()
     code, before = JobCode(cli.job, (dict(cli.settings),)), contents(Path(cli.root))
     with raises(IncompatibleState, operator="sum"):

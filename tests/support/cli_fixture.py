@@ -104,10 +104,10 @@ class CliFixture:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file's hash and every folder below `folder`, by relative path."""
+    """Every file's hash and every folder below `folder`, by relative path, without records of failed starts."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if "__pycache__" not in path.parts:
+        if "__pycache__" not in path.parts and "-failed-start-" not in path.name:
             name = str(path.relative_to(folder))
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
     return found
