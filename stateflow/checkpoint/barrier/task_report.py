@@ -96,8 +96,6 @@ class TaskReport(Document, frozen=True, kw_only=True):
     """The event times of rows above the watermark, by what `WaitingRows.input` names."""
     hot_keys: dict[str, int] = {}
     """For keys with many, the number of pairs of rows that a join has compared."""
-    event_times: dict[str, int] = {}
-    """The latest event time of the rows of each source, in milliseconds, by uid."""
     barrier_at: datetime | None = None
     """When the subtask had processed its input."""
     sync_ms: float = 0.0
