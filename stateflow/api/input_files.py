@@ -41,6 +41,7 @@ _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
 _SHOWN_REASON = 300
 _CORRUPT_MARK = re.compile(r"\[stateflow-corrupt-file:([A-Za-z0-9+/=]+)\]")
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 _corrupt = msgpack_decoder(tuple[str, str, str])
 
 
@@ -92,7 +93,7 @@ class CorruptContent(Exception):
     """A file that is not of the declared form: the run ends with `CorruptInput`, or skips the file.
 
     Args:
-        path: absolute path of the file.
+        path: absolute path of the file, or its percent-encoded URI.
         reason: what is wrong, in words.
         position: where, such as ``"line 17"``; empty if the whole file is wrong.
     """
@@ -119,12 +120,14 @@ class UnreadableFile:
         reason: the cause, as a task or the innermost exception of Spark names it.
         is_corrupt: whether the cause is the file's content; otherwise a retry may succeed.
         was_deleted: whether the file was deleted after Spark had listed it.
+        by_task: whether a task has read the file, and found that it is corrupt.
     """
 
     file: str
     reason: str
     is_corrupt: bool
     was_deleted: bool = False
+    by_task: bool = False
 
     @property
     def path(self) -> str:
@@ -179,7 +182,8 @@ def unreadable_in(text: str) -> UnreadableFile | None:
     mark = _CORRUPT_MARK.search(text)
     if mark is not None:
         path, reason, position = _corrupt.decode(base64.b64decode(mark[1]))
-        return UnreadableFile(file_uri(PurePath(path)), _with_position(reason, position), is_corrupt=True)
+        uri = path if _SCHEME.match(path) else file_uri(PurePath(path))
+        return UnreadableFile(uri, _with_position(reason, position), is_corrupt=True, by_task=True)
     found = _READING.search(text)
     if found is None:
         return None

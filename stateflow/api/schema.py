@@ -16,7 +16,7 @@ import pyarrow as pa
 from stateflow.errors import JobDefinitionError
 from stateflow.similar_names import closest_first
 from stateflow.types.columns.conversion import with_nullable_parts
-from stateflow.types.columns.shapes import Leaf, Record, Shape, UnsupportedType, parts_of, shape_of
+from stateflow.types.columns.shapes import Leaf, Record, Shape, UnsupportedType, parts_of, shape_of, without_classes
 
 _SUPPORTED = (
     "int, float, str, bool, bytes, date, time, datetime, timedelta, UUID, Annotated[Decimal, precision(12, scale=2)], "
@@ -102,6 +102,10 @@ class RowSchema:
     def arrow(self) -> pa.Schema:
         """The columns as an Arrow schema."""
         return pa.schema([pa.field(c.name, c.arrow_type, nullable=c.nullable) for c in self.columns])
+
+    def without_classes(self) -> RowSchema:
+        """Returns the same columns, without classes of the user: who unpickles them need not import these."""
+        return RowSchema(object, tuple(Column(c.name, without_classes(c.shape)) for c in self.columns))
 
     @property
     def ddl(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateflow.connectors.files.first_file import LARGEST, first_small_file
-from stateflow.connectors.files.reader_options import MODES, READER_OPTIONS
+from stateflow.connectors.files.reader_options import READER_OPTIONS
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.errors import raises
@@ -46,9 +46,6 @@ class Order:
         ("csv", {"headr": "true"}, {"option": "headr"}, "header"),
         ("parquet", {"mergeShema": "true"}, {"option": "mergeShema"}, "mergeSchema"),
         ("orc", {"header": "true"}, {"option": "header"}, None),
-        ("json", {"mode": "FAILFAS"}, {"mode": "FAILFAS"}, "FAILFAST"),
-        ("csv", {"Mode": "permisive"}, {"mode": "permisive"}, "PERMISSIVE"),
-        ("csv", {"mode": ""}, {"mode": ""}, None),
     ],
 )
 def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
@@ -57,7 +54,7 @@ def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
     with raises(ConfigError, **fact) as raised:
         FileSource("/data", schema=Order, format=format, **options)
     (name,) = fact
-    known = {"format": READER_OPTIONS, "mode": MODES}.get(name, READER_OPTIONS.get(format, ()))
+    known = {"format": READER_OPTIONS}.get(name, READER_OPTIONS.get(format, ()))
     named = set(re.findall(r"\w+", raised.value.hint)) & set(known)
     assert named == ({closest} if closest else set(known))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from stateflow import AvroFormat, SchemaRegistry
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barrier.task_report import error_in_text
-from stateflow.connectors.kafka.avro import avro_format as avro
+from stateflow.connectors.kafka import formats
 from stateflow.connectors.kafka.avro import schema_registry as client
 from stateflow.connectors.kafka.avro.avro_format import ValueDecoder
 from stateflow.connectors.kafka.avro.avro_schema import UnusableSchema
@@ -128,7 +129,7 @@ def test_spark_forwards_the_error_of_a_registry_that_does_not_answer() -> None:
     value_format = AvroFormat(registry=SchemaRegistry("http://127.0.0.1:1"))
     batch = pa.RecordBatch.from_pydict({"value": [b"\0\0\0\0\1x"]})
     with pytest.raises(RuntimeError) as failed:
-        list(avro._with_values(value_format, _COLUMNS, [batch]))
+        list(formats._with_values(partial(ValueDecoder, value_format, _COLUMNS), [batch]))
     assert isinstance(error_in_text(f"PythonException: {failed.value}\n\tat org.apache"), StorageError)
 
 

@@ -50,6 +50,7 @@ from tests.fuzz.spark_checkpoint_target import spark_checkpoint
 from tests.fuzz.state_table_target import state_table
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
+from tests.fuzz.text_target import decoded_file
 from tests.servers.hostile import answer, hostile_server
 
 
@@ -346,6 +347,7 @@ TARGETS = {
     "state-table": state_table,
     "spark-checkpoint": spark_checkpoint,
     "avro-value": avro_value,
+    "decoded-file": decoded_file,
     "delta-log": delta_log,
     "savepoint": savepoint,
     "savepoint-claim": savepoint_claim,

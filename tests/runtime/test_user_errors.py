@@ -31,6 +31,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.task.operators.input_reader import Input, check_nulls
+from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
 from tests.support.graphs import Row
 from tests.support.local_jobs import LocalJobs
@@ -330,3 +331,21 @@ def test_a_dead_letter_names_the_function_and_the_returned_object(jobs: LocalJob
     letters = jobs.letters()
     assert letters
     assert all(re.search(r"\bRow\b", letter.error) and __file__ in letter.where for letter in letters)
+
+
+def misread(row: Row) -> Row:
+    TimeWindow.parse("no window")
+    return row
+
+
+def undecodable(row: Row) -> Row:
+    msgspec.json.decode(json.dumps({"a": 1}), type=list)
+    return row
+
+
+@pytest.mark.parametrize("function", [misread, undecodable])
+def test_an_error_in_a_library_or_in_stateflow_points_to_the_line_of_the_user(
+    function: Callable[[Row], Row], jobs: LocalJobs
+) -> None:
+    error = _error_of(jobs, lambda rows: rows.map(function, output=Row))
+    assert error.facts["where"] == f"{__file__}:{inspect.getsourcelines(function)[1] + 1}"

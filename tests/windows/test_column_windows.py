@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -28,16 +29,18 @@ from stateflow import (
     precision,
 )
 from stateflow.api.column_windows import declared
+from stateflow.api.column_windows.bounds import BoundColumns
 from stateflow.api.graph.nodes import ProcessNode, ReducedNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import JobDefinitionError, StateError
+from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
+from tests.support.errors import raises
 from tests.windows.timed_rows import Timed, ms
 
 Money = Annotated[Decimal, precision(10, 2)]
@@ -307,6 +310,23 @@ def test_what_cannot_be_aggregated_by_columns_is_refused_with_a_hint(
     with pytest.raises(JobDefinitionError) as e:
         declare(_keyed()).aggregate_columns(columns, output=Counted, uid="w")
     assert e.value.facts["operator"] == "w" and e.value.hint
+
+
+class Ended(msgspec.Struct):
+    end: datetime
+    number: int
+
+
+def test_a_window_that_ends_after_the_year_9999_is_an_error_that_is_not_retried() -> None:
+    last = 253_402_300_800_000
+    columns = BoundColumns.of({"end": ("window_end",), "number": ("window_end",)}, RowSchema.of(Ended))
+    found = columns.columns(np.array([last - 10]), np.array([last - 1]))
+    assert found["end"].to_pylist() == [datetime(9999, 12, 31, 23, 59, 59, 999000)]  # noqa: DTZ001 - no zone
+    with raises(SchemaMismatch, column="end", milliseconds=last) as refused:
+        columns.columns(np.array([0, last - 10]), np.array([1, last]))
+    assert not refused.value.retryable
+    only = BoundColumns.of({"number": ("window_end",)}, RowSchema.of(Ended))
+    assert only.columns(np.array([last - 10]), np.array([last]))["number"].to_pylist() == [last]
 
 
 Windowed = WindowedStream[DataStream]

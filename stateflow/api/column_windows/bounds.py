@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.schema import Column, RowSchema
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, SchemaMismatch
+from stateflow.types.columns.conversion import first_time_out_of_range
 
 BOUNDS = ("window_start", "window_end", "window_time")
 """What an output column may have: start, end, and the last instant of the window, as in Flink SQL."""
@@ -55,7 +56,7 @@ class BoundColumns:
     def columns(self, starts: Array, ends: Array) -> dict[str, pa.Array]:
         """Returns the columns of windows."""
         values = dict(zip(BOUNDS, (starts, ends, ends - 1), strict=True))
-        return {name: _column(values[bound], self.declared[name].arrow_type) for name, bound in self.bounds.items()}
+        return {name: _column(values[bound], self.declared[name]) for name, bound in self.bounds.items()}
 
 
 def is_bound(spec: Sequence[str]) -> bool:
@@ -63,7 +64,17 @@ def is_bound(spec: Sequence[str]) -> bool:
     return not isinstance(spec, str) and len(spec) == 1 and spec[0] in BOUNDS
 
 
-def _column(milliseconds: Array, kind: pa.DataType) -> pa.Array:
+def _column(milliseconds: Array, column: Column) -> pa.Array:
+    kind = column.arrow_type
     if not pa.types.is_timestamp(kind):
         return pa.array(milliseconds, pa.int64())
-    return pa.array(milliseconds * 1000, pa.int64()).view(pa.timestamp("us", kind.tz)).cast(kind)
+    found = pa.array(milliseconds * 1000, pa.int64()).view(pa.timestamp("us", kind.tz)).cast(kind)
+    at = first_time_out_of_range(found)
+    if at is not None:
+        raise SchemaMismatch(
+            "a window ends after the year 9999, or begins before the year 1, which a datetime cannot be",
+            hint="declare the column as int, for milliseconds since 1970; or filter such rows",
+            column=column.name,
+            milliseconds=int(milliseconds[at]),
+        )
+    return found

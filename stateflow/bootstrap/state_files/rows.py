@@ -123,7 +123,7 @@ class FileRows:
         return True
 
     def _parquet(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
+        with pq.ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True) as file:
             self._check_names(file.schema_arrow.names, has_all=True)
             read = file.iter_batches(_rows_of_read(file.metadata), columns=schema.names, use_threads=False)
             yield from _joined(_casted(batch, schema) for batch in read)

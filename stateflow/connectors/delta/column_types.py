@@ -15,7 +15,7 @@ import pyarrow as pa
 from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.columns.store_assignment import LENGTH, PADDED
 from stateflow.errors import SchemaMismatch
-from stateflow.types.columns.conversion import with_scalars
+from stateflow.types.columns.conversion import first_time_out_of_range, with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
 
 TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
@@ -150,11 +150,21 @@ def has_timestamps_without_zone(columns: Iterable[Column]) -> bool:
 
 
 def check_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> None:
-    """Raises SchemaMismatch if emitted rows are not those of `schema`."""
+    """Raises SchemaMismatch if emitted rows are not those of `schema`, or have a time that Python cannot read."""
     if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
         raise SchemaMismatch(
             "rows do not match the sink's columns", uid=uid, expected=str(schema.arrow), found=str(rows.schema)
         )
+    for column, values in zip(schema.columns, rows.columns, strict=True):
+        at = first_time_out_of_range(values)
+        if at is not None:
+            raise SchemaMismatch(
+                "a time is not in the years from 1 to 9999",
+                hint="filter such rows, or correct the input",
+                uid=uid,
+                column=column.name,
+                time=str(values[at].cast(pa.string())),
+            )
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:

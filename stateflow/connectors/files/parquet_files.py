@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import lib, parquet
 
-from stateflow.api.input_files import CannotRead, FileShare, reason_in
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, reason_in
 from stateflow.api.schema import RowSchema
 
 _ROWS_AT_ONCE = 1 << 14
@@ -24,6 +24,8 @@ _READ_TYPES = (
     pa.types.is_timestamp,
     pa.types.is_decimal128,
 )
+_CHECKSUM = "CRC checksum verification failed"
+"""Arrow's message about a page whose bytes do not have its checksum."""
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
@@ -41,14 +43,18 @@ class ParquetFormat:
                 of the batch were divided: shares of two versions may not have each row once.
         """
         try:
-            with pa.OSFile(share.path) as source, parquet.ParquetFile(source) as file:
+            with pa.OSFile(share.path) as source, parquet.ParquetFile(source, page_checksum_verification=True) as file:
                 if source.size() != share.size:
                     raise ValueError(f"the file has {source.size()} bytes, and had {share.size}")
                 _check(file, schema)
                 for at in range(file.num_row_groups):
                     if share.begin <= _middle(file, at, share) < share.end:
                         yield from _rows_of_group(file, at, schema)
+        except _NotText as e:
+            raise CorruptContent(share.path, str(e)) from e
         except (OSError, pa.ArrowException, ValueError) as e:
+            if _CHECKSUM in str(e):
+                raise CorruptContent(share.path, str(e)) from e
             raise CannotRead(f"{share.path}: {type(e).__name__}: {e}"[:500]) from e
 
 
@@ -106,7 +112,23 @@ def _rows_of_group(file: parquet.ParquetFile, group: int, schema: RowSchema) -> 
             column if column.type.equals(declared.arrow_type) else column.cast(declared.arrow_type)
             for column, declared in zip(columns, schema.columns, strict=True)
         ]
+        _check_texts(batch, schema)
         yield pa.RecordBatch.from_arrays(same, schema=schema.arrow)
+
+
+def _check_texts(batch: pa.RecordBatch, schema: RowSchema) -> None:
+    """Raises _NotText for texts that are not UTF-8, which Arrow does not check."""
+    for column in schema.columns:
+        values = batch.column(column.name)
+        if pa.types.is_string(values.type):
+            try:
+                values.validate(full=True)
+            except pa.ArrowInvalid as e:
+                raise _NotText(f"the column {column.name} has a text that is not UTF-8") from e
+
+
+class _NotText(Exception):
+    """A column has a text that is not UTF-8."""
 
 
 def _middle(file: parquet.ParquetFile, group: int, share: FileShare) -> int:

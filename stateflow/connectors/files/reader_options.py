@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import codecs
+from collections.abc import Mapping
 
+import pyarrow as pa
+
+from stateflow.api.schema import RowSchema
+from stateflow.connectors.files.csv_files import SPECIALS, CsvRecords
+from stateflow.connectors.files.text_files import DecodedFormat, JsonDocument, JsonLines, Lines, TextLines
+from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError
 from stateflow.similar_names import did_you_mean
+from stateflow.types.columns.shapes import Leaf
 
 _TEXT_OF_ROWS = """mode columnNameOfCorruptRecord dateFormat timestampFormat timestampNTZFormat timeFormat timeZone
     locale enableDateTimeParsingFallback encoding charset lineSep multiLine samplingRatio singleVariantColumn"""
@@ -18,6 +26,7 @@ _CSV = """sep delimiter quote escape charToEscapeQuoteEscaping comment header in
 _ALL = """basePath ignoreCorruptFiles ignoreMissingFiles pathGlobFilter recursiveFileLookup maxFileAge fileNameOnly
     maxCachedFiles discardCachedInputRatio"""
 
+_SHOWN = 100
 READER_OPTIONS: Mapping[str, frozenset[str]] = {
     name: frozenset(f"{own} {_ALL}".split())
     for name, own in {
@@ -32,18 +41,32 @@ READER_OPTIONS: Mapping[str, frozenset[str]] = {
 NAMING = {"parquet", "orc"}
 """Formats whose files contain the names of all their columns."""
 PARSED = {"json", "csv"}
-"""Formats whose records Spark parses from text."""
-MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-"""How Spark's readers of JSON and CSV handle a record that cannot be parsed."""
+"""Formats whose records are parsed from text."""
+DECODED = {"json", "csv", "text"}
+"""Formats that are decoded by `text_format`, not by Spark."""
+_LISTING = """basepath pathglobfilter recursivefilelookup maxfileage filenameonly maxcachedfiles
+    discardcachedinputratio"""
+_TIMES = " ".join(FORM_OPTIONS)
+_IMPLEMENTED: Mapping[str, frozenset[str]] = {
+    name: frozenset(f"{own} {_LISTING} mode encoding charset linesep".split())
+    for name, own in {
+        "json": f"{_TIMES} multiline",
+        "csv": f"""{_TIMES} multiline sep delimiter quote escape comment header enforceschema nullvalue emptyvalue
+            nanvalue positiveinf negativeinf ignoreleadingwhitespace ignoretrailingwhitespace""",
+        "text": "wholetext",
+    }.items()
+}
+_HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
+_FAILFAST = "FAILFAST"
 
 
 def check_reader(format: str, options: Mapping[str, object]) -> None:
-    """Checks format, options and mode of a file source; Spark would ignore a wrong option or mode.
+    """Checks format and options of a file source; Spark would ignore a wrong option.
 
     A name with a dot, such as ``fs.s3a.endpoint``, is a Hadoop setting and is not checked.
 
     Raises:
-        ConfigError: the format, an option or the mode does not exist.
+        ConfigError: the format or an option does not exist, or is not supported.
     """
     known = READER_OPTIONS.get(str(format).lower())
     if known is None:
@@ -56,10 +79,134 @@ def check_reader(format: str, options: Mapping[str, object]) -> None:
             raise ConfigError(
                 "unknown option of a file source", hint=did_you_mean(name, sorted(known)), option=name, format=format
             )
-        if name.lower() == "mode" and str(value).upper() not in MODES:
+        if name.lower() in _HIDING and str(value).lower() == "true":
             raise ConfigError(
-                "unknown mode of a file source", hint=did_you_mean(str(value), MODES), mode=value, format=format
+                "the file source does not support a reader option",
+                hint='rows would be lost without a trace: use on_corrupt_file="quarantine", which records the files',
+                option=name,
             )
+        if name.lower() == "mode" and str(value).upper() != _FAILFAST:
+            raise ConfigError(
+                "the file source has only the mode FAILFAST",
+                hint="other modes change or drop rows without a message: skip corrupt files with "
+                'on_corrupt_file="quarantine", or read lines with format="text" and decode them in a flat_map, with '
+                "dead letters for those that fail",
+                mode=value,
+                format=format,
+            )
+        implemented = _IMPLEMENTED.get(str(format).lower())
+        if implemented is not None and name.lower() not in implemented | _HIDING and "." not in name:
+            raise ConfigError(
+                "the file source does not support a reader option",
+                hint="Spark's parser has it, and this source decodes its files itself, with the declared columns; "
+                f"remove it, or use one of {', '.join(sorted(n for n in known if n.lower() in implemented))}",
+                option=name,
+                format=format,
+            )
+
+
+def text_format(format: str, options: Mapping[str, object], base: str) -> DecodedFormat:
+    """Returns what decodes the files of a source.
+
+    Args:
+        format: one of `DECODED`.
+        options: those of the source, which `check_reader` has accepted.
+        base: the path of the source.
+
+    Raises:
+        ConfigError: the value of an option is not supported.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    encoding = _encoding(str(given.get("encoding", given.get("charset", "utf-8"))))
+    separator = str(given.get("linesep", ""))
+    base = str(given.get("basepath", base))
+    if format == "csv":
+        if separator not in ("", "\n", "\r", "\r\n"):
+            raise _unsupported("lineSep", separator, "lines of CSV end with LF, CR LF or CR")
+        decoder = _csv_records(given)
+        splits = decoder.has_even_quotes and encoding == "utf-8"
+        return DecodedFormat(decoder, base, encoding, decoder.quote.encode(), splits, is_csv=True)
+    lines, forms = Lines(separator.encode()), TextForms.of(given)
+    is_whole = _flag(given, "multiline") or _flag(given, "wholetext")
+    splits = not is_whole and encoding == "utf-8" and separator in ("", "\n")
+    if format == "text":
+        return DecodedFormat(TextLines(lines, is_whole), base, encoding, splits=splits)
+    return DecodedFormat(JsonDocument(forms) if is_whole else JsonLines(forms, lines), base, encoding, splits=splits)
+
+
+def is_for_spark(option: str) -> bool:
+    """Returns whether an option concerns how Spark lists or opens files, and not their content."""
+    return option.lower() in _LISTING.split() or "." in option
+
+
+def check_decoded(format: str, schema: RowSchema) -> None:
+    """Raises ConfigError for columns that files of a format of `DECODED` cannot have."""
+    if format == "csv":
+        nested = [column.name for column in schema.columns if not isinstance(column.shape, Leaf)]
+        if nested:
+            raise ConfigError(
+                "CSV files have no columns of lists, dicts or classes",
+                hint="declare the columns as str, and decode them in a function",
+                columns=nested,
+            )
+    if format == "text" and not any(column.shape.arrow == pa.string() for column in schema.columns):
+        raise ConfigError(
+            "a row class of text files needs a field of type str for the line",
+            hint="declare value: str",
+            row_class=schema.row_class.__name__,
+        )
+
+
+def _csv_records(given: Mapping[str, object]) -> CsvRecords:
+    separator = str(given.get("sep", given.get("delimiter", ","))).replace("\\t", "\t")
+    quote, escape = (_character(given, name, default) for name, default in (("quote", '"'), ("escape", "")))
+    if not separator or separator == quote or set(separator) & {"\n", "\r"}:
+        raise _unsupported("sep", separator, "give one or more characters that are neither quote nor end of a line")
+    return CsvRecords(
+        TextForms.of(given),
+        separator,
+        quote,
+        "" if escape == quote else escape,
+        _character(given, "comment", ""),
+        header=_flag(given, "header"),
+        checks_header=not _flag(given, "enforceschema"),
+        null=str(given.get("nullvalue", "")),
+        empty=str(given.get("emptyvalue", "")),
+        specials=(
+            str(given.get("nanvalue", SPECIALS[0])),
+            str(given.get("positiveinf", SPECIALS[1])),
+            str(given.get("negativeinf", SPECIALS[2])),
+        ),
+        trims=(_flag(given, "ignoreleadingwhitespace"), _flag(given, "ignoretrailingwhitespace")),
+    )
+
+
+def _encoding(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        raise _unsupported("encoding", name, "use UTF-8, ISO-8859-1, windows-1252, UTF-16 or another one") from None
+
+
+def _character(given: Mapping[str, object], name: str, default: str) -> str:
+    value = str(given.get(name, default))
+    value = "" if value == "\0" else value
+    if len(value) > 1:
+        raise _unsupported(name, value, "give one character")
+    return value
+
+
+def _flag(given: Mapping[str, object], name: str) -> bool:
+    value = str(given.get(name, "false")).lower()
+    if value not in ("true", "false"):
+        raise _unsupported(name, value, "give true or false")
+    return value == "true"
+
+
+def _unsupported(name: str, value: object, hint: str) -> ConfigError:
+    return ConfigError(
+        "the value of a reader option is not supported", hint=hint, option=name, value=str(value)[:_SHOWN]
+    )
 
 
 def check_names_columns(format: str) -> None:
@@ -70,16 +217,3 @@ def check_names_columns(format: str) -> None:
             hint="remove columns=…; only Parquet and ORC files contain the names of all their columns",
             format=format,
         )
-
-
-def defaults(format: str, given: Set[str]) -> dict[str, str]:
-    """Returns the options of Spark's reader whose default is not Spark's.
-
-    Args:
-        format: name of the format, in lower case.
-        given: options that the user has set, in lower case.
-    """
-    found = {"mode": "FAILFAST"} if format in PARSED else {}
-    if format == "csv" and "header" in given:
-        found["enforceSchema"] = "false"
-    return {name: value for name, value in found.items() if name.lower() not in given}

@@ -1,15 +1,20 @@
-"""The file source, which reads files through Spark's own file source."""
+"""The file source: Spark's own file source lists files, which tasks or Spark read."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.streaming import DataStreamReader
 from pyspark.sql.types import StructType
 
 from stateflow.api.input_files import (
@@ -31,8 +36,18 @@ from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.columns.declared_columns import check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
 from stateflow.connectors.files.new_files import has_new_files
-from stateflow.connectors.files.reader_options import NAMING, PARSED, check_names_columns, check_reader, defaults
+from stateflow.connectors.files.reader_options import (
+    DECODED,
+    NAMING,
+    PARSED,
+    check_decoded,
+    check_names_columns,
+    check_reader,
+    is_for_spark,
+    text_format,
+)
 from stateflow.connectors.files.skipped_files import skip_files
+from stateflow.connectors.files.text_files import can_decompress, is_divisible
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.decoders import json_decoder
 
@@ -41,6 +56,9 @@ _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbyt
 _PATTERN_CHARACTERS = "*?[{"
 _SAMPLED_FILES = 20
 _UNREADABLE_HINT = "check that all files have the declared format, are complete, and can be read by this user"
+
+
+_Reader = TypeVar("_Reader", DataFrameReader, DataStreamReader)
 
 
 class FileSource(Source):
@@ -62,15 +80,13 @@ class FileSource(Source):
             the end of the source, and fires every event-time timer. Otherwise more files may arrive.
         on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
             ``"quarantine"`` skips the whole file: none of its rows is processed, the checkpoint of its batch records
-            it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared. In a job
+            it, and ``stateflow status`` lists it. A file is corrupt when it cannot be read as declared. In a job
             that also has sources without files, a corrupt file always ends the run.
-        options: further options of Spark's reader. For JSON and CSV, ``mode`` defaults to ``FAILFAST``, not to Spark's
-            ``PERMISSIVE``, which reads records that cannot be parsed as nulls, without an error. For CSV,
-            ``enforceSchema`` defaults to ``false``: a file with another header is corrupt, because Spark would take
-            its columns by position.
+        options: further options, with the names and meanings of those of Spark's readers. JSON, CSV and text are
+            decoded by the source itself, strictly: it has the options that read-files.md lists.
 
     Raises:
-        ConfigError: Spark's readers do not have the format, option or mode, or the source does not support it; or
+        ConfigError: the format or an option does not exist, or the source does not support it or its value; or
             `columns` is given for a format for which it would have no effect.
     """
 
@@ -104,7 +120,11 @@ class FileSource(Source):
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
-        self.options = {**defaults(self.format, set(map(str.lower, options))), **options}
+        self.options = options
+        # Raises ConfigError for values that are not supported.
+        self._text = text_format(self.format, options, self._base) if self.format in DECODED else None
+        if self._text is not None:
+            check_decoded(self.format, self.schema)
 
     @property
     def description(self) -> str:
@@ -173,23 +193,43 @@ class FileSource(Source):
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit that would have no effect."""
-        reader = spark.readStream.format(self.format).schema(self.schema.ddl).option("maxFileAge", _FOREVER)
+        reader = spark.readStream.option("maxFileAge", _FOREVER)
         for option, value in self._limits(limits).items():
             reader = reader.option(option, value)
-        return reader.options(**self.options).load(self.path)
+        return self._rows(self._as_declared(reader).load(self.path))
 
     def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
         """See `Source.read_files`."""
-        reader = spark.read.format(self.format).schema(self.schema.ddl).options(**self.options)
+        reader = self._as_declared(spark.read)
         if not any(c in self.path for c in _PATTERN_CHARACTERS):
             reader = reader.option("basePath", self.path)
         # As Spark's own file source reads its files: their names are not patterns.
-        return reader.option("__globPaths__", "false").load([unquote(file) for file in files])
+        return self._rows(reader.option("__globPaths__", "false").load([unquote(file) for file in files]))
+
+    def _as_declared(self, reader: _Reader) -> _Reader:
+        """Returns a reader of Spark for the format, or for the bytes of files that `_rows` decodes."""
+        if self._text is None:
+            return reader.format(self.format).schema(self.schema.ddl).options(**self.options)
+        kept = {name: value for name, value in self.options.items() if is_for_spark(name)}
+        form = {"lineSep": "\n"} if self._text.has_lines else {"wholetext": "true"}
+        return reader.format("text").options(**kept, **form)
+
+    def _rows(self, frame: DataFrame) -> DataFrame:
+        """Returns the rows of a frame of `_as_declared`."""
+        if self._text is None:
+            return frame
+        # Spark's readers of JSON and CSV cannot be made to refuse all that is not of the declared form.
+        found = frame.selectExpr("CAST(value AS BINARY) AS value", "_metadata.file_path", "_metadata.file_block_start")
+        return found.mapInArrow(partial(self._text.rows_of_spark, self.schema.without_classes()), self.schema.ddl)
 
     def file_format(self, files: Sequence[str]) -> FileFormat | None:
-        """See `Source.file_format`: Parquet files without options of Spark's reader."""
+        """See `Source.file_format`: local files of JSON, CSV and text, and Parquet files without options."""
         from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
 
+        if self._text is not None:
+            is_local = all(local_path(file) is not None and can_decompress(file) for file in files)
+            divided = self._text.splits and all(map(is_divisible, files))
+            return replace(self._text, splits=divided) if is_local else None
         is_plain = self.format == "parquet" and not self.options and can_read(self.schema)
         return ParquetFormat() if is_plain and all(map(_is_plain, files)) else None
 
@@ -271,6 +311,12 @@ class FileSource(Source):
         return ConfigError(
             "the source's files cannot be read", hint=hint, path=self.path, format=self.format, **facts, reason=reason
         )
+
+    @property
+    def _base(self) -> str:
+        """The folder below which names of folders are values of columns."""
+        pattern = re.search(r"[^/]*[*?\[{]", self.path)
+        return self.path[: pattern.start()] if pattern else self.path
 
     @property
     def _local(self) -> Path | None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
 
 from stateflow.api.hidden_columns import RejectedRecord
 from stateflow.api.schema import Column
+from stateflow.checkpoint.barrier.task_report import message_with
+from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.kafka.columns import VALUE, VALUE_ERROR
-from stateflow.errors import JobDefinitionError
+from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
+from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.types.columns.shapes import without_classes
 from stateflow.types.spark_sql import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_CORRUPT = "_sf_corrupt"
 
 
 class ValueFormat(ABC):
@@ -41,54 +45,93 @@ class ValueFormat(ABC):
         return ""
 
 
+class ValueColumns(Protocol):
+    """Decodes the values of one task."""
+
+    def columns_of(self, values: Sequence[bytes | None]) -> tuple[pa.Array, pa.Array]:
+        """Returns the structs of decoded values, and the reasons for which others cannot be decoded.
+
+        Raises:
+            StateflowError: an error that is not one of a value.
+        """
+        ...
+
+
+def decoded_in_tasks(records: DataFrame, columns: Sequence[Column], decoder: Callable[[], ValueColumns]) -> DataFrame:
+    """Returns records with `VALUE` and `VALUE_ERROR`, which tasks decode in Python.
+
+    Args:
+        decoder: creates what decodes the values of a task.
+    """
+    given = [f"{quoted(f.name)} {f.dataType.simpleString()}" for f in records.schema.fields]
+    value = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in columns)
+    ddl = ", ".join([*given, f"{VALUE} struct<{value}>", f"{VALUE_ERROR} string"])
+    # Not a function of columns, which Spark might call twice for a record.
+    return records.mapInArrow(partial(_with_values, decoder), ddl)
+
+
+def _with_values(decoder: Callable[[], ValueColumns], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a Spark partition with `VALUE` and `VALUE_ERROR`.
+
+    Raises:
+        RuntimeError: an error that is not one of a record. Its message contains the encoded error.
+    """
+    found = decoder()
+    try:
+        for batch in batches:
+            values, errors = found.columns_of(batch.column("value").to_pylist())
+            names = [*batch.schema.names, VALUE, VALUE_ERROR]
+            yield pa.RecordBatch.from_arrays([*batch.columns, values, errors], names=names)
+    except StateflowError as e:
+        raise RuntimeError(message_with(e)) from e
+
+
 @dataclass(frozen=True)
 class Json(ValueFormat):
     """Values that are JSON objects, with a field per column. Further fields are ignored; missing ones are null.
 
+    They are decoded as strictly as JSON files.
+
     Args:
-        options: options of Spark's JSON reader, such as ``timestampFormat``.
+        options: patterns of times, as for JSON files: ``dateFormat``, ``timestampFormat``, ``timestampNTZFormat`` and
+            ``timeFormat``.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, columns: Sequence[Column]) -> None:
-        given = sorted(o for o in self.options if o.lower() in ("mode", "columnnameofcorruptrecord", "multiline"))
+        given = sorted(o for o in self.options if o.lower() not in FORM_OPTIONS)
         if given:
             raise JobDefinitionError(
                 "an option of the JSON format is not supported",
-                hint="on_error of the source determines what happens to records that cannot be decoded",
+                hint="values are decoded strictly, as RFC 8259; on_error of the source determines what happens to "
+                "records that cannot be decoded",
                 options=given,
             )
+        self.forms()
+
+    def forms(self) -> TextForms:
+        """Returns the forms of times. Raises ConfigError."""
+        return TextForms.of({name.lower(): value for name, value in self.options.items()})
 
     def decode(self, records: DataFrame, columns: Sequence[Column]) -> DataFrame:
-        schema = ", ".join([*(f"{quoted(c.name)} {c.spark_type}" for c in columns), f"{_CORRUPT} string"])
-        options = {**self.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        given = ", ".join(literal(text) for pair in options.items() for text in pair)
-        value = f"from_json(CAST(value AS STRING), {literal(schema)}, map({given}))"
-        wrong = f"{VALUE} IS NULL OR {VALUE}.{_CORRUPT} IS NOT NULL"
-        error = (
-            f"CASE WHEN value IS NULL THEN NULL "
-            f"WHEN {wrong} THEN 'the value is not a JSON object of the declared columns' "
-            f"WHEN {self._has_more} THEN 'the value has more after its first JSON object' END"
-        )
-        return records.selectExpr("*", f"{value} AS {VALUE}").selectExpr("*", f"{error} AS {VALUE_ERROR}")
+        plain = tuple(Column(column.name, without_classes(column.shape)) for column in columns)
+        return decoded_in_tasks(records, columns, partial(_JsonValues, plain, self.forms()))
 
-    @property
-    def _has_more(self) -> str:
-        """The condition that text follows the first object, such as another one, which Spark would ignore."""
-        if any(option.lower().startswith("allow") for option in self.options):
-            # Spark counts the elements of an array without these options.
-            return "FALSE"
-        return "coalesce(json_array_length(concat('[', CAST(value AS STRING), ']')), 0) <> 1"
 
-    def reason(self, record: RejectedRecord) -> str:
-        if record.value is None:
-            return ""
-        try:
-            json.loads(record.value)
-        except (ValueError, RecursionError) as e:
-            return f"the value is not valid JSON: {e}"
-        return ""
+class _JsonValues:
+    """`ValueColumns` of JSON."""
+
+    def __init__(self, columns: Sequence[Column], forms: TextForms) -> None:
+        self._objects = JsonObjects(columns, forms)
+        self._fields = [pa.field(column.name, column.arrow_type) for column in columns]
+
+    def columns_of(self, values: Sequence[bytes | None]) -> tuple[pa.Array, pa.Array]:
+        columns, errors = self._objects.decode([b"{}" if value is None else value for value in values])
+        is_null = [value is None or at in errors for at, value in enumerate(values)]
+        structs = pa.StructArray.from_arrays(columns, fields=self._fields, mask=pa.array(is_null, pa.bool_()))
+        reasons = {at: f"the value is not a JSON object of the declared columns: {why}" for at, why in errors.items()}
+        return structs, pa.array([reasons.get(at) for at in range(len(values))], pa.string())
 
 
 @dataclass(frozen=True)

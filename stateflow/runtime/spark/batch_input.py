@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph.nodes import SourceNode
-from stateflow.api.input_files import QUARANTINE, UnreadableFile, local_path, plain_path, unreadable_in
+from stateflow.api.input_files import (
+    QUARANTINE,
+    CannotRead,
+    CorruptContent,
+    FileShare,
+    UnreadableFile,
+    local_path,
+    plain_path,
+    unreadable_in,
+)
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.quarantine import SkippedFile
@@ -118,6 +129,8 @@ class BatchInput:
 
     def _check_again(self, uid: str, found: UnreadableFile) -> None:
         spark = self._frame.sparkSession
+        if found.by_task and self._is_corrupt_content(uid, found):
+            return
         try:
             # All columns of all rows are read, and nothing is written. A hash of them would not accept maps.
             self._sources[uid].read_files(spark, [found.file]).write.format("noop").mode("overwrite").save()
@@ -132,6 +145,21 @@ class BatchInput:
             file=found.path,
             reason=found.reason,
         )
+
+    def _is_corrupt_content(self, uid: str, found: UnreadableFile) -> bool:
+        """Returns whether a file that tasks read is not of the declared form: Spark may read it without an error."""
+        source, path = self._sources[uid], local_path(found.file)
+        format = source.file_format([found.file])
+        if format is None or path is None:
+            return False
+        try:
+            size = os.stat(path).st_size
+            deque(format.read(FileShare(path, 0, max(1, size), size), source.schema), maxlen=0)
+        except CorruptContent:
+            return True
+        except (CannotRead, OSError):
+            return False
+        return False
 
     def _skip(self, uid: str, found: UnreadableFile) -> None:
         known = {s.file.file for s in self.skipped if s.source == uid}

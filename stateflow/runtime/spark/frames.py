@@ -36,6 +36,7 @@ from stateflow.runtime.spark.python_functions import Observer, composed, functio
 from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
+from stateflow.user_lines import line_of_user
 
 _RELATED = "join or compare", "keyed.regular_join, interval_join or temporal_join, or a join in windows"
 _GROUPED = "group", "key_by(…) and a KeyedProcessFunction"
@@ -206,6 +207,7 @@ def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
             f"a transform raised {type(e).__name__}: {str(e)[:1000]}",
             hint="correct the function",
             transform=describe_function(node.function),
+            where=line_of_user(e),
         ) from e
 
 

@@ -25,7 +25,8 @@ def to_rows(columns: Sequence[pa.Array], schema: RowSchema) -> list[object]:
     """Returns the row objects of columns of equal length.
 
     Raises:
-        SchemaMismatch: a value is not of its declared type, such as a text that is no member of an Enum.
+        SchemaMismatch: a value is not of its declared type, such as a text that is no member of an Enum, bytes that are
+            not UTF-8, or a time after the year 9999.
     """
     values = [_values(schema, at, columns) for at in range(len(schema.columns))]
     return list(map(maker_of(schema.row_class, schema.names), *values))
@@ -35,7 +36,7 @@ def _values(schema: RowSchema, at: int, columns: Sequence[pa.Array]) -> Sequence
     column = schema.columns[at]
     try:
         return to_objects(column.shape, columns[at])
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:
         row = next(n for n in range(len(columns[at])) if not _is_readable(column.shape, columns[at].slice(n, 1)))
         raise SchemaMismatch(
             "a value of a column is not one of its declared type",
@@ -43,14 +44,14 @@ def _values(schema: RowSchema, at: int, columns: Sequence[pa.Array]) -> Sequence
             row_class=schema.row_class.__name__,
             column=column.name,
             reason=str(e)[:200],
-            row=repr({n: c[row].as_py() for n, c in zip(schema.names, columns, strict=True)})[:500],
+            row=repr({n: _display(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
         ) from e
 
 
 def _is_readable(shape: Shape, value: pa.Array) -> bool:
     try:
         to_objects(shape, value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
     return True
 
@@ -71,6 +72,13 @@ def check_required(rows: pa.RecordBatch, columns: Sequence[str], **facts: str) -
                 column=name,
                 row=repr(rows.slice(at, 1).to_pylist()[0])[:500],
             )
+
+
+def _display(cell: pa.Scalar) -> object:
+    try:
+        return cell.as_py()
+    except (ValueError, OverflowError):
+        return f"<unreadable {cell.type}>"
 
 
 def latest_time(column: pa.Array) -> int | None:

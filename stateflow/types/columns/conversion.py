@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
@@ -33,6 +34,7 @@ _ACCEPTED: dict[type, tuple[type, ...]] = {
     list: (list, tuple),
 }
 """The types of values that a column of a type accepts; by default the type itself."""
+_UNITS_OF_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 _EXCLUDED: dict[type, tuple[type, ...]] = {int: (bool,), float: (bool,), datetime.date: (datetime.datetime,)}
 """Subclasses of accepted types that a column does not accept."""
 
@@ -204,6 +206,22 @@ def _timestamps(column: pa.Array, zoned: bool) -> Sequence[object]:
         # What NumPy returns for these.
         raise OverflowError("a timestamp is out of the range of years from 1 to 9999")
     return [v.replace(tzinfo=datetime.UTC) for v in values] if zoned else values
+
+
+_FIRST_DAY, _END_DAY = -719_162, 2_932_897
+"""0001-01-01 and 10000-01-01 in days since 1970."""
+
+
+def first_time_out_of_range(column: pa.Array) -> int | None:
+    """Returns the position of the first date or timestamp before the year 1, or after 9999, as Python's; else None."""
+    kind = column.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
+        return None
+    unit = 1 if pa.types.is_date32(kind) else _UNITS_OF_DAY[kind.unit]
+    numbers = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    is_out = pc.or_(pc.less(numbers, _FIRST_DAY * unit), pc.greater_equal(numbers, _END_DAY * unit))
+    at: int = pc.index(is_out, True).as_py()
+    return None if at < 0 else at
 
 
 # -- nulls ------------------------------------------------------------------------------------------------------------

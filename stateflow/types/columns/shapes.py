@@ -168,6 +168,18 @@ def leaves_of(shape: Shape) -> Iterator[Leaf]:
         yield from leaves_of(part)
 
 
+def without_classes(shape: Shape) -> Shape:
+    """Returns a shape with the same columns, without classes of the user: who unpickles it need not import them."""
+    if isinstance(shape, Leaf):
+        kind = (str if pa.types.is_string(shape.arrow) else int) if issubclass(shape.kind, enum.Enum) else shape.kind
+        return replace(shape, kind=kind)
+    if isinstance(shape, Items):
+        return replace(shape, item=without_classes(shape.item))
+    if isinstance(shape, Entries):
+        return replace(shape, key=without_classes(shape.key), value=without_classes(shape.value))
+    return replace(shape, row_class=object, fields=tuple(map(without_classes, shape.fields)))
+
+
 def parts_of(shape: Shape) -> tuple[Shape, ...]:
     """Returns the shapes that a nested shape consists of; empty for a scalar."""
     if isinstance(shape, Items):

@@ -220,6 +220,26 @@ def test_a_file_that_cannot_be_divided_is_in_one_partition(sizes: list[int], par
     assert flat == [(str(at), 0, max(1, size)) for at, size in enumerate(sizes)]
 
 
+def test_a_page_with_a_wrong_checksum_and_text_that_is_not_utf_8_are_corrupt(tmp_path: Path) -> None:
+    """Neither Arrow nor Spark would notice."""
+
+    class Text(msgspec.Struct):
+        text: str
+
+    path = tmp_path / "rows.parquet"
+    schema = RowSchema.of(Text)
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"text": ["right", "other"]}), path, write_page_checksum=True, **options)
+    assert [len(batch) for batch in PARQUET.read(whole(path), schema)] == [2]
+    path.write_bytes(path.read_bytes().replace(b"right", b"wrong"))
+    wrong = pa.array([b"caf\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": wrong}), tmp_path / "bytes.parquet", **options)
+    for damaged in (path, tmp_path / "bytes.parquet"):
+        with pytest.raises(CorruptContent) as caught:
+            list(PARQUET.read(whole(damaged), schema))
+        assert caught.value.path == str(damaged)
+
+
 @pytest.mark.parametrize("position", ["", "line 17"])
 def test_a_corrupt_file_is_found_in_the_text_of_an_error(position: str) -> None:
     path = "/in/a [1]%\n\u00e4.json"

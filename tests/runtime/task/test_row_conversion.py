@@ -18,6 +18,7 @@ import pytest
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import group_starts, to_batch, to_rows
+from stateflow.types.columns.conversion import first_time_out_of_range
 from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
 
@@ -159,3 +160,38 @@ def test_a_group_begins_where_order_or_a_key_column_changes(rows: int, starts: l
     order = np.array([1, 1, 1, 2, 2, 2])
     first, second = pa.array(["a", "a", "b", "b", "b", "b"]), pa.array([1, 1, 1, 1, 2, 2])
     assert group_starts(order[:rows], [first[:rows], second[:rows]]) == starts
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (str, pa.array([b"a", b"caf\xe9"], pa.binary()).view(pa.string())),
+        (datetime.date, pa.array([0, 2_932_897], pa.int32()).view(pa.date32())),
+        (datetime.date, pa.array([0, -719_163], pa.int32()).view(pa.date32())),
+        (datetime.datetime, pa.array([0, 253_402_300_800_000_000], pa.int64()).view(pa.timestamp("us"))),
+        (Instant, pa.array([0, 253_402_300_800_000_000], pa.int64()).view(pa.timestamp("us", "UTC"))),
+        (Instant, pa.array([0, -62_135_596_800_000_001], pa.int64()).view(pa.timestamp("us", "UTC"))),
+    ],
+)
+def test_a_value_that_python_does_not_have_is_an_error_with_its_row_that_is_not_retried(
+    kind: Any, column: pa.Array
+) -> None:
+    schema = RowSchema.of(msgspec.defstruct("Row", [("number", int), ("value", kind)]))
+    with raises(SchemaMismatch, column="value") as refused:
+        to_rows([pa.array([1, 2]), column], schema)
+    assert "'number': 2" in str(refused.value.facts["row"]) and not refused.value.retryable
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("ms"), pa.timestamp("us", "UTC")])
+def test_the_first_time_that_python_does_not_have_is_found(kind: pa.DataType) -> None:
+    days = [None, -719_162, 0, 2_932_896]
+    unit = {"date32[day]": 1, "timestamp[ms]": 86_400_000}.get(str(kind), 86_400_000_000)
+    stored = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+
+    def column(*more: int) -> pa.Array:
+        return pa.array([*(None if day is None else day * unit for day in days), *more], stored).view(kind)
+
+    assert first_time_out_of_range(column()) is None
+    assert first_time_out_of_range(column(2_932_897 * unit)) == 4
+    assert first_time_out_of_range(column(-719_162 * unit - 1)) == 4
+    assert first_time_out_of_range(pa.array([1 << 60])) is None

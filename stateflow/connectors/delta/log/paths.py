@@ -76,7 +76,10 @@ def opened_file(table: Path, path: str) -> Iterator[BinaryIO]:
 def opened_parquet(table: Path, path: str) -> Iterator[pq.ParquetFile]:
     """Opens a Parquet file that the log names. Raises as `opened_file`, and pyarrow.ArrowException."""
     # Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
-    with opened_file(table, path) as file, pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as opened:
+    with (
+        opened_file(table, path) as file,
+        pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True) as opened,
+    ):
         yield opened
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from stateflow.api.schema import Column
-from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.connectors.kafka.avro.avro_schema import AvroSchema, Decoded, NotDecodable, UnusableSchema
 from stateflow.connectors.kafka.avro.avro_values import misfits, record_converter, to_struct
 from stateflow.connectors.kafka.avro.schema_registry import SchemaRegistry, check_installed
-from stateflow.connectors.kafka.columns import VALUE, VALUE_ERROR
-from stateflow.connectors.kafka.formats import ValueFormat
-from stateflow.errors import JobDefinitionError, StateflowError
-from stateflow.types.spark_sql import quoted
+from stateflow.connectors.kafka.formats import ValueFormat, decoded_in_tasks
+from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,29 +82,7 @@ class AvroFormat(ValueFormat):
             )
 
     def decode(self, records: DataFrame, columns: Sequence[Column]) -> DataFrame:
-        given = [f"{quoted(f.name)} {f.dataType.simpleString()}" for f in records.schema.fields]
-        value = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in columns)
-        ddl = ", ".join([*given, f"{VALUE} struct<{value}>", f"{VALUE_ERROR} string"])
-        # Not a function of columns, which Spark might call twice for a record.
-        return records.mapInArrow(partial(_with_values, self, tuple(columns)), ddl)
-
-
-def _with_values(
-    value_format: AvroFormat, columns: Sequence[Column], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Yields the batches of a Spark partition with `VALUE` and `VALUE_ERROR`.
-
-    Raises:
-        RuntimeError: an error that is not one of a record. Its message contains the encoded error.
-    """
-    decoder = ValueDecoder(value_format, columns)
-    try:
-        for batch in batches:
-            values, errors = decoder.columns_of(batch.column("value").to_pylist())
-            names = [*batch.schema.names, VALUE, VALUE_ERROR]
-            yield pa.RecordBatch.from_arrays([*batch.columns, values, errors], names=names)
-    except StateflowError as e:
-        raise RuntimeError(message_with(e)) from e
+        return decoded_in_tasks(records, columns, partial(ValueDecoder, self, tuple(columns)))
 
 
 class ValueDecoder:

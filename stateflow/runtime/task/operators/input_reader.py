@@ -262,9 +262,8 @@ def _nested_indexes(schema: RowSchema) -> tuple[int, ...]:
 
 
 _NULL_HINT = (
-    "declare it as … | None, or filter such rows in a transform. A column that a file lacks is null; with "
-    'mode="PERMISSIVE" a JSON or CSV value that does not parse is null, too. A time with Z or an offset needs the type '
-    "Annotated[datetime, msgspec.Meta(tz=True)]"
+    "declare it as … | None, or filter such rows in a transform. A column that a file lacks is null, and an empty field"
+    " of CSV without quotes. A time with Z or an offset needs the type Annotated[datetime, msgspec.Meta(tz=True)]"
 )
 
 

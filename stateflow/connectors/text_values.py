@@ -1,0 +1,367 @@
+"""Texts as values of declared types: strict forms, for whole columns of Arrow. Pure.
+
+A text is read as the one value that it denotes, or refused: no readers' guesses, such as today's date for a time of
+day. JSON and CSV share these forms.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Context, Decimal, DecimalException, InvalidOperation
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.errors import ConfigError
+from stateflow.types.columns.shapes import Leaf
+
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_SPECIAL = r"(?i:NaN|[+-]?Inf(?:inity)?)"
+_INTEGER = r"^[+-]?[0-9]+$"
+_FLOAT, _DECIMAL = rf"^(?:{_NUMBER}|{_SPECIAL})$", rf"^{_NUMBER}$"
+_TIME = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*)?)?"
+_DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_ZONE = "(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
+_LOCAL = rf"^{_DATE}(?:[T ]{_TIME})?$"
+_INSTANT = rf"^{_DATE}(?:[T ]{_TIME}{_ZONE}?)?$"
+_HAS_ZONE = rf"[T ].*{_ZONE}$"
+_INTERVAL = re.compile(r"(-?)([0-9]{1,9}) ([0-9]{1,2}):([0-9]{1,2}):([0-9]{1,2})(?:\.([0-9]{1,6})0*)?")
+_SECOND = 1_000_000
+_MIDNIGHT = 719_162 * 86_400 * _SECOND
+"""Microseconds between 0001-01-01 and 1970-01-01."""
+_END = 2_932_897 * 86_400 * _SECOND
+"""Microseconds between 1970-01-01 and 10000-01-01."""
+_MOST_DAYS = 106_751_990
+"""Days that fit 64 bits of microseconds."""
+_LONGEST_NUMBER = 1000
+_SHOWN = 100
+
+_FIELDS = {
+    "yyyy": ("y", "([0-9]{4})"),
+    "uuuu": ("y", "([0-9]{4})"),
+    "yy": ("y2", "([0-9]{2})"),
+    "MM": ("M", "([0-9]{2})"),
+    "M": ("M", "([0-9]{1,2})"),
+    "dd": ("d", "([0-9]{2})"),
+    "d": ("d", "([0-9]{1,2})"),
+    "HH": ("H", "([0-9]{2})"),
+    "H": ("H", "([0-9]{1,2})"),
+    "mm": ("m", "([0-9]{2})"),
+    "m": ("m", "([0-9]{1,2})"),
+    "ss": ("s", "([0-9]{2})"),
+    "s": ("s", "([0-9]{1,2})"),
+    "X": ("z", "(Z|[+-][0-9]{2}(?:[0-9]{2})?)"),
+    "XX": ("z", "(Z|[+-][0-9]{4})"),
+    "XXX": ("z", "(Z|[+-][0-9]{2}:[0-9]{2})"),
+    "x": ("z", "([+-][0-9]{2}(?:[0-9]{2})?)"),
+    "xx": ("z", "([+-][0-9]{4})"),
+    "xxx": ("z", "([+-][0-9]{2}:[0-9]{2})"),
+    "Z": ("z", "([+-][0-9]{4})"),
+}
+"""Letters of Java's patterns of times, each with the part that it is and its regular expression."""
+_LETTERS = ", ".join((*_FIELDS, "S"))
+FORM_OPTIONS: Mapping[str, tuple[type, bool]] = {
+    "dateformat": (datetime.date, False),
+    "timestampformat": (datetime.datetime, True),
+    "timestampntzformat": (datetime.datetime, False),
+    "timeformat": (datetime.time, False),
+}
+"""Options with a pattern, in lower case: the Python type, and whether it has a time zone."""
+_TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|.", re.DOTALL)
+
+
+class WrongText(ValueError):
+    """A text that is not of the form of its column.
+
+    Args:
+        at: its position in the column.
+        reason: what is wrong, in words that follow the column's name.
+    """
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(reason)
+        self.at = at
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class TextForms:
+    """The forms of dates and times that options declare, as regular expressions; without one, that of ISO 8601.
+
+    Attributes:
+        patterns: by Python type, and by whether a datetime has a time zone: a regular expression, and the replacement
+            that makes the text one of ISO 8601.
+    """
+
+    patterns: Mapping[tuple[type, bool], tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Mapping[str, object]) -> TextForms:
+        """Returns the forms that options declare, by their names in lower case; others are ignored.
+
+        Raises:
+            ConfigError: a pattern is not supported.
+        """
+        found = {}
+        for name, kind in FORM_OPTIONS.items():
+            if name in options:
+                try:
+                    found[kind] = form_of(str(options[name]))
+                except ValueError as e:
+                    raise ConfigError(
+                        "the pattern of an option is not supported",
+                        hint=f"use {_LETTERS}, texts in quotes, and brackets around optional parts",
+                        option=name,
+                        value=str(options[name])[:_SHOWN],
+                        reason=str(e),
+                    ) from e
+        return cls(found)
+
+
+def form_of(pattern: str) -> tuple[str, str]:
+    """Returns the regular expression of one of Java's patterns, such as ``dd.MM.yyyy HH:mm``, and its replacement.
+
+    Raises:
+        ValueError: a letter is not supported, a part occurs twice, or there is no year, month and day, or time.
+    """
+    expression, parts, groups, open_sections = "", dict[str, str](), 0, 0
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if text in "[]":
+            open_sections += 1 if text == "[" else -1
+            expression += "(?:" if text == "[" else ")?"
+            continue
+        if token[2] is None:
+            quoted = text if token[1] is None else token[1].replace("''", "'") or "'"
+            expression += re.escape(quoted)
+            continue
+        name, part = ("f", f"([0-9]{{1,{len(text)}}})") if set(text) == {"S"} else _FIELDS.get(text, ("", ""))
+        if not name or name in parts:
+            raise ValueError(f"the letters {text} are not supported" if not name else f"{text} occurs twice")
+        groups += 1
+        expression += part
+        parts[name] = f"\\{groups}"
+    if open_sections:
+        raise ValueError("a section in brackets is not closed")
+    return f"^{expression}$", _iso(parts)
+
+
+def _iso(parts: Mapping[str, str]) -> str:
+    year = parts.get("y") or (f"20{parts['y2']}" if "y2" in parts else "")
+    date = f"{year}-{parts.get('M', '')}-{parts.get('d', '')}"
+    has_date, has_time = all((year, "M" in parts, "d" in parts)), "H" in parts and "m" in parts
+    if not (has_date or (has_time and date == "--")):
+        raise ValueError("it needs year, month and day, or hour and minute")
+    time = f"{parts['H']}:{parts['m']}:{parts.get('s', '00')}" if has_time else ""
+    fraction = f".{parts['f']}" if "f" in parts else ""
+    return f"{date if has_date else ''}{'T' if has_date and has_time else ''}{time}{fraction}{parts.get('z', '')}"
+
+
+def column_of_texts(shape: Leaf, texts: pa.Array, forms: TextForms = TextForms()) -> pa.Array:
+    """Returns the column of the values that texts denote, of the type `shape.arrow`. Nulls stay null.
+
+    Raises:
+        WrongText: a text is not of the form of the type, or its value has no place in the column.
+    """
+    for is_kind, convert in _CONVERTERS:
+        if is_kind(shape.arrow):
+            return convert(shape, texts, forms)
+    raise TypeError(f"the type {shape.arrow} has no form as text")
+
+
+def _checked(texts: pa.Array, pattern: str, wanted: str) -> pa.Array:
+    """Returns the texts. Raises WrongText for the first that does not match a pattern."""
+    _refuse(texts, pc.invert(pc.match_substring_regex(texts, pattern)), f"is not {wanted}")
+    return texts
+
+
+def _refuse(texts: pa.Array, is_wrong: pa.Array, why: str) -> None:
+    """Raises WrongText for the first text that is wrong."""
+    at = pc.index(is_wrong, True).as_py()
+    if at >= 0:
+        raise WrongText(at, f"{texts[at].as_py()[:_SHOWN]!r} {why}")
+
+
+def _cast(texts: pa.Array, kind: pa.DataType, why: str, given: pa.Array | None = None) -> pa.Array:
+    """Returns texts as another type. Raises WrongText for the first that Arrow refuses.
+
+    Args:
+        why: the reason, after the text.
+        given: the texts before they were prepared, for errors.
+    """
+    try:
+        return texts.cast(kind)
+    except pa.ArrowException:
+        at = _first(texts, lambda part: part.cast(kind))
+        shown = texts if given is None else given
+        raise WrongText(at, f"{shown[at].as_py()[:_SHOWN]!r} {why}") from None
+
+
+def _first(texts: pa.Array, convert: Callable[[pa.Array], object]) -> int:
+    """Returns the position of the first text that cannot be converted, by halving the column that has it."""
+    begin, count = 0, len(texts)
+    while count > 1:
+        half = count // 2
+        try:
+            convert(texts.slice(begin, half))
+        except pa.ArrowException:
+            count = half
+        else:
+            begin, count = begin + half, count - half
+    return begin
+
+
+def _without_plus(texts: pa.Array) -> pa.Array:
+    has_plus = pc.starts_with(texts, "+")
+    return pc.utf8_ltrim(texts, "+") if pc.any(has_plus).as_py() else texts
+
+
+def _integers(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    checked = _checked(texts, _INTEGER, "an integer")
+    return _cast(_without_plus(checked), pa.int64(), "is out of the range of 64-bit integers", texts)
+
+
+def _floats(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    found = _cast(_checked(texts, _FLOAT, "a number"), pa.float64(), "is not a number")
+    if pc.any(pc.is_inf(found)).as_py():
+        is_number = pc.match_substring_regex(texts, "[0-9]")
+        _refuse(texts, pc.and_(pc.is_inf(found), is_number), "is out of the range of 64-bit floats")
+    return found
+
+
+def _decimals(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    checked = _checked(texts, _DECIMAL, "a decimal number")
+    try:
+        return checked.cast(shape.arrow)
+    except pa.ArrowException:
+        # More digits than the column has, which are rounded as Spark does.
+        values = [_decimal(shape, at, text) for at, text in enumerate(checked.to_pylist())]
+        return pa.array(values, shape.arrow)
+
+
+def _decimal(shape: Leaf, at: int, text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    digits, scale = shape.arrow.precision, shape.arrow.scale
+    try:
+        if len(text) > _LONGEST_NUMBER:
+            raise InvalidOperation
+        return Decimal(text).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(prec=digits))
+    except DecimalException:
+        raise WrongText(at, f"{text[:_SHOWN]!r} does not fit decimal({digits},{scale})") from None
+
+
+def _booleans(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    checked = _checked(texts, "^(?i:true|false)$", "true or false")
+    return pc.equal(pc.utf8_lower(checked), "true")
+
+
+def _same(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    return texts
+
+
+def _bytes(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    return texts.cast(pa.binary())
+
+
+def _dates(shape: Leaf, texts: pa.Array, forms: TextForms) -> pa.Array:
+    iso = _in_iso(texts, forms, (datetime.date, False))
+    found = _cast(_checked(iso, f"^{_DATE}$", "a date such as 2026-01-31"), pa.date32(), "is not a date", texts)
+    _refuse_years(texts, iso)
+    return found
+
+
+def _timestamps(shape: Leaf, texts: pa.Array, forms: TextForms) -> pa.Array:
+    is_zoned = shape.arrow.tz is not None
+    iso = _in_iso(texts, forms, (datetime.datetime, is_zoned))
+    wanted = f"a timestamp such as 2026-01-31T10:00:00{'Z' if is_zoned else ', without a time zone'}"
+    checked = _checked_time(texts, iso, _INSTANT if is_zoned else _LOCAL, wanted)
+    if is_zoned:
+        has_zone = pc.match_substring_regex(checked, _HAS_ZONE)
+        checked = pc.if_else(has_zone, checked, pc.binary_join_element_wise(checked, "Z", ""))
+        is_date = pc.match_substring_regex(checked, f"^{_DATE}Z$")
+        if pc.any(is_date).as_py():
+            checked = pc.replace_substring_regex(checked, f"^({_DATE})Z$", r"\1T00:00:00Z")
+    found = _cast(checked, pa.timestamp("us", "UTC" if is_zoned else None), "is not a valid time", texts)
+    numbers = found.cast(pa.int64())
+    # An offset may move an instant into the next or previous year.
+    is_out = pc.or_(pc.less(numbers, -_MIDNIGHT), pc.greater_equal(numbers, _END))
+    _refuse(texts, is_out, "is not in the years from 1 to 9999")
+    return found.cast(shape.arrow)
+
+
+def _checked_time(texts: pa.Array, iso: pa.Array, pattern: str, wanted: str) -> pa.Array:
+    """Returns texts with at most six digits after the point of the seconds. Raises WrongText."""
+    is_wrong = pc.invert(pc.match_substring_regex(iso, pattern))
+    at = pc.index(is_wrong, True).as_py()
+    if at >= 0:
+        finer = re.search(r":[0-9]{2}\.[0-9]{7}", iso[at].as_py())
+        raise WrongText(
+            at, f"{texts[at].as_py()[:_SHOWN]!r} is {'finer than microseconds' if finer else f'not {wanted}'}"
+        )
+    if pc.any(pc.match_substring_regex(iso, r"\.[0-9]{7}")).as_py():
+        return pc.replace_substring_regex(iso, r"(\.[0-9]{6})0+", r"\1")
+    return iso
+
+
+def _times(shape: Leaf, texts: pa.Array, forms: TextForms) -> pa.Array:
+    iso = _in_iso(texts, forms, (datetime.time, False))
+    checked = _checked_time(texts, iso, f"^{_TIME}$", "a time of day such as 12:30:00")
+    days = pc.binary_join_element_wise("1970-01-01T", checked, "")
+    micros = _cast(days, pa.timestamp("us"), "is not a valid time of day", texts).cast(pa.int64())
+    return pc.multiply(micros, 1000).cast(shape.arrow)
+
+
+def _durations(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
+    return pa.array([_duration(at, text) for at, text in enumerate(texts.to_pylist())], shape.arrow)
+
+
+def _duration(at: int, text: str | None) -> datetime.timedelta | None:
+    if text is None:
+        return None
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        raise WrongText(at, f"{text[:_SHOWN]!r} is not a duration such as 1 02:03:04.5")
+    sign, days, *parts, fraction = found.groups(default="")
+    hours, minutes, seconds = map(int, parts)
+    if hours > 23 or minutes > 59 or seconds > 59 or int(days) > _MOST_DAYS:
+        raise WrongText(at, f"{text[:_SHOWN]!r} is not a valid duration")
+    size = datetime.timedelta(int(days), seconds, int(fraction.ljust(6, "0")), 0, minutes, hours)
+    return -size if sign else size
+
+
+def _in_iso(texts: pa.Array, forms: TextForms, kind: tuple[type, bool]) -> pa.Array:
+    """Returns texts of the declared pattern in the form of ISO 8601. Raises WrongText."""
+    form = forms.patterns.get(kind)
+    if form is None:
+        return texts
+    pattern, replacement = form
+    iso = pc.replace_substring_regex(_checked(texts, pattern, "of the declared pattern"), pattern, replacement)
+    # Sections that the text does not have.
+    iso = pc.replace_substring_regex(iso, r"[:.]+([Z+-][0-9:]*)?$", r"\1")
+    for _ in range(2):
+        # Fields of one digit; neighbours share a character, so that one pass does not reach all.
+        iso = pc.replace_substring_regex(iso, r"(^|[-T:])([0-9])([-T:.Z+]|$)", r"\1" "0" r"\2\3")
+    return iso
+
+
+def _refuse_years(texts: pa.Array, iso: pa.Array) -> None:
+    _refuse(texts, pc.starts_with(iso, "0000"), "is not in the years from 1 to 9999")
+
+
+_Convert = Callable[[Leaf, pa.Array, TextForms], pa.Array]
+_CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
+    (pa.types.is_int64, _integers),
+    (pa.types.is_float64, _floats),
+    (pa.types.is_boolean, _booleans),
+    (pa.types.is_string, _same),
+    (pa.types.is_binary, _bytes),
+    (pa.types.is_date32, _dates),
+    (pa.types.is_timestamp, _timestamps),
+    (pa.types.is_time64, _times),
+    (pa.types.is_duration, _durations),
+    (pa.types.is_decimal, _decimals),
+)
