@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorSt
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.spark.errors import to_stateflow_error
-from stateflow.runtime.task.operators.input_reader import Input, check_nulls
+from stateflow.runtime.task.row_conversion import check_declared
 from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
 from tests.support.graphs import Row
@@ -148,13 +147,11 @@ def test_an_error_about_an_emitted_row_names_operator_key_class_column_and_row(
 
 
 def test_a_null_in_a_required_column_is_refused_with_its_row_and_the_type_for_time_zones() -> None:
-    chain: Any = SimpleNamespace(uid="count")
     schema = RowSchema.of(msgspec.defstruct("Timed", [("key", str), ("time", datetime.datetime)]))
-    rows = Input(schema, slice(0, 2), (0,), (1,), (), None, None)
     columns = [pa.array(["a", "b"]), pa.array([0, None], pa.timestamp("us"))]
-    check_nulls(chain, rows, [column[:1] for column in columns])
+    check_declared([column[:1] for column in columns], schema, operator="count")
     with raises(SchemaMismatch, operator="count", column="time", row=repr({"key": "b", "time": None})) as refused:
-        check_nulls(chain, rows, columns)
+        check_declared(columns, schema, operator="count")
     assert "Annotated[datetime, msgspec.Meta(tz=True)]" in refused.value.hint
 
 

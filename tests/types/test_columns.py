@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import JobDefinitionError
-from stateflow.types.columns.conversion import path_of_null, to_column, to_objects, with_nullable_parts, with_type
+from stateflow.types.columns.conversion import (
+    NULL,
+    misfit_of,
+    path_of_null,
+    to_column,
+    to_objects,
+    with_nullable_parts,
+    with_type,
+)
 from stateflow.types.columns.precision import precision
 from stateflow.types.columns.shapes import shape_of
 from tests.support.errors import raises
@@ -114,12 +122,12 @@ def test_values_of_any_type_come_back_from_their_column(declared: Declared, is_n
     assert column.type == shape.arrow
     assert column.to_pylist() == list(map(_plain, values))
     assert list(to_objects(shape, column)) == values
-    assert path_of_null(shape, column) is None
+    assert (path_of_null(shape, column), misfit_of(shape, column)) == (None, None)
     # As Spark sends them, and as a task cuts them.
     loose = with_type(column, with_nullable_parts(column.type))
     start = data.draw(st.integers(0, len(values)))
     assert list(to_objects(shape, loose.slice(start))) == values[start:]
-    assert path_of_null(shape, loose.slice(start)) is None
+    assert (path_of_null(shape, loose.slice(start)), misfit_of(shape, loose.slice(start))) == (None, None)
     assert with_nullable_parts(loose.type) == loose.type
 
 
@@ -142,6 +150,47 @@ class Inner(msgspec.Struct):
 def test_a_null_within_a_value_is_found(kind: Any, column: pa.Array, path: str | None) -> None:
     assert path_of_null(shape_of(kind), column) == path
     assert path_of_null(shape_of(kind), column.slice(0, 1)) is None
+    assert misfit_of(shape_of(kind), column) == (None if path is None else (path, NULL))
+
+
+UUID_TEXT = "0000000a-0000-0000-0000-000000000007"
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong"),
+    [
+        (int, [0, 1 << 62], [None]),
+        (uuid.UUID, [UUID_TEXT, UUID_TEXT.upper(), UUID_TEXT.replace("-", "")], ["", "x", UUID_TEXT + "0", None]),
+        (Colour, [each.value for each in Colour], ["", "pink", None]),
+        (Annotated[int, msgspec.Meta(ge=0, lt=5)] | None, [0, 4, None], [-1, 5]),
+        (Annotated[int, msgspec.Meta(multiple_of=3)], [-3, 0, 6], [1, 7]),
+        (Annotated[float, msgspec.Meta(gt=0, le=1)], [0.5, 1.0], [0.0, 1.5, float("nan")]),
+        (Annotated[str, msgspec.Meta(min_length=1, max_length=2)], ["é", "ab"], ["", "abc"]),
+        (Annotated[str, msgspec.Meta(pattern="^a.c$")], ["abc"], ["xabc", ""]),
+        (Annotated[bytes, msgspec.Meta(max_length=1)], [b"", b"\0"], [b"ab"]),
+        (list[Colour], [[], ["red"]], [["pink"], [None]]),
+        (dict[uuid.UUID, int], [[(UUID_TEXT, 1)]], [[("x", 1)], [(UUID_TEXT, None)]]),
+    ],
+    ids=str,
+)
+def test_a_value_that_is_not_of_the_declared_type_is_found(kind: Any, good: list[Any], wrong: list[Any]) -> None:
+    """Those that msgspec refuses, in any place of a column, and within slices of it."""
+    shape = shape_of(kind)
+    loose = with_nullable_parts(shape.arrow)
+    assert misfit_of(shape, pa.array(good, loose)) is None
+    assert misfit_of(shape, pa.array([], loose)) is None
+    for value in wrong:
+        column = pa.array([*good, value, *good], loose)
+        assert misfit_of(shape, column) is not None
+        assert misfit_of(shape, column.slice(len(good), 1)) is not None
+        assert misfit_of(shape, column.slice(0, len(good))) is None
+
+
+def test_a_decimal_of_more_digits_than_its_type_is_found() -> None:
+    wide = pa.array([decimal.Decimal("999.99"), decimal.Decimal("1000.00")], pa.decimal128(9, 2))
+    column = pa.Array.from_buffers(pa.decimal128(5, 2), 2, wide.buffers())
+    shape = shape_of(Annotated[decimal.Decimal, precision(5, scale=2)])
+    assert misfit_of(shape, column) is not None and misfit_of(shape, column.slice(0, 1)) is None
 
 
 @pytest.mark.parametrize(("digits", "scale"), [(0, 0), (39, 0), (5, 6), (5, -1), (2.5, 1), (True, 0)])

@@ -18,6 +18,7 @@ from stateflow.api.graph.traversal import leaves_of, parents_of
 from stateflow.api.schema import RowSchema
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task.column_functions import ColumnStep
+from stateflow.runtime.task.row_conversion import check_partition
 from stateflow.runtime.task.row_functions import apply_to_partition
 
 Batches = Iterator[pa.RecordBatch]
@@ -62,6 +63,9 @@ def functions_after(
             node = node.parent
         else:
             break
+    if found:
+        # Functions get rows of the declared types, and none of those that are not.
+        found.append(partial(check_partition, node.schema))
     return node, tuple(reversed(found))
 
 

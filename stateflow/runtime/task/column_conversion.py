@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import SchemaMismatch
+from stateflow.runtime.task.row_conversion import check_declared
 from stateflow.types.columns.conversion import with_nullable_parts
 
 
@@ -22,7 +23,7 @@ def conform(
         facts: facts of errors.
 
     Raises:
-        SchemaMismatch: names or types of the columns differ from the declared ones.
+        SchemaMismatch: names or types of the columns differ from the declared ones, or a value is not of its type.
     """
     if sorted(emitted.schema.names) != sorted(schema.names):
         raise SchemaMismatch(
@@ -36,17 +37,11 @@ def conform(
     for batch in batches:
         if len(batch):
             columns = [_column(batch.column(c.name), c, called, facts) for c in schema.columns]
+            check_declared(columns, schema, **facts)
             yield pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
 def _column(values: pa.Array, column: Column, called: str, facts: Mapping[str, str]) -> pa.Array:
-    if values.null_count and not column.nullable:
-        raise SchemaMismatch(
-            "a column that is not nullable contains a null",
-            hint="fill the nulls, or declare the column as … | None",
-            **facts,
-            column=column.name,
-        )
     wanted = column.arrow_type
     if values.type.equals(wanted):
         return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.schema import Column, RowSchema
+from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task_spec import Numbers
 from stateflow.runtime.user_code import described
 from stateflow.state.columnar.key_encoding import are_distinct
-from stateflow.types.columns.conversion import maker_of, to_column, to_objects, with_type
-from stateflow.types.columns.shapes import Shape
+from stateflow.types.columns.conversion import NULL, maker_of, misfit_of, to_column, to_objects, with_type
+from stateflow.types.columns.shapes import Leaf, Shape
 
 _NO_TIME = -(1 << 63)
 _PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
@@ -44,7 +45,7 @@ def _values(schema: RowSchema, at: int, columns: Sequence[pa.Array]) -> Sequence
             row_class=schema.row_class.__name__,
             column=column.name,
             reason=str(e)[:200],
-            row=repr({n: _display(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
+            row=repr({n: displayed(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
         ) from e
 
 
@@ -74,10 +75,65 @@ def check_required(rows: pa.RecordBatch, columns: Sequence[str], **facts: str) -
             )
 
 
-def _display(cell: pa.Scalar) -> object:
+_NULL_HINT = (
+    "declare it as … | None, or filter such rows in a transform. A column that a file lacks is null, and an empty field"
+    " of CSV without quotes. A time with Z or an offset needs the type Annotated[datetime, msgspec.Meta(tz=True)]"
+)
+_VALUE_HINT = "correct the input, filter such rows in a transform, or declare the column with the type of its values"
+
+
+def check_declared(columns: Sequence[pa.Array], schema: RowSchema, **facts: str) -> None:
+    """Checks that columns have values of the declared types: what files, Spark expressions and functions make may not.
+
+    Args:
+        facts: facts of the error.
+
+    Raises:
+        SchemaMismatch: a column that is not nullable has a null, or a value is not one of its declared type.
+    """
+    for at, column in enumerate(schema.columns):
+        found = misfit_of(column.shape, columns[at])
+        if found is not None:
+            path, reason = found
+            row = next(n for n in range(len(columns[at])) if misfit_of(column.shape, columns[at].slice(n, 1)))
+            is_null = reason == NULL
+            raise SchemaMismatch(
+                "a column that is not nullable contains a null" if is_null else "a value is not of its declared type",
+                hint=_NULL_HINT if is_null else _VALUE_HINT,
+                **facts,
+                column=column.name + path,
+                declared=_declared_type(column.shape),
+                row=repr({n: displayed(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
+                **({} if is_null else {"reason": reason[:200]}),
+            )
+
+
+def check_partition(schema: RowSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a Spark partition after `check_declared`.
+
+    Raises:
+        RuntimeError: a value is not of its declared type. The message contains the encoded error: Spark forwards only
+            messages.
+    """
+    for batch in batches:
+        try:
+            check_declared([batch.column(name) for name in schema.names], schema)
+        except SchemaMismatch as e:
+            raise RuntimeError(message_with(e)) from e
+        yield batch
+
+
+def _declared_type(shape: Shape) -> str:
+    named = shape.kind.__name__ if isinstance(shape, Leaf) and shape.is_converted else shape.spark.replace("`", "")
+    constraints = shape.constraints if isinstance(shape, Leaf) else ()
+    return ", ".join([named, *(f"{name}={value!r}" for name, value in constraints)])
+
+
+def displayed(cell: pa.Scalar) -> object:
+    """Returns a value for an error."""
     try:
         return cell.as_py()
-    except (ValueError, OverflowError):
+    except Exception:  # the row is displayed because one of its cells cannot be read
         return f"<unreadable {cell.type}>"
 
 

@@ -23,6 +23,7 @@ from stateflow.runtime.task.barriers import InputBarriers, report_batch
 from stateflow.runtime.task.chain_runner import ChainRunner, OperatorResult, open_runner
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.outputs import Outputs
+from stateflow.runtime.task.row_conversion import check_declared
 from stateflow.runtime.task.subtask_store import SubtaskStore
 from stateflow.runtime.task.task_input import PhaseRows, TaskInput
 from stateflow.runtime.task.ttl_schedule import TtlSchedule
@@ -141,8 +142,12 @@ class Task:
     def _process_rows(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
         self._input.count(rows)
         if self._spec.chain.function is None:
-            schema = self._spec.chain.outputs[0].schema.arrow
-            yield from self._outputs.relay(pa.RecordBatch.from_arrays(rows.columns, schema=schema), rows.phase)
+            (output,), columns = self._spec.chain.outputs, rows.columns
+            if output.sinks:
+                # Other rows are checked by the task that takes them.
+                sinks = ", ".join(context.uid for _, context in output.sinks)
+                check_declared(columns, self._spec.chain.inputs[0].schema, sink=sinks)
+            yield from self._outputs.relay(pa.RecordBatch.from_arrays(columns, schema=output.schema.arrow), rows.phase)
         else:
             yield from self._opened_runner().process(rows)
 

@@ -7,9 +7,11 @@ lists are one column.
 from __future__ import annotations
 
 import datetime
+import decimal
 import enum
 import inspect
 import numbers
+import re
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
@@ -23,6 +25,10 @@ import pyarrow.compute as pc
 
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
+NULL = "it is null"
+_UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+_COMPARISONS = {"gt": pc.greater, "ge": pc.greater_equal, "lt": pc.less, "le": pc.less_equal}
+"""Functions of Arrow by constraint; false for NaN, as in Python."""
 Maker = Callable[..., object]
 """Creates an object from the values of its fields, in order."""
 
@@ -224,7 +230,7 @@ def first_time_out_of_range(column: pa.Array) -> int | None:
     return None if at < 0 else at
 
 
-# -- nulls ------------------------------------------------------------------------------------------------------------
+# -- nulls, and values of other types ---------------------------------------------------------------------------------
 
 
 def path_of_null(shape: Shape, column: pa.Array) -> str | None:
@@ -242,6 +248,76 @@ def path_of_null(shape: Shape, column: pa.Array) -> str | None:
     return None
 
 
+def misfit_of(shape: Shape, column: pa.Array) -> tuple[str, str] | None:
+    """Returns where a value is not one of the declared type, as a path, and why; None if all values are.
+
+    The reason for an undeclared null is `NULL`.
+    """
+    if column.null_count and not shape.nullable:
+        return "", NULL
+    if isinstance(shape, Leaf):
+        reason = _misfit_of_scalars(shape, column)
+        return None if reason is None else ("", reason)
+    rows = column.drop_null() if column.null_count else column
+    for path, part, values in _parts(shape, rows):
+        found = misfit_of(part, values)
+        if found is not None:
+            return path + found[0], found[1]
+    return None
+
+
+def _misfit_of_scalars(shape: Leaf, column: pa.Array) -> str | None:
+    """Returns why a value is not one of a scalar type."""
+    try:
+        if shape.is_converted:
+            return _unreadable(shape.kind, column.filter(pc.invert(_has_usual_form(shape.kind, column))))
+        if shape.kind is decimal.Decimal and len(column):
+            return _too_large(column)
+        broken = (name for name, bound in shape.constraints if not _holds(name, bound, column.drop_null()))
+        return next((f"a value does not have {name} {dict(shape.constraints)[name]!r}" for name in broken), None)
+    except UnicodeDecodeError as e:
+        return f"it is not UTF-8: {e}"
+
+
+def _has_usual_form(kind: type[object], column: pa.Array) -> pa.Array:
+    """Returns whether a value is the text of a UUID in its usual form, or the value of a member of an Enum, or null."""
+    if issubclass(kind, uuid.UUID):
+        return pc.fill_null(pc.match_substring_regex(column, _UUID), True)
+    members = pa.array([None, *(member.value for member in cast(type[enum.Enum], kind))], column.type)
+    return pc.is_in(column, value_set=members)
+
+
+def _unreadable(kind: type, values: pa.Array) -> str | None:
+    for value in pc.unique(values).to_pylist():
+        try:
+            kind(value)
+        except (ValueError, TypeError, AttributeError) as e:
+            return f"{value!r}: {e}"
+    return None
+
+
+def _too_large(column: pa.Array) -> str | None:
+    """Returns why a decimal has more digits than its type; Arrow does not check those of files."""
+    kind, bounds = column.type, pc.min_max(column).as_py()
+    limit = decimal.Decimal(1).scaleb(kind.precision - kind.scale)
+    largest = max((abs(value) for value in bounds.values() if value is not None), default=decimal.Decimal())
+    return f"{largest} has more digits than {kind}" if largest >= limit else None
+
+
+def _holds(name: str, bound: object, column: pa.Array) -> bool:
+    """Returns whether all values meet a constraint of `msgspec.Meta`."""
+    if name in _COMPARISONS:
+        return bool(pc.all(_COMPARISONS[name](column, pa.scalar(bound, column.type)), min_count=0).as_py())
+    if name == "multiple_of":
+        return bool((np.fmod(column.to_numpy(zero_copy_only=False), cast(float, bound)) == 0).all())
+    if name == "pattern":
+        matches = re.compile(str(bound)).search
+        return all(matches(text) is not None for text in pc.unique(column).to_pylist())
+    lengths = pc.binary_length(column) if pa.types.is_binary(column.type) else pc.utf8_length(column)
+    compared = pc.greater_equal if name == "min_length" else pc.less_equal
+    return bool(pc.all(compared(lengths, bound), min_count=0).as_py())
+
+
 def _parts(shape: Shape, column: pa.Array) -> list[tuple[str, Shape, pa.Array]]:
     """Returns path, shape and column of the parts of a nested column without nulls."""
     if isinstance(shape, Record):
@@ -252,7 +328,7 @@ def _parts(shape: Shape, column: pa.Array) -> list[tuple[str, Shape, pa.Array]]:
     _, within = _bounds(column)
     if isinstance(shape, Items):
         return [("[]", shape.item, column.values.slice(*within))]
-    return [("[]", shape.value, column.items.slice(*within))]
+    return [(" (key)", shape.key, column.keys.slice(*within)), ("[]", shape.value, column.items.slice(*within))]
 
 
 def _bounds(column: pa.Array) -> tuple[list[tuple[int, int]], tuple[int, int]]:

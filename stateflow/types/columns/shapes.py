@@ -26,6 +26,7 @@ class Leaf:
         spark: Spark's name of the type.
         nullable: whether None is allowed.
         by_columns: whether stored bytes are converted without creating a Python object per value.
+        constraints: those of `msgspec.Meta`, by name.
     """
 
     kind: type
@@ -33,6 +34,7 @@ class Leaf:
     spark: str
     nullable: bool = False
     by_columns: bool = False
+    constraints: tuple[tuple[str, object], ...] = ()
 
     @property
     def is_converted(self) -> bool:
@@ -222,8 +224,9 @@ def _scalar(info: inspect.Type) -> Leaf:
     if found is None:
         name = type(info).__name__.removesuffix("Type")
         raise UnsupportedType("the type has no column", name)
-    constrained = any(getattr(info, name, None) is not None for name in _CONSTRAINTS)
-    return Leaf(*found, by_columns=found[0] in _BY_COLUMNS and not constrained)
+    declared = ((name, getattr(info, name, None)) for name in _CONSTRAINTS)
+    constraints = tuple((name, value) for name, value in declared if value is not None)
+    return Leaf(*found, by_columns=found[0] in _BY_COLUMNS and not constraints, constraints=constraints)
 
 
 def _decimal(extra: dict[str, object] | None) -> Leaf:

@@ -14,12 +14,11 @@ import pyarrow as pa
 from stateflow.api.graph.nodes import CONSTANT_KEY
 from stateflow.api.schema import RowSchema
 from stateflow.api.watermarks import event_time_reader
-from stateflow.errors import InternalError, SchemaMismatch, StateError
+from stateflow.errors import InternalError, StateError
 from stateflow.runtime.task.operators.key_types import EncodedKey, KeyTypes
-from stateflow.runtime.task.row_conversion import event_times, group_starts, to_rows
+from stateflow.runtime.task.row_conversion import check_declared, displayed, event_times, group_starts, to_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
-from stateflow.types.columns.conversion import path_of_null, to_list
-from stateflow.types.columns.shapes import Leaf
+from stateflow.types.columns.conversion import to_list
 from stateflow.types.key_encoding import encode_key
 
 _ENCODED = itemgetter(1)
@@ -36,8 +35,6 @@ class Input:
         schema: the input's columns.
         columns: the positions of the input's columns among those of all inputs.
         keys: positions of the key columns among the input's columns; none if the key is constant.
-        required: positions of the columns that are not nullable, among the input's columns.
-        nested: positions of the columns of classes, lists and dicts, among the input's columns.
         time: position of the event time column among those of all inputs; None without event time.
         time_of: reads the event time of a row object; None without event time.
         has_constant_key: whether all rows have the key `CONSTANT_KEY`.
@@ -46,8 +43,6 @@ class Input:
     schema: RowSchema
     columns: slice
     keys: tuple[int, ...]
-    required: tuple[int, ...]
-    nested: tuple[int, ...]
     time: int | None
     time_of: TimeOf | None
     has_constant_key: bool = False
@@ -125,11 +120,11 @@ class KeyedInputs:
 
         Raises:
             StateError: a key cannot be read.
-            SchemaMismatch: a column that is not nullable contains a null.
+            SchemaMismatch: a value is not of its declared type, or an undeclared null.
         """
         parts = self._parts(columns, input_numbers)
         for part in parts:
-            check_nulls(self._spec, part.input, part.columns)
+            check_declared(part.columns, part.input.schema, operator=self._spec.uid)
         keys = self._keys(parts)
         starts = group_starts(order, keys)
         # Before the row objects are created, so that an unreadable key raises its own error.
@@ -150,7 +145,7 @@ class KeyedInputs:
         for number, each in enumerate(self._inputs):
             positions = np.flatnonzero(input_numbers == number)
             taken = [column.take(pa.array(positions)) for column in columns[each.columns]]
-            check_nulls(self._spec, each, taken)
+            check_declared(taken, each.schema, operator=self._spec.uid)
             parts.append(_InputRows(each, positions, taken))
             if len(positions):
                 found[number] = positions, taken
@@ -166,7 +161,7 @@ class KeyedInputs:
     def read_unkeyed(self, number: int, columns: Sequence[pa.Array]) -> list[object]:
         """Returns the row objects of an input without a key; raises SchemaMismatch as `read` does."""
         each = self._inputs[number]
-        check_nulls(self._spec, each, columns[each.columns])
+        check_declared(columns[each.columns], each.schema, operator=self._spec.uid)
         return to_rows(columns[each.columns], each.schema)
 
     def _parts(self, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> list[_InputRows]:
@@ -208,7 +203,7 @@ class KeyedInputs:
                 encode_key(tuple(k[at].as_py() for k in keys))
             except Exception as e:
                 names = [name for each in self._inputs for name in each.schema.names]
-                row = {n: _display(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
+                row = {n: displayed(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
                 raise StateError(
                     "a key cannot be read",
                     hint="filter such rows in a transform, or cast the column",
@@ -238,8 +233,6 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
             spec.schema,
             slice(start, end),
             _key_indexes(spec),
-            required_indexes(spec.schema),
-            _nested_indexes(spec.schema),
             start + spec.schema.names.index(spec.time_column) if spec.time_column else None,
             event_time_reader(spec.time_column),
             spec.keying is not None and spec.keying.is_constant,
@@ -250,57 +243,3 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
 
 def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
     return tuple(spec.schema.names.index(c) for c in spec.keying.row_columns) if spec.keying else ()
-
-
-def required_indexes(schema: RowSchema) -> tuple[int, ...]:
-    """Returns the positions of the columns that are not nullable."""
-    return tuple(at for at, column in enumerate(schema.columns) if not column.nullable)
-
-
-def _nested_indexes(schema: RowSchema) -> tuple[int, ...]:
-    return tuple(at for at, column in enumerate(schema.columns) if not isinstance(column.shape, Leaf))
-
-
-_NULL_HINT = (
-    "declare it as … | None, or filter such rows in a transform. A column that a file lacks is null, and an empty field"
-    " of CSV without quotes. A time with Z or an offset needs the type Annotated[datetime, msgspec.Meta(tz=True)]"
-)
-
-
-def check_nulls(spec: ChainSpec, given: Input, columns: Sequence[pa.Array]) -> None:
-    """Checks the columns of one input for nulls, which files without a column and transforms can introduce.
-
-    Raises:
-        SchemaMismatch: a column that is not nullable contains a null.
-    """
-    for index in given.required:
-        if columns[index].null_count:
-            raise _null_in(spec, given, columns, index, "")
-    for index in given.nested:
-        path = path_of_null(given.schema.columns[index].shape, columns[index])
-        if path is not None:
-            raise _null_in(spec, given, columns, index, path)
-
-
-def _null_in(spec: ChainSpec, given: Input, columns: Sequence[pa.Array], index: int, path: str) -> SchemaMismatch:
-    """Returns the error about a null, in a column, or at a path within its values."""
-    row = {"row": _row_with_null(given, columns, index)} if not path else {}
-    return SchemaMismatch(
-        "a column that is not nullable contains a null",
-        hint=_NULL_HINT,
-        operator=spec.uid,
-        column=given.schema.names[index] + path,
-        **row,
-    )
-
-
-def _row_with_null(given: Input, columns: Sequence[pa.Array], index: int) -> str:
-    at = int(columns[index].is_null().to_numpy(zero_copy_only=False).argmax())
-    return repr({n: _display(c[at]) for n, c in zip(given.schema.names, columns, strict=True)})[:500]
-
-
-def _display(cell: pa.Scalar) -> object:
-    try:
-        return cell.as_py()
-    except Exception:  # the row is displayed because one of its cells cannot be read
-        return f"<unreadable {cell.type}>"

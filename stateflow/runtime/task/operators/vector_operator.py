@@ -16,9 +16,9 @@ from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.column_conversion import conform
-from stateflow.runtime.task.operators.input_reader import KeyedInputs, check_nulls
+from stateflow.runtime.task.operators.input_reader import KeyedInputs
 from stateflow.runtime.task.operators.operator_runtime import batch_time
-from stateflow.runtime.task.row_conversion import event_times, group_starts
+from stateflow.runtime.task.row_conversion import check_declared, event_times, group_starts
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, ChainSpec, Numbers
 from stateflow.runtime.user_code import described, innermost
 from stateflow.state.backends.base import KeyedStateBackend
@@ -166,7 +166,7 @@ class VectorOperator:
             origins: the number of each row's source; None if it is not known.
         """
         rows = SortedRows(order, tuple(columns), origins)
-        check_nulls(self._spec, self._input, rows.columns)
+        check_declared(rows.columns, self._schema, operator=self._spec.uid)
         if self._held and self._held[0].phase != rows.phase:
             yield from self.flush()
         if self._is_few(rows):
