@@ -16,6 +16,9 @@ SPLIT = "_sf_split"
 """The name of the part of the source that the row comes from, such as a partition of Kafka."""
 REJECTED = "_sf_rejected"
 """The record that cannot be decoded, as a struct; null for all other rows."""
+ARRIVED = "_sf_arrived"
+"""Where a row that Spark reads comes from; see `arrival`. Only in frames that are not in the order of arrival."""
+ARRIVED_TYPE = "struct<version: bigint, late: boolean, file: string, block: bigint>"
 _MARK = "stateflow-rejected"
 _MARKED = re.compile(rf"\[{_MARK}:([A-F0-9]+)\]")
 _SHOWN = 500
@@ -52,6 +55,17 @@ def with_hidden_columns(schema: RowSchema, *, rejects: bool) -> RowSchema:
     if rejects:
         hidden.append(Column(REJECTED, shape_of(RejectedRecord | None)))
     return replace(schema, columns=(*schema.columns, *hidden))
+
+
+def arrival(version: str = "CAST(NULL AS BIGINT)", late: str = "false") -> str:
+    """Returns the SQL expression of `ARRIVED` for a frame that reads files.
+
+    Args:
+        version: expression of the version of a table that a change belongs to.
+        late: expression of whether the row comes after all rows of the version for which it is false.
+    """
+    places = "'file', input_file_name(), 'block', input_file_block_start()"
+    return f"named_struct('version', {version}, 'late', {late}, {places}) AS {ARRIVED}"
 
 
 def failing_filter(guard: str) -> str:

@@ -21,6 +21,8 @@ OnCorruptFile = Literal["fail", "quarantine"]
 FAIL, QUARANTINE = "fail", "quarantine"
 
 _READING = re.compile(r"\[FAILED_READ_FILE\.(?P<kind>\w+)\]\s+Encountered error while reading file (?P<file>\S+)\.\s")
+_MISSING = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (?P<file>.+?)\. SQLSTATE")
+"""Spark's error for a file that is gone before it is read."""
 _CAUSE = re.compile(r"^Caused by: (?P<cause>[^\n]*)", re.MULTILINE)
 _TRANSIENT = re.compile(
     r"java\.net\.|javax\.net\.|InterruptedIOException|TimeoutException|AccessControlException|AccessDenied"
@@ -186,7 +188,8 @@ def unreadable_in(text: str) -> UnreadableFile | None:
         return UnreadableFile(uri, _with_position(reason, position), is_corrupt=True, by_task=True)
     found = _READING.search(text)
     if found is None:
-        return None
+        missing = _MISSING.search(text)
+        return None if missing is None else UnreadableFile(missing["file"], "it does not exist", False, True)
     causes = [match["cause"].strip() for match in _CAUSE.finditer(text, found.end())]
     was_deleted = found["kind"] == "FILE_NOT_EXIST"
     is_transient = found["kind"] == "UNSUPPORTED_FILE_SYSTEM" or any(map(_TRANSIENT.search, causes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -14,8 +14,8 @@ import msgspec
 from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import FileFormat, OnCorruptFile
 from stateflow.api.schema import RowSchema
-from stateflow.config.settings import SourceSettings
-from stateflow.errors import InputLost, StateflowError
+from stateflow.config.settings import LIMITS, SourceSettings
+from stateflow.errors import ConfigError, InputLost, StateflowError
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -67,6 +67,26 @@ class InitialPosition:
     text: str = ""
 
 
+def _as_read(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+Arrange = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """The order in which the rows of a batch arrive that Spark reads from files.
+
+    Attributes:
+        files: the files in order, as Spark names them; after the version and a space, if there are versions.
+        versions: the first and the last version of a table's changes; None if rows have no version.
+    """
+
+    files: Sequence[str]
+    versions: tuple[int, int] | None = None
+
+
 class Source(ABC):
     """A source that Spark reads. Positions are Spark's own offsets, stored unchanged."""
 
@@ -108,6 +128,17 @@ class Source(ABC):
     @abstractmethod
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """Returns the streaming DataFrame with the columns of `schema`."""
+
+    def file_order(self, spark: SparkSession, start: str, end: str) -> FileOrder | None:
+        """Returns the order of the rows of a batch whose frame ends with `ARRIVED` of `stateflow.api.hidden_columns`.
+
+        None if the frame has no such column, because its rows are in the order of arrival already.
+
+        Args:
+            start: the position before the batch, as in Spark's offset log; `FROM_START` for the first batch.
+            end: the position after it.
+        """
+        return None
 
     def splits(self, offset: str) -> list[str]:
         """Returns the names of all splits at a position, for a source with splits.
@@ -154,8 +185,17 @@ class Source(ABC):
         """Returns why a record cannot be decoded, more precisely than the record itself; empty if it says all."""
         return ""
 
+    @property
+    def limited_by(self) -> frozenset[str]:
+        """The names of the limits of a batch that have an effect on the source, of `SourceSettings`."""
+        return frozenset()
+
     def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
-        """Checks what needs no Spark, such as limits and folders. Raises ConfigError."""
+        """Checks what needs no Spark, such as limits and folders. Raises ConfigError.
+
+        Args:
+            limits: those of the source.
+        """
 
     @property
     def files_address(self) -> str | None:
@@ -168,17 +208,17 @@ class Source(ABC):
 
     @property
     def has_files(self) -> bool:
-        """Whether `read_files` can read the rows of a batch again."""
+        """Whether the rows of a batch are those of files, which `read_files` reads."""
         return type(self).read_files is not Source.read_files
 
-    def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    def read_files(self, spark: SparkSession, files: Sequence[str], arrange: Arrange = _as_read) -> DataFrame:
         """Returns the rows of some of the source's files, with the columns of `schema`.
-
-        Called for a source whose `on_corrupt_file` is ``"quarantine"``.
 
         Args:
             spark: the session.
-            files: percent-encoded URIs, as in the source's log.
+            files: percent-encoded URIs, as in the source's log, in the order of their rows.
+            arrange: must be applied to the frame of Spark's reader, before any function in Python: Spark reads files in
+                the order of their sizes.
         """
         raise NotImplementedError(f"{type(self).__name__} has no files")
 
@@ -297,6 +337,8 @@ class LocalSource(ABC):
     """Whether each part of the source has a watermark of its own. Then slices have `Slice.splits`."""
     on_error: OnError = None
     """See `Source.on_error`."""
+    limited_by: frozenset[str] = frozenset({"max_rows_per_batch"})
+    """See `Source.limited_by`."""
 
     @property
     @abstractmethod
@@ -354,6 +396,54 @@ class LocalSource(ABC):
     def earliest_position(self) -> InitialPosition:
         """See `Source.earliest_position`."""
         return InitialPosition(FROM_START)
+
+
+def limits_of(uid: str, source: Source | LocalSource, settings: SourceSettings) -> SourceSettings:
+    """Returns the limits of a source: its own, or those for all sources that have an effect on it."""
+    if uid in settings.of:
+        return settings.of[uid]
+    files, rows = (getattr(settings, name) if name in source.limited_by else None for name in LIMITS)
+    return SourceSettings(files, rows)
+
+
+def check_limits(sources: Mapping[str, Source | LocalSource], settings: SourceSettings) -> None:
+    """Checks that each limit has an effect on a source.
+
+    Args:
+        sources: the sources of the job by uid.
+
+    Raises:
+        ConfigError: a limit has none; the hint names those that the sources have.
+    """
+    for uid, limits in settings.of.items():
+        if uid not in sources:
+            raise ConfigError(
+                "a limit is set for a source that the job does not have",
+                hint="use the uid of a source",
+                uid=uid,
+                known=sorted(sources),
+            )
+        for name in limits.given.keys() - sources[uid].limited_by:
+            raise ConfigError(
+                "the limit of a batch has no effect on this source",
+                hint=_limits_of_kind(f"source.of.{uid}", sources[uid].limited_by),
+                setting=f"source.of.{uid}.{name}",
+                source=sources[uid].description,
+            )
+    possible = frozenset(name for source in sources.values() for name in source.limited_by)
+    for name in settings.given.keys() - possible:
+        raise ConfigError(
+            "no source of the job has this limit",
+            hint=_limits_of_kind("source", possible),
+            setting=f"source.{name}",
+            sources=sorted(sources),
+        )
+
+
+def _limits_of_kind(prefix: str, names: frozenset[str]) -> str:
+    if not names:
+        return "set the option of the source that limits a batch"
+    return f"set {' or '.join(f'{prefix}.{name}' for name in sorted(names))}"
 
 
 _POSITION = "position"

@@ -66,20 +66,33 @@ class RunSettings:
         return RunEnd() if self.drain else parse_run_end(self.until)
 
 
+LIMITS = ("max_files_per_batch", "max_rows_per_batch")
+"""Names of the limits of a source."""
+
+
 @dataclass(frozen=True)
 class SourceSettings:
     """Limits of the input of a micro-batch.
 
     Attributes:
-        max_files_per_batch: maximum number of files in a batch, for file sources; without it, a batch takes all new
-            files.
-        max_rows_per_batch: maximum number of rows in a batch. Python sources get it as an argument. For Parquet files
-            in a local folder it limits the bytes of whole files. Other files are limited by
-            ``source.max_files_per_batch`` only; a limit that would have no effect is refused.
+        max_files_per_batch: maximum number of files of each source in a batch, for files and Delta tables; without it,
+            a batch takes all new files.
+        max_rows_per_batch: maximum number of rows of each source in a batch, for Kafka, sources in Python, which get it
+            as an argument, and Parquet files in a local folder, for which it limits the bytes of whole files. A limit
+            that no source of the job has is refused.
+        of: a limit of the source with this uid, such as ``source.of.flights.max_rows_per_batch``. For a source with
+            limits of its own, the limits for all sources do not apply.
     """
 
     max_files_per_batch: int | None = None
     max_rows_per_batch: int | None = None
+    of: Mapping[str, SourceSettings] = field(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The limits for all sources that are set, by name."""
+        values = {name: getattr(self, name) for name in LIMITS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from stateflow.config.durations import parse_duration
-from stateflow.config.settings import Settings
+from stateflow.config.settings import LIMITS, Settings, SourceSettings
 from stateflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ def _build(cls: type[D], prefix: str, values: Mapping[str, object]) -> D:
 
 
 def _build_group(spec: dataclasses.Field[object], prefix: str, inner: Mapping[str, object]) -> object:
+    if str(spec.type).startswith("Mapping[str, SourceSettings"):
+        return _limits_by_uid(prefix, inner)
     if "Mapping" in str(spec.type):
         return {key: str(value) for key, value in inner.items()}
     default = spec.default
@@ -145,6 +147,17 @@ def _build_group(spec: dataclasses.Field[object], prefix: str, inner: Mapping[st
             name=f"{prefix}{next(iter(inner))}",
         )
     return _build(type(default), prefix, inner)
+
+
+def _limits_by_uid(prefix: str, inner: Mapping[str, object]) -> dict[str, SourceSettings]:
+    """Returns the limits of sources; a uid may contain dots."""
+    found: dict[str, dict[str, object]] = {}
+    for name, value in inner.items():
+        uid, _, limit = name.rpartition(".")
+        if not uid or limit not in LIMITS:
+            raise ConfigError("unknown setting", hint=f"set {prefix}UID.{' or .'.join(LIMITS)}", name=prefix + name)
+        found.setdefault(uid, {})[limit] = value
+    return {uid: _build(SourceSettings, f"{prefix}{uid}.", limits) for uid, limits in found.items()}
 
 
 def _convert(value: object, annotation: str, name: str) -> object:

@@ -44,6 +44,10 @@ class PythonSource(Source):
     def description(self) -> str:
         return self.source.description
 
+    @property
+    def limited_by(self) -> frozenset[str]:
+        return self.source.limited_by
+
     def check(self, spark: SparkSession) -> None:
         """Does nothing: a local source has no columns to compare before it is read."""
 

@@ -88,15 +88,7 @@ class SparkSource(Source):
         check_columns(found, self.schema, self.columns, self.description)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
-        """See `Source.stream`. Raises ConfigError for a limit, which only an option of the source can set."""
-        set_limits = sorted(name for name, value in vars(limits).items() if value is not None)
-        if set_limits:
-            raise ConfigError(
-                "the limit of a batch has no effect on this source",
-                hint="set the option of the source that limits a batch, and not source.*",
-                settings=set_limits,
-                source=self.description,
-            )
+        """See `Source.stream`. Only an option of the source can limit a batch."""
         return with_columns(self._frame(spark, {}), self.schema)
 
     def can_keep(self, description: str) -> bool:

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from stateflow.runtime.executor import BatchWork, Executed, decode_reports, level_specs
 from stateflow.runtime.spark.event_times import EventTimes
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.inputs import Files, Inputs
+from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.shuffle import next_exchange
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.task.task import run_level
@@ -36,9 +36,9 @@ class InProcessExecutor(SparkExecutor):
         self._adapt = adapt
         self._attempts = count()
 
-    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> Executed:
-        specs, spark = level_specs(work), rows.sparkSession
-        inputs, times = Inputs.of(rows, files, work.plan), self._event_times(spark.sparkContext, work.plan)
+    def _run(self, inputs: Inputs, work: BatchWork) -> Executed:
+        specs, spark = level_specs(work), inputs.spark
+        times = self._event_times(spark.sparkContext, work.plan)
         with ExitStack() as persisted:
             emitted = self._run_level(self._first(inputs, work, times, persisted), specs[0], times)
             for at, level in enumerate(work.plan.levels[1:], 1):

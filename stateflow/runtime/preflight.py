@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stateflow.api.graph.job_graph import Graph
 from stateflow.api.printing import PrintSink
 from stateflow.api.sink import CatalogEntry, Delivery, SinkContext
-from stateflow.api.source import Source
+from stateflow.api.source import Source, check_limits, limits_of
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
 from stateflow.config.settings import EXACTLY_ONCE, Settings
@@ -150,8 +150,9 @@ def _runner(start: StartContext) -> None:
 
 
 def _source_settings(start: StartContext) -> None:
+    check_limits({node.uid: node.source for node in start.graph.sources}, start.settings.source)
     for node in start.graph.sources:
-        node.source.check_settings(start.settings.source)
+        node.source.check_settings(limits_of(node.uid, node.source, start.settings.source))
 
 
 def _sink_tables(start: StartContext) -> None:
@@ -198,8 +199,8 @@ def _source_columns(start: StartContext) -> None:
 def _source_frames(start: StartContext) -> None:
     from stateflow.runtime.spark.frames import check_frame
 
-    for source in start.reads:
-        check_frame(source, _session(start), start.settings.source)
+    for node, source in zip(start.graph.sources, start.reads, strict=False):
+        check_frame(source, _session(start), limits_of(node.uid, source, start.settings.source))
 
 
 def _transforms(start: StartContext) -> None:

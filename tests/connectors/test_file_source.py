@@ -82,19 +82,9 @@ def test_batches_are_limited_by_files_or_rows(spark: SparkSession, tmp_path: Pat
     assert [len(b) for b in by_rows] == [4, 4, 4]
 
 
-@pytest.mark.parametrize(
-    ("format", "path", "limits", "facts"),
-    [
-        ("csv", "/", {"max_rows_per_batch": 5}, {"format": "csv", "path": "/"}),
-        ("parquet", "s3a://bucket/in", {"max_rows_per_batch": 5}, {"format": "parquet", "path": "s3a://bucket/in"}),
-        ("parquet", "/", {"max_rows_per_batch": 5, "max_files_per_batch": 2}, {"max_files_per_batch": 2}),
-    ],
-)
-def test_a_limit_without_effect_is_refused(
-    format: str, path: str, limits: dict[str, int], facts: dict[str, object]
-) -> None:
-    with raises(ConfigError, setting="source.max_rows_per_batch", **facts):
-        FileSource(path, schema=Row, format=format).check_settings(SourceSettings(**limits))
+def test_files_cannot_be_limited_by_files_and_by_rows() -> None:
+    with raises(ConfigError, setting="source.max_rows_per_batch", max_files_per_batch=2):
+        FileSource("/", schema=Row).check_settings(SourceSettings(2, 5))
 
 
 @pytest.mark.spark

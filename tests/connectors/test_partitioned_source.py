@@ -248,8 +248,6 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
         Lists({}, **arguments)
     with raises(JobDefinitionError):
         Lists({}, on_error="ignore")
-    with raises(ConfigError, source="Lists"):
-        Lists({}).check_settings(SourceSettings(max_files_per_batch=1))
 
 
 # -- jobs without Spark -----------------------------------------------------------------------------------------------

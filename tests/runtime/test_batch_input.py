@@ -47,7 +47,7 @@ class FakeSource:
         self.broken = broken
         self.read: list[str] = []
 
-    def read_files(self, _: object, files: Sequence[str]) -> Any:
+    def read_files(self, _: object, files: Sequence[str], arrange: object = None) -> Any:
         (file,) = files
         self.read.append(file)
 
@@ -62,9 +62,10 @@ class FakeSource:
         return {file: "no footer" for file in files if file in self.broken}
 
 
-def _input(source: FakeSource, **others: Any) -> BatchInput:
-    sources, frame = cast(Any, {"rows": source, **others}), cast(Any, SimpleNamespace(sparkSession=None))
-    return BatchInput([], sources, lambda: {"rows": FILES, **{uid: [] for uid in others}}, frame)
+def _input(source: FakeSource) -> BatchInput:
+    node, location = SimpleNamespace(uid="rows"), SimpleNamespace(batch_files=lambda batch, at: FILES)
+    frame = cast(Any, SimpleNamespace(sparkSession=None))
+    return BatchInput(cast(Any, [node]), cast(Any, {"rows": source}), cast(Any, location), batch_id=0, frame=frame)
 
 
 def test_a_file_that_also_fails_alone_is_skipped_with_all_truncated_files() -> None:
@@ -91,16 +92,11 @@ def test_a_failure_of_the_storage_or_one_that_does_not_recur_is_retryable(
     assert source.read == ([] if alone is None else FILES[:1])
 
 
-def test_a_corrupt_file_ends_the_run_unless_the_sources_of_the_batch_can_skip_files() -> None:
-    corrupt = {FILES[0]: GARBLED}
-    stream = SimpleNamespace(has_files=False)
-    for given, facts in (
-        (_input(FakeSource("fail", corrupt)), {"file": "/in/a 1.parquet"}),
-        (_input(FakeSource("quarantine", corrupt), stream=stream), {"sources": ["stream"]}),
-    ):
-        with raises(CorruptInput, **facts):
-            given.skip_corrupt(_failure(FILES[0], GARBLED))
-        assert not given.skipped
+def test_a_corrupt_file_ends_the_run_unless_the_source_can_skip_files() -> None:
+    given = _input(FakeSource("fail", {FILES[0]: GARBLED}))
+    with raises(CorruptInput, file="/in/a 1.parquet"):
+        given.skip_corrupt(_failure(FILES[0], GARBLED))
+    assert not given.skipped
 
 
 def test_a_corrupt_file_that_no_source_reads_ends_the_run_and_other_errors_are_not_handled() -> None:
@@ -117,17 +113,22 @@ def test_the_files_of_a_batch_are_those_between_two_offsets_of_the_source_log(tm
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("\n".join(["v1", *lines]))
 
-    def log(name: str, *files: tuple[str, int]) -> None:
-        entries = [json.dumps({"path": path, "timestamp": 1, "batchId": batch}) for path, batch in files]
+    def log(name: str, *files: tuple[str, int], time: int = 1) -> None:
+        entries = [json.dumps({"path": path, "timestamp": time, "batchId": batch}) for path, batch in files]
         write(f"sources/0/{name}", *entries)
 
     write("offsets/0", "{}", '{"logOffset":0}', "-")
     write("offsets/1", "{}", '{"logOffset":2}', '{"row": 7}')
     log("0", ("file:///a", 0))
     log("1.compact", ("file:///a", 0), ("file:///b", 1))
-    log("2", ("file:///c%20c", 2))
+    log("2", ("file:///c%20c", 2), ("file:///c!c", 2))
+    log("3", ("file:///%C3%A4", 3), time=0)
+    write("offsets/2", "{}", '{"logOffset":3}', '{"row": 7}')
     assert location.batch_files(0, 0) == ["file:///a"]
-    assert location.batch_files(1, 0) == ["file:///b", "file:///c%20c"]
+    # By time, then by path: a blank is before an exclamation mark.
+    assert location.batch_files(1, 0) == ["file:///b", "file:///c%20c", "file:///c!c"]
+    assert location.batch_files(2, 0) == ["file:///%C3%A4"]
+    assert location.batch_offsets(1, 1) == ("-", '{"row": 7}')
     # A source without files has none, nor has one that has not begun.
     assert location.batch_files(1, 1) == location.batch_files(0, 1) == []
 

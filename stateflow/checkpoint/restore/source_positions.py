@@ -7,7 +7,7 @@ a source that is added, removed or renamed changes the numbers of others.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -57,6 +57,8 @@ def match_sources(
     wanted: Sequence[tuple[str, str]],
     renamed: Mapping[str, str],
     chosen: Mapping[str, SourceStart | None],
+    *,
+    can_keep: Callable[[str, str], bool] = lambda uid, before: True,
 ) -> SourceStarts:
     """Returns where each source of the job continues.
 
@@ -65,6 +67,7 @@ def match_sources(
         wanted: (uid, description) of each source of the job.
         renamed: new uids of sources of the target, by their old ones.
         chosen: positions that the user has chosen, by uid; None keeps the position although the description differs.
+        can_keep: returns whether a source could keep the position of a source with another description, for the hint.
 
     Raises:
         ConfigError: a source reads other data than before and the user has not chosen a position, or a source has no
@@ -81,7 +84,7 @@ def match_sources(
             starts[uid] = start
         elif old is not None:
             if uid not in chosen:
-                _check_same_data(old, uid, description)
+                _check_same_data(old, uid, description, can_keep)
             starts[uid] = SourceStart(old.uid)
         elif uid in chosen:
             raise ConfigError(
@@ -209,13 +212,15 @@ def _check_renamed(stored: Set[str], renamed: Mapping[str, str]) -> None:
         )
 
 
-def _check_same_data(position: SourcePosition, uid: str, description: str) -> None:
+def _check_same_data(
+    position: SourcePosition, uid: str, description: str, can_keep: Callable[[str, str], bool]
+) -> None:
     if position.description != description:
+        kept = f", or {uid}=keep" if can_keep(uid, position.description) else ""
         raise ConfigError(
             "a source reads other data than before",
             hint="if its folder was moved with all files that were read, use stateflow source relocate. Otherwise its "
-            f"position may not be valid for them: restore with --source {uid}=earliest, another position or "
-            f"{uid}=keep",
+            f"position may not be valid for them: restore with --source {uid}=earliest, another position{kept}",
             uid=uid,
             before=position.description,
             now=description,

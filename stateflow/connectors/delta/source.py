@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.source import InitialPosition, StartKind, StartPosition
+from stateflow.api.hidden_columns import ARRIVED, arrival
+from stateflow.api.input_files import file_uri
+from stateflow.api.source import FROM_START, FileOrder, InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.delta.log.listing import list_log
+from stateflow.connectors.columns.declared_values import declared_columns
+from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
+from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log
 from stateflow.connectors.delta.log.stream_errors import stream_error
-from stateflow.connectors.delta.log.table_log import check_log
+from stateflow.connectors.delta.log.table_log import check_log, entry_path
 from stateflow.connectors.delta.versions import check_entry, check_file, read_content
 from stateflow.connectors.source_errors import position_error
-from stateflow.connectors.spark import SparkSource, with_columns
+from stateflow.connectors.spark import SparkSource
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StateflowError
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import quoted
@@ -77,6 +85,7 @@ class DeltaSource(SparkSource):
     """
 
     start_kinds = frozenset(StartKind)
+    limited_by = frozenset({"max_files_per_batch"})
     package = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
     def __init__(
@@ -114,13 +123,35 @@ class DeltaSource(SparkSource):
         return f"DeltaSource[{'changes' if self._changes else 'rows'}:{self.path}]"
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
-        """See `Source.stream`. Raises ConfigError for a limit of rows."""
         if self._start == StartKind.LATEST:
             # Read before Spark reads the table: what is added in between must not be lost.
             self._next = self._after_newest()
         if "://" not in self.path:
             self._first_version = self._table().version()
-        return with_columns(self._frame(spark, {**_start_options(self._start), **self._limits(limits)}), self.schema)
+        more = {**_start_options(self._start), **self._limits(limits)}
+        changed = ("_commit_version", "_change_type NOT IN ('delete', 'update_preimage')") if self._changes else ()
+        frame = self._frame(spark, more, arrival(*changed))
+        return frame.selectExpr(*declared_columns(frame.schema, self.schema), ARRIVED)
+
+    def file_order(self, spark: SparkSession, start: str, end: str) -> FileOrder:
+        """See `Source.file_order`: by version, then in the order of the actions in the version's log entry.
+
+        Delta reads the table as it was at the start in the order of modification times.
+        """
+        first, last = None if start == FROM_START else self._parsed(start), self._parsed(end)
+        from_all = self._start == StartKind.EARLIEST if first is None else first.isStartingVersion
+        files: list[tuple[int, str]] = []
+        version = self._from_version if first is None else first.reservoirVersion
+        if from_all:
+            # A first batch ends before the version after the table as it was then, or within it.
+            at = last.reservoirVersion if last.isStartingVersion else last.reservoirVersion - 1
+            at = at if first is None else version
+            files, version = [(at, file) for file in self._files_at(at)], at + 1
+        files += _logged_files(spark, self.path, version, last.reservoirVersion)
+        if not self._changes:
+            return FileOrder(list(dict.fromkeys(file for _, file in files)))
+        names = dict.fromkeys(f"{number} {file}" for number, file in files)
+        return FileOrder(list(names), (min((n for n, _ in files), default=version), last.reservoirVersion))
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """See `Source.first_offset`: the version after the newest one when the query started."""
@@ -213,23 +244,34 @@ class DeltaSource(SparkSource):
             start=str(self._start),
         )
 
+    @property
+    def _from_version(self) -> int:
+        """A version that is not after the first one that a new job reads."""
+        if self._next is not None:
+            return self._next.reservoirVersion
+        return self._start if isinstance(self._start, int) else 0
+
+    def _files_at(self, version: int) -> list[str]:
+        """Returns the files of the table at a version, as Delta's source reads them."""
+        found = pa.table(self._table(version).get_add_actions()).select(["path", "modification_time"]).to_pylist()
+        ordered = sorted(found, key=lambda each: (each["modification_time"], each["path"]))
+        return [_uri(self.path, each["path"]) for each in ordered]
+
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
-        if limits.max_rows_per_batch is not None:
-            raise ConfigError(
-                "source.max_rows_per_batch has no effect on a Delta table",
-                hint="set source.max_files_per_batch",
-                source=self.description,
-            )
         files = limits.max_files_per_batch
         return {} if files is None else {"maxFilesPerTrigger": str(files)}
 
-    def _frame(self, spark: SparkSession, more: Mapping[str, str]) -> DataFrame:
-        """Returns the frame of Spark's source, with metadata under the names of the fields that take them."""
+    def _frame(self, spark: SparkSession, more: Mapping[str, str], *also: str) -> DataFrame:
+        """Returns the frame of Spark's source, with metadata under the names of the fields that take them.
+
+        Args:
+            also: further columns.
+        """
         frame = super()._frame(spark, more)
         added = [f"{_CHANGES[name][0]} AS {quoted(field)}" for field, name in self._metadata.items()]
         hidden = {column for column, _ in _CHANGES.values()}
         kept = [quoted(name) for name in frame.columns if name not in hidden and name not in self._metadata]
-        return frame.selectExpr(*kept, *added)
+        return frame.selectExpr(*kept, *added, *also)
 
     def _check_metadata(self) -> None:
         for field, name in self._metadata.items():
@@ -254,7 +296,7 @@ class DeltaSource(SparkSource):
         table = self._table()
         return _at_version(table, table.version() + 1)
 
-    def _table(self) -> DeltaTable:
+    def _table(self, version: int | None = None) -> DeltaTable:
         try:
             from deltalake import DeltaTable
             from deltalake.exceptions import DeltaError
@@ -265,7 +307,7 @@ class DeltaSource(SparkSource):
         if "://" not in self.path:
             check_log(Path(self.path))
         try:
-            return DeltaTable(self.path)
+            return DeltaTable(self.path, version=version)
         except (DeltaError, OSError) as e:
             raise ConfigError(
                 "the source's Delta table cannot be read",
@@ -307,3 +349,56 @@ def _first_version_since(table: DeltaTable, time: datetime) -> int:
     millis = epoch_milliseconds(time)
     later = [int(commit["version"]) for commit in table.history() if int(commit["timestamp"]) >= millis]
     return min(later, default=table.version() + 1)
+
+
+class _LoggedFile(msgspec.Struct):
+    path: str
+
+
+class _LogLine(msgspec.Struct):
+    """An action of a log entry: only files, in order."""
+
+    add: _LoggedFile | None = None
+    remove: _LoggedFile | None = None
+    cdc: _LoggedFile | None = None
+
+
+_log_line = json_decoder(_LogLine)
+
+
+def _logged_files(spark: SparkSession, table: str, first: int, last: int) -> list[tuple[int, str]]:
+    """Returns versions and URIs of the files that log entries name, in order; entries that are gone name none.
+
+    Args:
+        table: path or URI.
+        first: the first version.
+        last: the last version.
+    """
+    found = []
+    for version, lines in _entries(spark, table, first, last):
+        for action in map(_log_line.decode, lines):
+            file = action.add or action.remove or action.cdc
+            if file is not None:
+                found.append((version, _uri(table, file.path)))
+    return found
+
+
+def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator[tuple[int, list[bytes]]]:
+    if "://" not in table:
+        for version in sorted(v for v in list_log(Path(table)).entries if first <= v <= last):
+            path = entry_path(Path(table), version)
+            with suppress(FileNotFoundError), opened_log_file(path) as file:
+                yield version, list(log_lines(file, path))
+        return
+    # Only Hadoop has the credentials; a pattern, because not all of them need to exist.
+    entries = spark.read.format("binaryFile").load(f"{table.rstrip('/')}/{LOG_FOLDER}/*[0-9].json")
+    numbered = entries.selectExpr("CAST(regexp_extract(path, '([0-9]+)[.]json$') AS BIGINT) AS version", "content")
+    for version, content in numbered.where(f"version BETWEEN {first} AND {last}").sort("version").collect():
+        yield version, [line for line in bytes(content).splitlines() if line.strip()]
+
+
+def _uri(table: str, path: str) -> str:
+    """Returns the percent-encoded URI of a file of a table, as Spark names it."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
+        return path
+    return f"{table.rstrip('/')}/{path}" if "://" in table else file_uri(Path(table) / unquote(path))

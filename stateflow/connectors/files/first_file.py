@@ -43,7 +43,9 @@ def columns_of(spark: SparkSession, file: Path, reader: tuple[str, Mapping[str, 
     format, options = reader
     # With another mode, records that cannot be parsed would raise, or add a column.
     own = {name: value for name, value in options.items() if name.lower() != "mode"}
-    found: list[str] = spark.read.format(format).options(**own, mode="DROPMALFORMED").load(str(file)).columns
+    found: list[str] = (
+        spark.read.format(format).options(**own, mode="DROPMALFORMED", __globPaths__="false").load(str(file)).columns
+    )
     return found
 
 

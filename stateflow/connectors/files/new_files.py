@@ -41,12 +41,12 @@ def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | Non
         offset: the position, as in Spark's offset log.
         logs: the entries of Spark's log of the source.
     """
-    if any(c in str(local) for c in _UNCLEAR):
+    if any(c in str(local) for c in _UNCLEAR) and not local.is_dir():
         return None
     try:
         newest = _offset.decode(offset).logOffset
         known = {path for log in logs for path in _read_files(log, newest)}
-        return any(file_uri(file) not in known for file in _files(local))
+        return any(file_uri(file) not in known for file in listed_files(local))
     except (ValueError, RecursionError, OSError):
         return None
 
@@ -63,9 +63,12 @@ def _read_files(log: bytes, newest: int) -> Iterator[str]:
         yield entry.path
 
 
-def _files(local: Path) -> Iterator[Path]:
-    """Yields every file that Spark may list. Raises OSError if a folder does not exist or cannot be listed."""
-    is_pattern = any(c in str(local) for c in "*?")
+def listed_files(local: Path) -> Iterator[Path]:
+    """Yields every file of a folder or pattern that Spark may list.
+
+    Raises OSError if a folder does not exist or cannot be listed.
+    """
+    is_pattern = any(c in str(local) for c in "*?[") and not local.is_dir()
     # Unlike Python's, Hadoop's patterns match names that begin with a dot.
     roots = [Path(path) for path in glob.glob(str(local), include_hidden=True)] if is_pattern else [local]
     if not roots:

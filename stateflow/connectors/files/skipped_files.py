@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import os
-from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import msgspec
 
 from stateflow.api.input_files import file_uri
 from stateflow.api.source import InitialPosition
+from stateflow.connectors.files.new_files import listed_files
 from stateflow.errors import ConfigError
 
-_PATTERN_CHARACTERS = "*?["
 _NOT_BEGUN = "-"
 """The offset of a source that has read nothing, as in Spark's offset log."""
 _NANOSECONDS_OF_MS = 1_000_000
@@ -35,14 +33,14 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
     Raises:
         ConfigError: the files cannot be listed without Spark.
     """
-    if local is None or "{" in str(local):
+    if local is None or ("{" in str(local) and not local.is_dir()):
         raise ConfigError(
             "files can be skipped by time only in a local folder, or a pattern without braces",
             hint="use earliest, or move the files",
             path=path,
         )
     limit = int(until.timestamp() * 1000)
-    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _files(local)}
+    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _existing(local)}
     skipped = sorted((file, time) for file, time in modified.items() if time < limit)
     if not skipped:
         return InitialPosition(
@@ -56,18 +54,8 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
     return InitialPosition('{"logOffset":0}', {"0": log}, text)
 
 
-def _files(local: Path) -> Iterator[Path]:
-    """Yields the files that Spark lists: those below the folder, or below what the pattern matches."""
-    is_pattern = any(c in str(local) for c in _PATTERN_CHARACTERS)
-    for match in map(Path, glob.glob(str(local))) if is_pattern else [local]:
-        if match.is_file():
-            yield match
-            continue
-        for folder, folders, files in os.walk(match, followlinks=True):
-            folders[:] = [name for name in folders if not _is_hidden(name)]
-            yield from (Path(folder, name) for name in files if not _is_hidden(name))
-
-
-def _is_hidden(name: str) -> bool:
-    """Returns whether Spark ignores a file or folder, as Spark's `HadoopFSUtils` decides."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+def _existing(local: Path) -> list[Path]:
+    # A pattern may match nothing yet.
+    with suppress(FileNotFoundError):
+        return list(listed_files(local))
+    return []

@@ -1,12 +1,13 @@
-"""The file source: Spark's own file source lists files, which tasks or Spark read."""
+"""The file source: Spark's own file source says which files a batch has, and tasks or Spark read them in order."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming import DataStreamReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from stateflow.api.input_files import (
     FAIL,
@@ -23,19 +24,21 @@ from stateflow.api.input_files import (
     QUARANTINE,
     FileFormat,
     OnCorruptFile,
+    file_uri,
     hint_for,
     local_path,
     reason_in,
     unreadable_in,
 )
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import InitialPosition, Source, StartKind, StartPosition
-from stateflow.config.settings import SourceSettings
+from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
+from stateflow.config.settings import LIMITS, SourceSettings
 from stateflow.connectors.arguments import check_choice
 from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.columns.declared_columns import check_columns, check_header
 from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
-from stateflow.connectors.files.new_files import has_new_files
+from stateflow.connectors.files.folder_columns import FolderValues, InFolders, folder_values, without_columns
+from stateflow.connectors.files.new_files import has_new_files, listed_files
 from stateflow.connectors.files.reader_options import (
     DECODED,
     NAMING,
@@ -50,6 +53,7 @@ from stateflow.connectors.files.skipped_files import skip_files
 from stateflow.connectors.files.text_files import can_decompress, is_divisible
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.decoders import json_decoder
+from stateflow.types.spark_sql import literal, quoted
 
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
@@ -62,7 +66,7 @@ _Reader = TypeVar("_Reader", DataFrameReader, DataStreamReader)
 
 
 class FileSource(Source):
-    """Files of one folder, oldest first.
+    """Files of one folder and the folders below it, oldest first, and by path if they have the same time.
 
     Spark identifies a file by its name: files must appear complete, and must never change. Spark remembers every name
     forever, for about 200 bytes of the driver's memory each: with its default `maxFileAge` it would silently skip a
@@ -80,8 +84,7 @@ class FileSource(Source):
             the end of the source, and fires every event-time timer. Otherwise more files may arrive.
         on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
             ``"quarantine"`` skips the whole file: none of its rows is processed, the checkpoint of its batch records
-            it, and ``stateflow status`` lists it. A file is corrupt when it cannot be read as declared. In a job
-            that also has sources without files, a corrupt file always ends the run.
+            it, and ``stateflow status`` lists it. A file is corrupt when it cannot be read as declared.
         options: further options, with the names and meanings of those of Spark's readers. JSON, CSV and text are
             decoded by the source itself, strictly: it has the options that read-files.md lists.
 
@@ -132,12 +135,18 @@ class FileSource(Source):
 
     @property
     def files_address(self) -> str:
-        return self.path
+        return self._address
+
+    @property
+    def limited_by(self) -> frozenset[str]:
+        """See `Source.limited_by`: only Parquet files have the number of their rows in them."""
+        counted = self.format == "parquet" and self._local is not None
+        return frozenset(LIMITS if counted else {"max_files_per_batch"})
 
     def check_settings(self, limits: SourceSettings) -> None:
         """See `Source.check_settings`. Raises ConfigError for a missing folder, or a limit that has no effect."""
         local = self._local
-        if local is not None and not any(c in str(local) for c in _PATTERN_CHARACTERS) and not local.is_dir():
+        if local is not None and not self._is_pattern and not local.is_dir():
             raise ConfigError(
                 "the source's folder does not exist", hint="create it, or correct the path", path=self.path
             )
@@ -173,7 +182,8 @@ class FileSource(Source):
         file = self._compared
         if file is None or _option(self.options, "header") == "true":
             return []
-        return column_warnings(spark, file, self.schema, (self.format, self.options))
+        values = folder_values(file_uri(file), self._base, self.schema)
+        return column_warnings(spark, file, without_columns(self.schema, values), (self.format, self.options))
 
     @property
     def _compares_header(self) -> bool:
@@ -196,31 +206,51 @@ class FileSource(Source):
         reader = spark.readStream.option("maxFileAge", _FOREVER)
         for option, value in self._limits(limits).items():
             reader = reader.option(option, value)
-        return self._rows(self._as_declared(reader).load(self.path))
+        # Otherwise Spark skips files in other folders without a message.
+        reader = reader.option("recursiveFileLookup", "true")
+        return self._rows(self._as_declared(reader, self.schema).load(self._address))
 
-    def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    def read_files(self, spark: SparkSession, files: Sequence[str], arrange: Arrange = lambda rows: rows) -> DataFrame:
         """See `Source.read_files`."""
-        reader = self._as_declared(spark.read)
-        if not any(c in self.path for c in _PATTERN_CHARACTERS):
-            reader = reader.option("basePath", self.path)
-        # As Spark's own file source reads its files: their names are not patterns.
-        return self._rows(reader.option("__globPaths__", "false").load([unquote(file) for file in files]))
+        if self._text is not None:
+            # It takes columns from names of folders itself.
+            return self._rows(self._loaded(spark, self.schema, files), arrange)
+        by_folder: dict[FolderValues, list[str]] = {}
+        for file in files:
+            by_folder.setdefault(folder_values(file, self._base, self.schema), []).append(file)
+        frames = [self._read_folder(spark, values, own) for values, own in by_folder.items()]
+        return arrange(reduce(DataFrame.union, frames))
 
-    def _as_declared(self, reader: _Reader) -> _Reader:
+    def _read_folder(self, spark: SparkSession, values: FolderValues, files: Sequence[str]) -> DataFrame:
+        """Returns the rows of files whose folders have the same values of columns."""
+        texts = {column: "NULL" if text is None else literal(text) for column, text in values}
+        given = {column.name: f"CAST({text} AS {column.spark_type})" for column, text in texts.items()}
+        rows = self._loaded(spark, without_columns(self.schema, values), files)
+        return rows.selectExpr(*(f"{given.get(n, quoted(n))} AS {quoted(n)}" for n in self.schema.names))
+
+    def _loaded(self, spark: SparkSession, schema: RowSchema, files: Sequence[str]) -> DataFrame:
+        """Returns the frame of Spark's reader for some files."""
+        # As Spark's own file source reads its files: their names are not patterns. Without `recursiveFileLookup`, Spark
+        # takes several names as patterns nevertheless, and skips files that are not in a folder of a partition.
+        own = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+        return self._as_declared(spark.read, schema).options(**own).load([unquote(file) for file in files])
+
+    def _as_declared(self, reader: _Reader, schema: RowSchema) -> _Reader:
         """Returns a reader of Spark for the format, or for the bytes of files that `_rows` decodes."""
         if self._text is None:
-            return reader.format(self.format).schema(self.schema.ddl).options(**self.options)
+            return reader.format(self.format).schema(schema.ddl).options(**self.options)
         kept = {name: value for name, value in self.options.items() if is_for_spark(name)}
         form = {"lineSep": "\n"} if self._text.has_lines else {"wholetext": "true"}
         return reader.format("text").options(**kept, **form)
 
-    def _rows(self, frame: DataFrame) -> DataFrame:
+    def _rows(self, frame: DataFrame, arrange: Arrange = lambda rows: rows) -> DataFrame:
         """Returns the rows of a frame of `_as_declared`."""
         if self._text is None:
-            return frame
+            return arrange(frame)
         # Spark's readers of JSON and CSV cannot be made to refuse all that is not of the declared form.
         found = frame.selectExpr("CAST(value AS BINARY) AS value", "_metadata.file_path", "_metadata.file_block_start")
-        return found.mapInArrow(partial(self._text.rows_of_spark, self.schema.without_classes()), self.schema.ddl)
+        decode = partial(self._text.rows_of_spark, self.schema.without_classes())
+        return arrange(found).mapInArrow(decode, self.schema.ddl)
 
     def file_format(self, files: Sequence[str]) -> FileFormat | None:
         """See `Source.file_format`: local files of JSON, CSV and text, and Parquet files without options."""
@@ -231,7 +261,8 @@ class FileSource(Source):
             divided = self._text.splits and all(map(is_divisible, files))
             return replace(self._text, splits=divided) if is_local else None
         is_plain = self.format == "parquet" and not self.options and can_read(self.schema)
-        return ParquetFormat() if is_plain and all(map(_is_plain, files)) else None
+        is_local = all(local_path(file) is not None for file in files)
+        return InFolders(ParquetFormat(), self._base) if is_plain and is_local else None
 
     def truncated(self, files: Sequence[str]) -> dict[str, str]:
         """See `Source.truncated`: reads the footers of local Parquet files."""
@@ -271,14 +302,7 @@ class FileSource(Source):
         if rows is None:
             return {} if files is None else {"maxFilesPerTrigger": str(files)}
         _check_one_limit(files, rows)
-        if self.format != "parquet" or self._local is None:
-            raise ConfigError(
-                "source.max_rows_per_batch has no effect on these files: their rows cannot be counted in advance",
-                hint="set source.max_files_per_batch",
-                setting="source.max_rows_per_batch",
-                format=self.format,
-                path=self.path,
-            )
+        assert self._local is not None
         size = self._row_bytes(self._local)
         return {"maxBytesPerTrigger": str(max(1, int(size * rows)))} if size else {}
 
@@ -288,7 +312,7 @@ class FileSource(Source):
         if self.format not in NAMING or (local is not None and not _files(local)):
             return []
         if local is None or self.on_corrupt_file == FAIL:
-            return [self.path]
+            return [self._address]
         if self.format == "orc":
             return []  # the first one may be corrupt
         readable = (path for path in _files(local) if not self.truncated([path.as_uri()]))
@@ -297,7 +321,9 @@ class FileSource(Source):
     def _stored_columns(self, spark: SparkSession, paths: list[str]) -> StructType:
         """Returns the columns of the files, as Spark reads them."""
         try:
-            return spark.read.format(self.format).options(**self.options).load(paths).schema
+            nested = {} if self._local is None else {"recursiveFileLookup": "true"}
+            found = spark.read.format(self.format).options(**nested, **self.options).load(paths).schema
+            return StructType([*found.fields, *(f for f in self._folder_fields() if f.name not in found.names)])
         except Exception as e:
             unreadable = unreadable_in(str(e))
             if unreadable is not None:
@@ -307,16 +333,34 @@ class FileSource(Source):
             named = {"file": str(file)} if file else {}
             raise self._unreadable(reason, hint_for(reason, _UNREADABLE_HINT), **named) from e
 
+    def _folder_fields(self) -> list[StructField]:
+        """Returns the columns whose values the folders of local files have."""
+        files = [] if self._local is None else _files(self._local)
+        found = {c for file in files for c, _ in folder_values(file_uri(file), self._base, self.schema)}
+        return [StructField(c.name, DataType.fromDDL(c.spark_type)) for c in self.schema.columns if c in found]
+
     def _unreadable(self, reason: str, hint: str, **facts: str) -> ConfigError:
         return ConfigError(
             "the source's files cannot be read", hint=hint, path=self.path, format=self.format, **facts, reason=reason
         )
 
     @property
+    def _is_pattern(self) -> bool:
+        """Whether the path is a pattern, and not a folder whose name has such characters."""
+        local = self._local
+        return any(c in self.path for c in _PATTERN_CHARACTERS) and not (local is not None and local.is_dir())
+
+    @property
+    def _address(self) -> str:
+        """The path as Hadoop's pattern."""
+        return self.path if self._is_pattern else re.sub(r"([*?\[\]{}\\])", r"\\\1", self.path)
+
+    @property
     def _base(self) -> str:
-        """The folder below which names of folders are values of columns."""
-        pattern = re.search(r"[^/]*[*?\[{]", self.path)
-        return self.path[: pattern.start()] if pattern else self.path
+        """The folder below which the names of folders have values of columns."""
+        first = re.search(rf"[^/]*[{re.escape(_PATTERN_CHARACTERS)}]", self.path) if self._is_pattern else None
+        base = self.path if first is None else self.path[: first.start()]
+        return base if "://" in base else file_uri(Path(base))
 
     @property
     def _local(self) -> Path | None:
@@ -354,26 +398,22 @@ def _option(options: Mapping[str, str], lower_name: str) -> str:
     return next((str(v).lower() for name, v in options.items() if name.lower() == lower_name), "")
 
 
-def _is_plain(file: str) -> bool:
-    """Returns whether a file is local, and no folder's name may have a column's value."""
-    path = local_path(file)
-    return path is not None and "=" not in path
-
-
 def _check_one_limit(files: int | None, rows: int) -> None:
     if files is not None:
         raise ConfigError(
             "a batch of files can be limited by files or by rows, not by both",
-            hint="set one of the two",
+            hint="set one of the two; for this source only, set source.of.UID.max_files_per_batch",
             setting="source.max_rows_per_batch",
             max_files_per_batch=files,
             max_rows_per_batch=rows,
         )
 
 
-def _files(folder: Path) -> list[Path]:
-    """Returns the files of a folder that Spark reads, sorted by name."""
-    return sorted(p for p in folder.glob("*") if p.is_file() and p.name[0] not in "._")
+def _files(local: Path) -> list[Path]:
+    """Returns the files of a folder or a pattern that Spark reads, sorted by name."""
+    with suppress(FileNotFoundError):
+        return sorted(listed_files(local))
+    return []
 
 
 class _Offset(msgspec.Struct):

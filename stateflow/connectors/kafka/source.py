@@ -100,6 +100,7 @@ class KafkaSource(Source):
 
     start_kinds = frozenset(StartKind)
     has_splits = True
+    limited_by = frozenset({"max_rows_per_batch"})
 
     def __init__(
         self,
@@ -343,7 +344,8 @@ def _checked_options(options: Mapping[str, str]) -> Mapping[str, str]:
     if own:
         raise JobDefinitionError(
             "an option of Spark's Kafka source is set by the source itself",
-            hint="use the arguments of KafkaSource; limits of a batch are settings, such as source.max_rows_per_batch",
+            hint="use the arguments of KafkaSource; the limit of a batch is a setting: source.max_rows_per_batch for "
+            "all sources, source.of.UID.max_rows_per_batch for this one",
             options=own,
         )
     secret = sorted(o for o in options if o.lower().startswith(("kafka.sasl.", "kafka.ssl.", "kafka.security.")))

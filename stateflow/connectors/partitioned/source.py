@@ -129,15 +129,6 @@ class PartitionedSource(LocalSource):
 
     # -- what the runtime calls ---------------------------------------------------------------------------------------
 
-    def check_settings(self, limits: SourceSettings) -> None:
-        """Raises ConfigError for a limit of files, which the source does not have."""
-        if limits.max_files_per_batch is not None:
-            raise ConfigError(
-                "source.max_files_per_batch has no effect on this source",
-                hint="set source.max_rows_per_batch",
-                source=self.description,
-            )
-
     def available(self) -> Available:
         """Returns the offsets that the source has now.
 

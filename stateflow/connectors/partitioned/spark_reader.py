@@ -42,6 +42,10 @@ class PartitionedReader(Source):
     def description(self) -> str:
         return self.source.description
 
+    @property
+    def limited_by(self) -> frozenset[str]:
+        return self.source.limited_by
+
     def check(self, spark: SparkSession) -> None:
         """Reads the offsets of the source, so that a source that cannot do that fails early."""
         self.source.available()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from stateflow.api.source import LocalSource, Slice, texts_of
+from stateflow.api.source import LocalSource, Slice, limits_of, texts_of
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, InputLost, StateflowError
@@ -50,7 +50,8 @@ class LocalInput:
     def _read(self, uid: str, source: LocalSource, batch: PlannedBatch) -> Slice:
         start, end = _positions(uid, batch)
         try:
-            found = source.slice_between(start, end) or _read_up_to(source, start, end, self._job.settings.source)
+            limits = limits_of(uid, source, self._job.settings.source)
+            found = source.slice_between(start, end) or _read_up_to(source, start, end, limits)
         except InputLost as e:
             raise input_lost(uid, texts_of(e), batch) from e
         except StateflowError:

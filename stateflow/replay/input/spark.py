@@ -23,7 +23,6 @@ from stateflow.replay.target import PlannedBatch
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.errors import to_stateflow_error
-from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import empty_rows
 from stateflow.runtime.spark.location.checkpoint_location import PlannedOffsets, SparkLocation, source_log
 from stateflow.runtime.spark.streaming_query import query_sources, split_times, stream_frame
@@ -195,29 +194,25 @@ class _BatchQuery:
             self._finished.set()
 
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> None:
-        sources = self._job.plan.sources
-        self._location.check_batch(batch_id, [self._reader.sources[node.uid] for node in sources])
-        batch = BatchInput(
-            sources,
-            self._reader.sources,
-            lambda: {node.uid: self._location.batch_files(batch_id, at) for at, node in enumerate(sources)},
-            frame,
-        )
+        nodes = self._job.plan.sources
+        self._location.check_batch(batch_id, [self._reader.sources[node.uid] for node in nodes])
+        batch = BatchInput(nodes, self._reader.sources, self._location, batch_id=batch_id, frame=frame)
         while True:
             try:
-                self._run_frame(batch.rows())
+                self._run_batch(batch, frame)
                 return
             except Exception as e:
                 if not batch.skip_corrupt(e):
                     raise
 
-    def _run_frame(self, rows: SourceRows) -> None:
+    def _run_batch(self, batch: BatchInput, frame: DataFrame) -> None:
         if not self._job.plan.times_of_splits:
-            self._run_rows(rows, {})
+            self._run_rows(batch.rows(), {})
             return
-        frame = rows.frame.persist()
+        frame = frame.persist()
         try:
-            self._run_rows(frame, split_times(self._job.plan, frame, self._reader.sources, self._batch.end))
+            times = split_times(self._job.plan, frame, self._reader.sources, self._batch.end)
+            self._run_rows(batch.rows(frame), times)
         finally:
             frame.unpersist()
 

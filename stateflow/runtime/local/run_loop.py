@@ -8,7 +8,7 @@ from functools import partial
 
 from stateflow.api.hidden_columns import RejectedRecord
 from stateflow.api.schema import Column
-from stateflow.api.source import LocalSource, Slice
+from stateflow.api.source import LocalSource, Slice, limits_of
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourcePosition
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, StateflowError
@@ -134,7 +134,8 @@ def _read(run: JobRun, sources: Mapping[str, LocalSource]) -> tuple[dict[str, Sl
     positions = []
     for uid, description in run.job.sources:
         offset = before.get(uid, NOT_BEGUN)
-        found = _slice(uid, sources[uid], None if offset == NOT_BEGUN else offset, run.job.settings.source)
+        limits = limits_of(uid, sources[uid], run.job.settings.source)
+        found = _slice(uid, sources[uid], None if offset == NOT_BEGUN else offset, limits)
         if found is not None:
             slices[uid] = found
             offset = found.position

@@ -18,7 +18,7 @@ from stateflow.checkpoint.restore.plan_document import SourceChange
 from stateflow.checkpoint.restore.source_positions import SourceStarts, match_sources, with_sources
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.restore.source_starts import ChosenStarts, check_kept, choose_starts
+from stateflow.runtime.restore.source_starts import ChosenStarts, can_keep, check_kept, choose_starts
 from stateflow.runtime.restore.state_rewriting import StateLocation, check_key_groups, has_raw_state
 from stateflow.state.schema.compatibility import Declarations
 
@@ -176,7 +176,13 @@ def change_graph(
     assignment = assign_states(stored, graph.names, given, request.drop)
     operators = map_operators(target, stored, assignment)
     chosen = choose_starts(request.changes.sources, graph.source_objects, target, request.at)
-    sources = match_sources(target.sources, graph.sources, given.sources, chosen.starts)
+    sources = match_sources(
+        target.sources,
+        graph.sources,
+        given.sources,
+        chosen.starts,
+        can_keep=lambda uid, before: can_keep(graph.source_objects[uid], before),
+    )
     _check_kept_positions(target, sources, graph)
     _check_dropped_sources(sources, request.drop)
     manifest = with_sources(target, graph.sources, sources.starts)

@@ -81,13 +81,18 @@ def choose_starts(
     return ChosenStarts(starts, texts)
 
 
+def can_keep(source: Source | LocalSource, before: str) -> bool:
+    """Returns whether a source may continue from the position of a source with another description."""
+    return not isinstance(source, Source) or source.can_keep(before)
+
+
 def check_kept(uid: str, source: Source | LocalSource, before: str) -> None:
     """Raises ConfigError for a source that reads other data and cannot continue from the old position.
 
     Args:
         before: the description of the source in the target.
     """
-    if isinstance(source, Source) and not source.can_keep(before):
+    if not can_keep(source, before):
         raise ConfigError(
             "a position of other data cannot be kept by this kind of source",
             hint=f"if its folder was moved with all files that were read, use stateflow source relocate; otherwise set "

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph.nodes import SourceNode
-from stateflow.api.input_files import (
-    QUARANTINE,
-    CannotRead,
-    CorruptContent,
-    FileShare,
-    UnreadableFile,
-    local_path,
-    plain_path,
-    unreadable_in,
-)
-from stateflow.api.source import Source
-from stateflow.errors import BatchFailed, CorruptInput
+from stateflow.api.hidden_columns import arrival
+from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, unreadable_in
+from stateflow.api.source import FileOrder, Source
+from stateflow.errors import BatchFailed
 from stateflow.runtime.quarantine import SkippedFile
-from stateflow.runtime.spark.file_reader import SourceRows, TaskFiles
-from stateflow.runtime.spark.frames import empty_frame, source_frame
+from stateflow.runtime.spark.file_reader import BatchFiles, FileReader, SourceRows
+from stateflow.runtime.spark.frames import empty_frame, in_order
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +32,8 @@ class BatchInput:
     Args:
         nodes: the sources in the order of `source_frame`.
         sources: the sources by uid.
-        files: returns the percent-encoded URIs of the batch's files, by uid, for sources that read files.
+        location: has the files and positions of the batch.
+        batch_id: Spark's number of the batch.
         frame: the batch's DataFrame, as Spark created it.
     """
 
@@ -48,39 +41,56 @@ class BatchInput:
         self,
         nodes: Sequence[SourceNode],
         sources: Mapping[str, Source],
-        files: Callable[[], Mapping[str, Sequence[str]]],
+        location: SparkLocation,
+        *,
+        batch_id: int,
         frame: DataFrame,
     ) -> None:
         self._nodes = nodes
         self._sources = sources
-        self._files = files
+        self._location = location
+        self._batch_id = batch_id
         self._frame = frame
         self.skipped: list[SkippedFile] = []
 
-    def rows(self) -> SourceRows:
-        """Returns the rows of the batch without those of skipped files."""
-        if not self.skipped:
-            return SourceRows(self._frame, self._files_for_tasks)
-        # No part of Spark's frame can be used, not even the rows of other sources: Spark computes all of it together.
-        spark, files = self._frame.sparkSession, self._files()
+    def rows(self, frame: DataFrame | None = None) -> SourceRows:
+        """Returns the rows of the batch without those of skipped files.
+
+        Args:
+            frame: the batch's DataFrame, persisted; None if it is not.
+        """
+        sorts = {}
+        for at, node in enumerate(self._nodes):
+            start, end = self._location.batch_offsets(self._batch_id, at)
+            order = self._sources[node.uid].file_order(self._frame.sparkSession, start, end)
+            if order is not None:
+                sorts[node.uid] = partial(in_order, order)
+        return SourceRows(frame or self._frame, self._batch_files, sorts)
+
+    def _batch_files(self) -> dict[str, BatchFiles]:
+        """Returns the files of the batch that are not skipped, by uid of their source."""
         skipped = {(s.source, s.file.file) for s in self.skipped}
-        return SourceRows(
-            source_frame(
-                [
-                    (node, self._rows_of(spark, node, [f for f in files[node.uid] if (node.uid, f) not in skipped]))
-                    for node in self._nodes
-                ]
-            )
+        found = {}
+        for node in self._nodes:
+            source = self._sources[node.uid]
+            if source.has_files:
+                uris = [file for file in self._files()[node.uid] if (node.uid, file) not in skipped]
+                by_spark = partial(self._read_by_spark, node, uris)
+                found[node.uid] = BatchFiles(uris, source.file_format(uris), by_spark)
+        return found
+
+    def _read_by_spark(self, node: SourceNode, uris: Sequence[str]) -> DataFrame:
+        spark = self._frame.sparkSession
+        if not uris:
+            return empty_frame(spark, node.schema)
+        order = FileOrder(uris)
+        return self._sources[node.uid].read_files(
+            spark, uris, lambda rows: in_order(order, rows.selectExpr("*", arrival()))
         )
 
-    def _files_for_tasks(self) -> dict[str, TaskFiles]:
-        """Returns the files that tasks read, by uid, of sources all of whose files they can read."""
-        found = {}
-        for uid, files in self._files().items():
-            format, paths = self._sources[uid].file_format(files), list(map(local_path, files))
-            if format is not None:
-                found[uid] = TaskFiles(format, tuple(path for path in paths if path is not None))
-        return found
+    def _files(self) -> dict[str, list[str]]:
+        """Returns the files of the batch, by uid of the source; none for sources without files."""
+        return {node.uid: self._location.batch_files(self._batch_id, at) for at, node in enumerate(self._nodes)}
 
     def skip_corrupt(self, error: Exception) -> bool:
         """Finds the file that a batch failed on, and skips it if the job permits that.
@@ -103,21 +113,8 @@ class BatchInput:
         self._check_again(uid, found)
         if self._sources[uid].on_corrupt_file != QUARANTINE:
             raise found.error() from error
-        self._check_others(found)
         self._skip(uid, found)
         return True
-
-    def _check_others(self, found: UnreadableFile) -> None:
-        """Raises CorruptInput when the batch cannot be rebuilt without the file."""
-        others = sorted(uid for uid, source in self._sources.items() if not source.has_files)
-        if others:
-            raise CorruptInput(
-                "a corrupt input file cannot be skipped, because the batch also has rows of sources without files",
-                hint="replace or remove the file and start again",
-                file=found.path,
-                reason=found.reason,
-                sources=others,
-            )
 
     def _owner(self, found: UnreadableFile) -> tuple[str, str]:
         """Returns uid of the source and URI of its file; empty strings for a file that a transform reads."""
@@ -129,11 +126,9 @@ class BatchInput:
 
     def _check_again(self, uid: str, found: UnreadableFile) -> None:
         spark = self._frame.sparkSession
-        if found.by_task and self._is_corrupt_content(uid, found):
-            return
         try:
             # All columns of all rows are read, and nothing is written. A hash of them would not accept maps.
-            self._sources[uid].read_files(spark, [found.file]).write.format("noop").mode("overwrite").save()
+            self._read_alone(spark, uid, found).write.format("noop").mode("overwrite").save()
         except Exception as e:
             again = unreadable_in(str(e))
             if again is not None and again.is_corrupt:
@@ -146,20 +141,15 @@ class BatchInput:
             reason=found.reason,
         )
 
-    def _is_corrupt_content(self, uid: str, found: UnreadableFile) -> bool:
-        """Returns whether a file that tasks read is not of the declared form: Spark may read it without an error."""
-        source, path = self._sources[uid], local_path(found.file)
-        format = source.file_format([found.file])
-        if format is None or path is None:
-            return False
-        try:
-            size = os.stat(path).st_size
-            deque(format.read(FileShare(path, 0, max(1, size), size), source.schema), maxlen=0)
-        except CorruptContent:
-            return True
-        except (CannotRead, OSError):
-            return False
-        return False
+    def _read_alone(self, spark: SparkSession, uid: str, found: UnreadableFile) -> DataFrame:
+        """Returns the rows of a file, read as when it failed."""
+        source = self._sources[uid]
+        format = source.file_format([found.file]) if found.by_task else None
+        if format is None:
+            return source.read_files(spark, [found.file])
+        file = BatchFiles([found.file], format, lambda: source.read_files(spark, [found.file]))
+        reader = FileReader.of(file, source.schema, 1)
+        return reader.frame(spark).mapInArrow(reader.read, source.schema.ddl)
 
     def _skip(self, uid: str, found: UnreadableFile) -> None:
         known = {s.file.file for s in self.skipped if s.source == uid}
@@ -169,8 +159,3 @@ class BatchInput:
         for each in [found, *more]:
             log.warning("skipping a corrupt input file: source=%s file=%s error=%s", uid, each.path, each.reason)
             self.skipped.append(SkippedFile(uid, each))
-
-    def _rows_of(self, spark: SparkSession, node: SourceNode, files: list[str]) -> DataFrame:
-        if not files:
-            return empty_frame(spark, node.schema)
-        return self._sources[node.uid].read_files(spark, files)

@@ -18,7 +18,7 @@ from stateflow.api.graph.traversal import sources_of
 from stateflow.api.hidden_columns import REJECTED, SPLIT
 from stateflow.api.schema import RowSchema
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.frames import FrameBuilder, split_sources
+from stateflow.runtime.spark.frames import FrameBuilder, rows_of_source
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.python_functions import ArrowFunction, Batches
 from stateflow.runtime.task.row_conversion import latest_time
@@ -152,9 +152,9 @@ def _read_latest(node: WatermarkNode, inputs: Inputs, info: BatchInfo) -> int | 
     """Returns the latest event time of rows that Spark has not read, such as before a filter that is never true."""
 
     def leaf(source: Node) -> DataFrame:
-        return inputs.frames[source]
+        return inputs.frame(source)
 
-    frame = FrameBuilder(leaf, info.task_info(), inputs.readers).frame(node.parent)
+    frame = FrameBuilder(leaf, info.task_info(), inputs.begin).frame(node.parent)
     assert frame is not None
     (row,) = frame.selectExpr(f"max({_milliseconds(node.schema, node.strategy.column)})").collect()
     found: int | None = row[0]
@@ -175,7 +175,6 @@ def latest_by_split(plan: JobPlan, rows: DataFrame) -> dict[str, dict[str, int]]
         plan: the plan, with at least one source that has a watermark per split.
         rows: the rows of a batch, as `source_frame` combines them; read once more, so they should be persisted.
     """
-    frames = split_sources(plan.sources, rows)
     found = []
     for node in plan.sources:
         uid, name = node.uid, plan.times_of_splits.get(node.uid)
@@ -184,7 +183,8 @@ def latest_by_split(plan: JobPlan, rows: DataFrame) -> dict[str, dict[str, int]]
         time = _milliseconds(node.schema, name)
         if REJECTED in node.schema.names:
             time = f"IF({REJECTED} IS NULL, {time}, NULL)"
-        grouped = frames[node].selectExpr(f"{literal(uid)} AS uid", SPLIT, f"{time} AS time").groupBy("uid", SPLIT)
+        of_source = rows_of_source(plan.sources, rows, node)
+        grouped = of_source.selectExpr(f"{literal(uid)} AS uid", SPLIT, f"{time} AS time").groupBy("uid", SPLIT)
         found.append(grouped.agg({"time": "max"}))
     latest: dict[str, dict[str, int]] = {uid: {} for uid in plan.times_of_splits}
     for uid, split, time in reduce(DataFrame.union, found).collect():

@@ -14,17 +14,18 @@ from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from stateflow.api.graph.nodes import Node
 from stateflow.api.input_files import CannotRead
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.event_times import EventTimes, TimesInTasks
-from stateflow.runtime.spark.file_reader import SourceRows
+from stateflow.runtime.spark.file_reader import BatchFiles, SourceRows
 from stateflow.runtime.spark.frames import empty_rows
-from stateflow.runtime.spark.inputs import Files, Inputs
-from stateflow.runtime.spark.python_functions import composed, sources_before_functions
+from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.python_functions import composed
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
-from stateflow.runtime.spark.shuffle import exchange_of, first_exchange, next_exchange, reads_of_source, reads_once
+from stateflow.runtime.spark.shuffle import exchange_of, first_exchange, next_exchange, reads_by_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.spark.unshuffled import files_read_by_tasks, unshuffled_input, with_order, written_rows
 from stateflow.runtime.task import store_cache
@@ -71,25 +72,27 @@ class SparkExecutor(Executor):
             rows: the rows of all sources, as `source_frame` combines them, or these with the files that have them.
         """
         given = rows if isinstance(rows, SourceRows) else SourceRows(rows)
-        files = files_for_tasks(given, work) if self._reads_files else {}
-        if files:
+        files = given.files()
+        by_source: dict[Node, BatchFiles] = {node: files[node.uid] for node in work.plan.sources if node.uid in files}
+        inputs = Inputs(work.plan.sources, given.frame, by_source, given.in_order, by_tasks=self._reads_files)
+        if inputs.read_by_tasks:
             try:
-                return self._run(given.frame, files, work)
+                return self._run(inputs, work)
             except Exception as e:
                 if not _is_of_reading(e):
                     raise
                 # Spark reads more than tasks do, and its errors say what is wrong with a file.
                 log.info("from now on, Spark reads the files of this run: %s", str(e)[-500:])
                 self._reads_files = False
-        return self._run(given.frame, {}, work)
+        return self._run(inputs.by_spark(), work)
 
-    def _run(self, rows: DataFrame, files: Files, work: BatchWork) -> Executed:
+    def _run(self, inputs: Inputs, work: BatchWork) -> Executed:
         prepare_struct_classes()
         specs = level_specs(work)
-        context = rows.sparkSession.sparkContext
+        context = inputs.spark.sparkContext
         self._workers.context = context
         self._group = job_group(context, work.info.id.generation)
-        inputs, times = Inputs.of(rows, files, work.plan), self._event_times(context, work.plan)
+        times = self._event_times(context, work.plan)
         with ExitStack() as persisted:
             frame = self._first_frame(inputs, work, specs[0], times, persisted)
             for at, level in enumerate(work.plan.levels[1:], 1):
@@ -137,16 +140,14 @@ class SparkExecutor(Executor):
 
     def _first(self, inputs: Inputs, work: BatchWork, times: EventTimes, persisted: ExitStack) -> DataFrame:
         level, rows = work.plan.levels[0], inputs.rows
-        if reads_of_source(level, work.info, inputs.readers) > 1 and not rows.is_cached:
+        reads = reads_by_source(level, work.info, inputs.read_by_tasks)
+        # Spark computes the rows of all sources without files together.
+        if sum(count for node, count in reads.items() if node not in inputs.files) > 1 and not rows.is_cached:
             inputs = replace(inputs, rows=_persist(rows, persisted))
+        for node in inputs.files:
+            if reads[node] > 1:
+                persisted.callback(inputs.persist(node).unpersist)
         return first_exchange(level, inputs, _barrier(work), work.info, times)
-
-
-def files_for_tasks(rows: SourceRows, work: BatchWork) -> Files:
-    """Returns the files of a batch that tasks can read, and whose rows functions in Python, or only sinks, take."""
-    wanted = sources_before_functions(work.plan, work.info.task_info())
-    files = rows.files() if wanted else {}
-    return {node: files[node.uid] for node in wanted if node.uid in files}
 
 
 def _is_of_reading(error: Exception) -> bool:

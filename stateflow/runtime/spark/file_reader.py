@@ -1,21 +1,22 @@
-"""Files that tasks read themselves, when functions in Python take their rows anyway.
+"""The files of a source in a batch, which tasks read themselves, one after another.
 
-Spark would read the same files into rows of the JVM, and convert these back to Arrow columns for Python: several times
-the work. If a format finds a file that only Spark may be able to read, `CannotRead` makes the executor run the batch
-again with the rows that Spark reads.
+Spark decides which files a batch has, and would read them in the order of their sizes, into rows of the JVM. The tasks
+read contiguous shares of the files in order, as Arrow batches, which functions in Python take without a conversion. If
+a format finds a file that only Spark may be able to read, `CannotRead` makes the executor run the batch again with rows
+that Spark reads, and sorts.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import FileFormat, FileShare
+from stateflow.api.input_files import CannotRead, FileFormat, FileShare, local_path
 from stateflow.api.schema import RowSchema
 
 _BYTES_OF_PARTITION = 1 << 22
@@ -23,16 +24,24 @@ _BYTES_OF_PARTITION = 1 << 22
 
 
 @dataclass(frozen=True)
-class TaskFiles:
-    """The files of a source in a batch, which tasks read.
+class BatchFiles:
+    """The files of a source in a batch.
 
     Attributes:
-        format: reads them.
-        paths: their paths, in order.
+        uris: percent-encoded URIs, in the order in which their rows arrive.
+        format: reads them in tasks; None if only Spark can read them.
+        by_spark: returns the rows as Spark reads them, in the same order.
     """
 
-    format: FileFormat
-    paths: tuple[str, ...]
+    uris: Sequence[str]
+    format: FileFormat | None
+    by_spark: Callable[[], DataFrame]
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Local paths and sizes. Raises FileNotFoundError."""
+        paths = [local_path(uri) or "" for uri in self.uris]
+        return [(path, os.stat(path).st_size) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,15 @@ class SourceRows:
     """The rows of all sources of a batch.
 
     Attributes:
-        frame: the rows, as Spark reads them and `source_frame` combines them.
-        files: returns the files that tasks read, by uid of the source; only of sources whose files tasks can read.
+        frame: the rows of sources without files, as Spark reads them and `source_frame` combines them.
+        files: returns the files of the other sources, by uid.
+        in_order: sorts the rows of a source by the hidden column `ARRIVED`, and drops it; by uid of the sources whose
+            rows have it.
     """
 
     frame: DataFrame
-    files: Callable[[], Mapping[str, TaskFiles]] = dict
+    files: Callable[[], Mapping[str, BatchFiles]] = dict
+    in_order: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,10 +75,11 @@ class FileReader:
     partitions: tuple[tuple[FileShare, ...], ...]
 
     @classmethod
-    def of(cls, files: TaskFiles, schema: RowSchema, partitions: int) -> FileReader:
-        """Returns the reader of files in partitions of equal size. Raises FileNotFoundError."""
-        sizes = [(path, os.stat(path).st_size) for path in files.paths]
-        return cls(files.format, schema, tuple(map(tuple, shares_of(sizes, partitions, files.format.splits))))
+    def of(cls, files: BatchFiles, schema: RowSchema, partitions: int) -> FileReader:
+        """Returns the reader of files that tasks can read, in partitions of equal size. Raises FileNotFoundError."""
+        assert files.format is not None
+        shares = shares_of(files.sizes, partitions, files.format.splits)
+        return cls(files.format, schema, tuple(map(tuple, shares)))
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns a frame with as many partitions, each with one row: the number of the partition."""
@@ -74,23 +87,36 @@ class FileReader:
         return spark.range(0, count, 1, count)
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of the partitions that rows of `frame` name. Raises what the format raises.
+        """Yields the rows of the partitions that rows of `frame` name.
+
+        Raises CannotRead and CorruptContent as the format does, and CannotRead for a file that was written again after
+        the files were divided: shares of two versions may not have each row once.
 
         Not the partition with the task's number: in a union, the second frame's tasks are numbered after the first's.
         """
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for share in self.partitions[number]:
-                    yield from self.format.read(share, self.schema)
+                    yield from self._read(share)
+
+    def _read(self, share: FileShare) -> Iterator[pa.RecordBatch]:
+        try:
+            size = os.stat(share.path).st_size
+            if size != share.size:
+                raise CannotRead(f"{share.path}: the file has {size} bytes, and had {share.size}")
+            yield from self.format.read(share, self.schema)
+        except OSError as e:
+            # Spark's error says whether the file is gone.
+            raise CannotRead(f"{share.path}: {e}"[:500]) from e
 
 
-def useful_partitions(files: TaskFiles, cores: int) -> int:
+def useful_partitions(files: BatchFiles, cores: int) -> int:
     """Returns in how many partitions to read files before a shuffle. Raises FileNotFoundError.
 
     Args:
         cores: how many tasks Spark can run at once.
     """
-    total = sum(os.stat(path).st_size for path in files.paths)
+    total = sum(size for _, size in files.sizes)
     return max(1, min(cores, -(-total // _BYTES_OF_PARTITION)))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import reduce
-from types import MappingProxyType
 
+import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.nodes import (
@@ -24,15 +25,14 @@ from stateflow.api.graph.nodes import (
     WatermarkNode,
 )
 from stateflow.api.graph.traversal import leaves_of
-from stateflow.api.hidden_columns import REJECTED
+from stateflow.api.hidden_columns import ARRIVED, ARRIVED_TYPE, REJECTED
 from stateflow.api.input_files import reason_in
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import Source
+from stateflow.api.source import FileOrder, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.file_reader import FileReader
-from stateflow.runtime.spark.python_functions import Observer, composed, functions_after
+from stateflow.runtime.spark.python_functions import ArrowFunction, Observer, composed, functions_after
 from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
@@ -75,6 +75,8 @@ _JOINED = {True: {"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, False:
 _STREAM = (1 << 62) + 7
 """Start of the empty range that is in the plan of a transform in place of the rows of the stream."""
 
+Begin = Callable[[Node], tuple[DataFrame, ArrowFunction] | None]
+_KEY, _RANK, _ROW = "_sf_key", "_sf_rank", "_sf_row"
 _DECLARATION = "transform(…, output=Row), or schema=Row"
 
 
@@ -87,9 +89,12 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
     if len(frames) == 1:
         return frames[0][1]
     payload = [
-        (index, name, quoted(f"s{index}_{name}"), kind)
-        for index, (node, _) in enumerate(frames)
-        for name, kind in ((c.name, c.spark_type) for c in node.schema.columns)
+        (index, name, quoted(_tagged(index, name)), kind)
+        for index, (node, frame) in enumerate(frames)
+        for name, kind in (
+            *((c.name, c.spark_type) for c in node.schema.columns),
+            *(((ARRIVED, ARRIVED_TYPE),) if ARRIVED in frame.columns else ()),
+        )
     ]
     union: DataFrame | None = None
     for at, (_, frame) in enumerate(frames):
@@ -117,16 +122,51 @@ def empty_frame(spark: SparkSession, schema: RowSchema, number: int = 0) -> Data
     return spark.range(number, number).selectExpr(*columns)
 
 
-def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
-    """Returns the rows of each source, from a batch of the frame that `source_frame` returned."""
+def rows_of_source(sources: Sequence[SourceNode], rows: DataFrame, node: SourceNode) -> DataFrame:
+    """Returns the rows of a source, with `ARRIVED` if they have it, from a batch of what `source_frame` returned."""
     if len(sources) == 1:
-        return {sources[0]: rows}
-    return {
-        node: rows.where(f"{SOURCE} = {index}").selectExpr(
-            *(f"{quoted(f's{index}_{name}')} AS {quoted(name)}" for name in node.schema.names)
-        )
-        for index, node in enumerate(sources)
-    }
+        return rows
+    at = sources.index(node)
+    names = [*node.schema.names, *((ARRIVED,) if _tagged(at, ARRIVED) in rows.columns else ())]
+    columns = (f"{quoted(_tagged(at, name))} AS {quoted(name)}" for name in names)
+    return rows.where(f"{SOURCE} = {at}").selectExpr(*columns)
+
+
+def _tagged(source: int, name: str) -> str:
+    """Returns the name of a source's column in the frame of all sources."""
+    return f"s{source}_{name}"
+
+
+def in_order(order: FileOrder, rows: DataFrame) -> DataFrame:
+    """Returns rows with the hidden column `ARRIVED` in the order of arrival, without the column.
+
+    Spark reads files in the order of their sizes. So the rows are shuffled to partitions that have consecutive parts of
+    the order, and sorted there.
+
+    Args:
+        order: the order of the files.
+    """
+    names = [quoted(name) for name in rows.columns if name != ARRIVED]
+    if order.versions is None and len(order.files) < 2:
+        # The parts of one file are read in order.
+        return rows.select(*names)
+    spark = rows.sparkSession
+    count = len(order.files) if order.versions is None else order.versions[1] - order.versions[0] + 1
+    partitions = max(1, min(spark.sparkContext.defaultParallelism, count))
+    key, number = f"{ARRIVED}.file", f"coalesce({_RANK}, {count - 1}L)"
+    if order.versions is not None:
+        key, number = f"concat({ARRIVED}.version, ' ', {key})", f"({ARRIVED}.version - {order.versions[0]}L)"
+    # Spark writes the address of a local file in two ways.
+    ranks = [(name, at) for at, file in enumerate(order.files) for name in {file, file.replace("file:///", "file:/")}]
+    table = pa.table({_KEY: [name for name, _ in ranks], _RANK: pa.array([at for _, at in ranks], pa.int64())})
+    numbered = rows.selectExpr("*", f"{key} AS {_KEY}", f"monotonically_increasing_id() AS {_ROW}")
+    ranked = numbered.join(spark.createDataFrame(table).hint("broadcast"), _KEY, "left")
+    share = f"CAST(least(greatest({number}, 0L), {count - 1}L) * {partitions} DIV {count} AS INT)"
+    place = (f"{ARRIVED}.version", f"{ARRIVED}.late", f"coalesce({_RANK}, {len(order.files)}L)", _KEY)
+    shuffled = ranked.repartitionById(partitions, expr(share))
+    in_partitions = shuffled.sortWithinPartitions(*map(expr, (*place, f"{ARRIVED}.block", _ROW)))
+    # A condition on the partition, because Spark drops a sort below a join or an aggregate if nothing depends on it.
+    return in_partitions.where("spark_partition_id() >= 0").select(*names)
 
 
 class FrameBuilder:
@@ -135,7 +175,7 @@ class FrameBuilder:
     Args:
         leaf: returns the frame of a source or an emitted stream; None to leave out its rows.
         info: the `TaskInfo` of row functions, without the number of their partition.
-        readers: the readers of sources whose files tasks read, if functions in Python follow.
+        begin: as `Inputs.begin`, for a leaf that functions in Python follow.
         on_transformed: called with each transform and what it returns.
         times: observes the event times of rows where their watermarks are assigned; None if they are not needed.
     """
@@ -144,14 +184,14 @@ class FrameBuilder:
         self,
         leaf: Callable[[Node], DataFrame | None],
         info: TaskInfo,
-        readers: Mapping[Node, FileReader] = MappingProxyType({}),
+        begin: Begin = lambda _: None,
         on_transformed: Callable[[TransformNode, DataFrame], None] = lambda node, frame: None,
         *,
         times: Observer | None = None,
     ) -> None:
         self._leaf = leaf
         self._info = info
-        self._readers = readers
+        self._begin = begin
         self._on_transformed = on_transformed
         self._times = times
 
@@ -181,11 +221,13 @@ class FrameBuilder:
     def _by_functions(self, node: Node) -> DataFrame | None:
         """Applies consecutive functions in Python in one pass, which also reads the files if tasks may read them."""
         start, functions = functions_after(node, self._info, self._times)
-        before, reader = self.frame(start), self._readers.get(start)
-        if before is None:
+        begun = self._begin(start)
+        if begun is not None:
+            before, functions = begun[0], (begun[1], *functions)
+        elif (found := self.frame(start)) is not None:
+            before = found
+        else:
             return None
-        if reader is not None:
-            before, functions = reader.frame(before.sparkSession), (reader.read, *functions)
         return before.mapInArrow(composed(functions), node.schema.ddl)
 
 

@@ -13,10 +13,9 @@ from pyspark.sql import DataFrame
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.rich import RowStep
-from stateflow.api.graph.nodes import ColumnsNode, Node, ReducedNode, RowsNode, SourceNode, WatermarkNode
+from stateflow.api.graph.nodes import ColumnsNode, Node, ReducedNode, RowsNode, WatermarkNode
 from stateflow.api.graph.traversal import leaves_of, parents_of
 from stateflow.api.schema import RowSchema
-from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task.column_functions import ColumnStep
 from stateflow.runtime.task.row_conversion import check_partition
 from stateflow.runtime.task.row_functions import apply_to_partition
@@ -79,19 +78,6 @@ def leaves_in_frames(node: Node, info: TaskInfo, readers: Collection[Node]) -> l
     if leaves_of(start) == [start]:
         return [] if functions and start in readers else [start]
     return [leaf for parent in parents_of(start) for leaf in leaves_in_frames(parent, info, readers)]
-
-
-def sources_before_functions(plan: JobPlan, info: TaskInfo) -> list[SourceNode]:
-    """Returns the sources whose rows go to functions in Python, or to sinks, without a Spark expression in between."""
-    found: dict[SourceNode, None] = {}
-    for chain in plan.levels[0].chains:
-        nodes = [edge.node for edge in chain.inputs]
-        while nodes:
-            start, functions = functions_after(nodes.pop(), info)
-            if isinstance(start, SourceNode) and (functions or chain.operator is None):
-                found[start] = None
-            nodes += parents_of(start) if leaves_of(start) != [start] else ()
-    return list(found)
 
 
 def composed(functions: Sequence[ArrowFunction]) -> ArrowFunction:

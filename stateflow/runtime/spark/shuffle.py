@@ -9,10 +9,10 @@ time of a small batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -30,10 +30,9 @@ from stateflow.runtime.planning.routing import (
     Route,
     to_sql,
 )
-from stateflow.runtime.spark.file_reader import FileReader
-from stateflow.runtime.spark.frames import FrameBuilder
+from stateflow.runtime.spark.frames import Begin, FrameBuilder
 from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.python_functions import Observer, leaves_in_frames
+from stateflow.runtime.spark.python_functions import ArrowFunction, Observer, leaves_in_frames
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -59,16 +58,17 @@ _SHARE_SHIFT = 55
 below it while a frame has less than 4 million partitions."""
 
 
-def reads_of_source(level: Level, info: BatchInfo, readers: Collection[Node]) -> int:
-    """Returns how many times the tasks' input reads the batch's source frame.
+def reads_by_source(level: Level, info: BatchInfo, read_by_tasks: Collection[Node]) -> Counter[Node]:
+    """Returns how many times the tasks' input reads the frame of each source.
 
     Args:
-        readers: sources whose files tasks may read instead.
+        read_by_tasks: sources whose files tasks read, without a frame if functions in Python follow.
     """
-    found = 0
+    found: Counter[Node] = Counter()
     for node in level.inputs:
-        leaves = leaves_in_frames(node, info.task_info(), readers)
-        found += sum(leaves.count(share.leaf) if share.leaf else len(leaves) for share in level.shares[node])
+        leaves = leaves_in_frames(node, info.task_info(), read_by_tasks)
+        for share in level.shares[node]:
+            found.update(leaf for leaf in leaves if share.leaf in (None, leaf))
     return found
 
 
@@ -83,7 +83,7 @@ def first_exchange(
     """
     exchange = _Exchange(level, info.settings.max_parallelism)
     builder = partial(FrameBuilder, info=info.task_info(), times=times)
-    frames = list(_derived_inputs(level, inputs.frames.__getitem__, exchange, builder, inputs.readers))
+    frames = list(_derived_inputs(level, inputs.frame, exchange, builder, inputs.begin))
     frames.append(exchange.barriers(frames[0].sparkSession, barrier))
     return exchange.shuffled(frames)
 
@@ -137,7 +137,7 @@ def _derived_inputs(
     leaf: Callable[..., DataFrame],
     exchange: _Exchange,
     builder: Callable[..., FrameBuilder],
-    readers: Mapping[Node, FileReader] = MappingProxyType({}),
+    begin: Begin = lambda _: None,
 ) -> Iterator[DataFrame]:
     """Yields the inputs that go through Spark expressions or row functions, one frame per share.
 
@@ -147,8 +147,8 @@ def _derived_inputs(
         for share in level.shares[node]:
             if level.number > 1 and _is_direct(node):
                 continue
-            own = {n: reader for n, reader in readers.items() if share.leaf in (None, n)}
-            frame = builder(partial(_leaf_rows, leaf, share), readers=own).frame(node)
+            own = partial(_begin_share, begin, share)
+            frame = builder(partial(_leaf_rows, leaf, share), begin=own).frame(node)
             if frame is not None:
                 yield exchange.route(node, frame, _share_location(share), share.origin)
 
@@ -160,6 +160,10 @@ def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> Data
         return leaf(node)
     rows = leaf(node, PHASE).where(f"{PHASE} = {share.phase}")
     return rows.select(*(quoted(name) for name in node.schema.names))
+
+
+def _begin_share(begin: Begin, share: Share, node: Node) -> tuple[DataFrame, ArrowFunction] | None:
+    return begin(node) if share.leaf in (None, node) else None
 
 
 def _share_location(share: Share) -> _RowLocation:

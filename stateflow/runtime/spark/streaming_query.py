@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from stateflow import failpoints
-from stateflow.api.source import Source
+from stateflow.api.source import Source, limits_of
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.checkpoint.restore.source_positions import position_before_first_batch
 from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageError
@@ -29,7 +29,6 @@ from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.catalog.registration import register_tables
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.event_times import latest_by_split
-from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import empty_rows, source_frame
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
@@ -266,22 +265,23 @@ class SparkRun:
         """Runs the batch, and retries it as long as it fails on a corrupt file that may be skipped."""
         nodes = self._run.job.plan.sources
         self._location.check_batch(batch_id, [self._sources[node.uid] for node in nodes])
-        batch = BatchInput(nodes, self._sources, lambda: self._files(batch_id), frame)
+        batch = BatchInput(nodes, self._sources, self._location, batch_id=batch_id, frame=frame)
         while True:
             try:
-                return self._run_rows(batch.rows(), batch_id, batch.skipped)
+                return self._run_rows(batch, frame, batch_id)
             except Exception as e:
                 if not batch.skip_corrupt(e):
                     raise
 
-    def _run_rows(self, rows: SourceRows, batch_id: int, skipped: Sequence[SkippedFile]) -> BatchResult:
-        plan = self._run.job.plan
+    def _run_rows(self, batch: BatchInput, frame: DataFrame, batch_id: int) -> BatchResult:
+        plan, skipped = self._run.job.plan, batch.skipped
         if not plan.times_of_splits:
-            return self._run.run_batch(rows, lambda folder: self._positions(batch_id, folder, skipped))
-        frame = rows.frame.persist()
+            return self._run.run_batch(batch.rows(), lambda folder: self._positions(batch_id, folder, skipped))
+        frame = frame.persist()
         try:
             return self._run.run_batch(
-                frame, lambda folder: self._with_split_times(self._positions(batch_id, folder, skipped), frame)
+                batch.rows(frame),
+                lambda folder: self._with_split_times(self._positions(batch_id, folder, skipped), frame),
             )
         finally:
             frame.unpersist()
@@ -289,13 +289,6 @@ class SparkRun:
     def _with_split_times(self, positions: Positions, rows: DataFrame) -> Positions:
         offsets = {position.uid: position.offset for position in positions.sources}
         return replace(positions, split_times=split_times(self._run.job.plan, rows, self._sources, offsets))
-
-    def _files(self, batch_id: int) -> dict[str, list[str]]:
-        """Returns the files of a batch, by uid of the source."""
-        return {
-            node.uid: self._location.batch_files(batch_id, index)
-            for index, node in enumerate(self._run.job.plan.sources)
-        }
 
     def _positions(self, batch_id: int, folder: str, skipped: Sequence[SkippedFile]) -> Positions:
         position, root = self._location.capture(batch_id, folder), self._run.job.root
@@ -318,8 +311,14 @@ def query_sources(spark: SparkSession, plan: JobPlan, sources: Mapping[str, Sour
 
 def stream_frame(spark: SparkSession, job: Job, sources: Mapping[str, Source]) -> DataFrame:
     """Returns the streaming DataFrame of all sources of a job, which are given by uid."""
-    limits = job.settings.source
-    return source_frame([(node, sources[node.uid].stream(spark, limits)) for node in job.plan.sources])
+    nodes = job.plan.sources
+    frames = []
+    for node in nodes:
+        source = sources[node.uid]
+        frame = source.stream(spark, limits_of(node.uid, source, job.settings.source))
+        # The rows of files are read by their names. Next to other sources, Spark must not read them, too.
+        frames.append((node, frame.where("false") if source.has_files and len(nodes) > 1 else frame))
+    return source_frame(frames)
 
 
 def split_times(

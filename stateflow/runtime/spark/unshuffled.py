@@ -62,7 +62,7 @@ def written_rows(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> DataFrame | N
     if not _writes_rows_of_one_source(plan):
         return None
     (node,) = plan.levels[0].inputs
-    return FrameBuilder(inputs.frames.__getitem__, info, inputs.readers).frame(node)
+    return FrameBuilder(inputs.frame, info, inputs.begin).frame(node)
 
 
 def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[DataFrame, ArrowFunction] | None:
@@ -75,11 +75,11 @@ def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[
         return None
     (node,) = level.inputs
     start, functions = functions_after(node, info)
-    if not isinstance(start, SourceNode) or start not in inputs.files:
+    if not isinstance(start, SourceNode) or start not in inputs.read_by_tasks:
         return None
-    reader = FileReader.of(inputs.files[start], start.schema, level.targets)
+    reader = FileReader.of(inputs.read_by_tasks[start], start.schema, level.targets)
     renamed = partial(_renamed, node.schema.names)
-    return reader.frame(inputs.rows.sparkSession), composed((reader.read, *functions, renamed))
+    return reader.frame(inputs.spark), composed((reader.read, *functions, renamed))
 
 
 def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, SourceFile, SourcePosition, SourceWatermark, SparkPosition
 from stateflow.checkpoint.restore.source_positions import SourceStart, match_sources, with_added_sources, with_sources
-from stateflow.errors import CorruptFile
+from stateflow.errors import ConfigError, CorruptFile
 from tests.support.errors import raises
 
 HEADER = 'v1\n{"batchWatermarkMs":0}\n'
@@ -102,3 +103,16 @@ def test_offsets_that_are_not_those_of_the_sources_are_corrupt(offsets: bytes) -
     )
     with raises(CorruptFile):
         with_added_sources(damaged, _wanted("a", "b", "c"))
+
+
+def test_keeping_a_position_is_offered_only_for_sources_that_can_keep_positions() -> None:
+    stored = _manifest("a").sources
+    wanted = [("a", "another description")]
+    for can_keep in (True, False):
+        with pytest.raises(ConfigError) as refused:
+            match_sources(stored, wanted, {}, {}, can_keep=partial(_answer, can_keep))
+        assert ("a=keep" in refused.value.hint) == can_keep
+
+
+def _answer(answer: bool, uid: str, before: str) -> bool:
+    return answer

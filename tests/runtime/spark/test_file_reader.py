@@ -19,7 +19,7 @@ from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, unr
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
 from stateflow.errors import CorruptInput
-from stateflow.runtime.spark.file_reader import TaskFiles, shares_of, useful_partitions
+from stateflow.runtime.spark.file_reader import BatchFiles, shares_of, useful_partitions
 
 PARQUET = ParquetFormat()
 TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone
@@ -189,12 +189,17 @@ def test_columns_of_scalars_can_be_read() -> None:
     assert not can_read(RowSchema.of(Nested))
 
 
+def _by_nobody() -> Any:
+    raise AssertionError
+
+
 def test_few_bytes_are_read_in_one_partition(tmp_path: Path) -> None:
     pq.write_table(rows(0, 10), tmp_path / "small.parquet")
     (tmp_path / "large.parquet").write_bytes(bytes(9 << 20))
 
     def partitions(*names: str, cores: int) -> int:
-        return useful_partitions(TaskFiles(PARQUET, tuple(str(tmp_path / f"{name}.parquet") for name in names)), cores)
+        uris = [(tmp_path / f"{name}.parquet").as_uri() for name in names]
+        return useful_partitions(BatchFiles(uris, PARQUET, _by_nobody), cores)
 
     assert partitions("small", "small", "small", cores=8) == 1
     assert partitions("large", cores=8) == 3

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
+from stateflow.api.input_files import file_uri
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.clock import ManualClock
@@ -26,7 +27,8 @@ from stateflow.runtime.executor import BatchWork, Executed
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.file_reader import SourceRows, TaskFiles, useful_partitions
+from stateflow.runtime.spark.file_reader import BatchFiles, SourceRows, useful_partitions
+from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 
 
@@ -113,6 +115,10 @@ class Batch:
     def files(self) -> list[str]:
         return sorted(map(str, self.folder.iterdir()))
 
+    @property
+    def batch_files(self) -> BatchFiles:
+        return BatchFiles([file_uri(Path(file)) for file in self.files], ParquetFormat(), lambda: self.frame)
+
     def run(self, build: Build, parallelism: int = 2) -> list[TaskReport]:
         self._ordinal += 1
 
@@ -122,8 +128,7 @@ class Batch:
         plan = plan_job(declare(declared, "job", ({},))[0].graph, parallelism)
         of = BatchId(ManualClock(1).new_id(), 1, self._ordinal, datetime.now(UTC))
         work = BatchWork(plan, BatchInfo(of, TaskSettings(128), self._environment), {})
-        files = TaskFiles(ParquetFormat(), tuple(self.files))
-        return self.executor.execute(SourceRows(self.frame, lambda: {"rows": files}), work).reports
+        return self.executor.execute(SourceRows(self.frame, lambda: {"rows": self.batch_files}), work).reports
 
 
 def _columns(first: int, count: int) -> dict[str, Any]:
@@ -164,16 +169,13 @@ def test_two_passes_over_files_in_several_partitions_have_all_rows(spark_session
     for at in range(2):
         pq.write_table(pa.table(columns).slice(at, 1), batch.folder / f"large{at}.parquet")
     # The tasks of the second pass are numbered after those of the first.
-    assert (
-        useful_partitions(TaskFiles(ParquetFormat(), tuple(batch.files)), spark_session.sparkContext.defaultParallelism)
-        > 1
-    )
+    assert useful_partitions(batch.batch_files, spark_session.sparkContext.defaultParallelism) > 1
     assert printed(batch.run(read_twice)) == list(range(COUNT + 2))
 
 
 @pytest.mark.spark
-def test_spark_reads_the_rows_of_its_expressions(spark_session: SparkSession, tmp_path: Path) -> None:
-    assert printed(Batch(spark_session, tmp_path, by_spark=4).run(expressed)) == [0, 2]
+def test_expressions_of_spark_take_the_rows_that_tasks_read(spark_session: SparkSession, tmp_path: Path) -> None:
+    assert printed(Batch(spark_session, tmp_path).run(expressed)) == EVEN
 
 
 @pytest.mark.spark
@@ -196,10 +198,10 @@ def test_spark_reads_the_files_that_tasks_cannot_read(
 
 
 def _crashing(run: Callable[..., Executed]) -> Callable[..., Executed]:
-    def crashed(self: SparkExecutor, rows: DataFrame, files: Any, work: BatchWork) -> Executed:
-        if files:
+    def crashed(self: SparkExecutor, inputs: Inputs, work: BatchWork) -> Executed:
+        if inputs.read_by_tasks:
             raise RuntimeError("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)")
-        return run(self, rows, files, work)
+        return run(self, inputs, work)
 
     return crashed
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from urllib.parse import unquote
 
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
@@ -179,9 +180,10 @@ class SparkLocation:
         self._newest = {file.path: file for file in files}
 
     def batch_files(self, batch_id: int, source: int) -> list[str]:
-        """Returns the files of a batch that Spark's file source has listed, as percent-encoded URIs.
+        """Returns the files of a batch that Spark's file source has listed, as percent-encoded URIs, in order.
 
-        Returns none for other sources.
+        They are in the order of their modification times when they were listed, then of their paths. Returns none for
+        other sources.
 
         Args:
             source: number of the source in the query.
@@ -198,13 +200,18 @@ class SparkLocation:
             for line in _content(folder / name).splitlines()
             if line.startswith(b"{") and _may_be_of(wanted, line)
         ]
-        return [entry["path"] for entry in map(json.loads, lines) if int(entry["batchId"]) in wanted]
+        entries = [entry for entry in map(json.loads, lines) if int(entry["batchId"]) in wanted]
+        entries.sort(key=lambda entry: (int(entry["timestamp"]), unquote(entry["path"])))
+        return [entry["path"] for entry in entries]
+
+    def batch_offsets(self, batch_id: int, source: int) -> tuple[str, str]:
+        """Returns the positions of a source before and after a batch; arguments as for `batch_files`."""
+        start, end = (self._offset(number, source) for number in (batch_id - 1, batch_id))
+        return start, end
 
     def batch_offset(self, batch_id: int, source: int) -> str:
         """Returns the position of a source after a batch, as in Spark's offset log; empty without one."""
-        content = self._read(f"offsets/{batch_id}")
-        lines = offset_lines(content)[2:] if content else []
-        offset = lines[source] if source < len(lines) else NOT_BEGUN
+        offset = self._offset(batch_id, source)
         return "" if offset == NOT_BEGUN else offset
 
     def check_batch(self, batch_id: int, sources: Sequence[Source]) -> None:
@@ -219,6 +226,11 @@ class SparkLocation:
         offset = self.batch_offset(batch_id, source)
         found = json.loads(offset) if offset else None
         return int(found["logOffset"]) if isinstance(found, dict) and "logOffset" in found else None
+
+    def _offset(self, batch_id: int, source: int) -> str:
+        content = self._read(f"offsets/{batch_id}")
+        lines = offset_lines(content)[2:] if content else []
+        return lines[source] if source < len(lines) else NOT_BEGUN
 
     def _source_paths(self) -> list[str]:
         """Returns the files to keep: the newest compacted entry of each log, all later entries, and other files."""

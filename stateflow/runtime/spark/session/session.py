@@ -29,7 +29,15 @@ from stateflow.runtime.spark.session.log_settings import (
     quiet_spark,
     quiet_workers,
 )
-from stateflow.runtime.spark.session.settings import ARROW_ROWS, REQUIRED, check_master, check_required, is_local
+from stateflow.runtime.spark.session.settings import (
+    ARROW_ROWS,
+    READING,
+    REQUIRED,
+    check_master,
+    check_reading,
+    check_required,
+    is_local,
+)
 from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
 
 _PROGRESS = "spark.ui.showConsoleProgress"
@@ -112,6 +120,7 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
         EnvironmentUnsupported: Java, Python or Spark has an unsupported version.
         ConfigError: Spark did not start, or has a setting that a run does not permit.
     """
+    check_reading(settings.spark.conf)
     check_python()
     check_java()
     if is_started():
@@ -214,7 +223,7 @@ def _with_defaults(builder: SparkSession.Builder, own: Mapping[str, str], settin
             builder = builder.config(key, value)
     if given is not None and not given.contains(MASTER):
         builder = builder.master(settings.spark.master)
-    for key, value in settings.spark.conf.items():
+    for key, value in {**settings.spark.conf, **READING}.items():
         builder = builder.config(key, value)
     return builder
 

@@ -15,6 +15,29 @@ REQUIRED = {
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
 """Required values, which are checked at start."""
+READING = {
+    # A declared column with a time zone is a timestamp, whatever the word means elsewhere.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    # A column of this name would have the text of records that do not parse.
+    "spark.sql.columnNameOfCorruptRecord": "_sf_corrupt_record",
+    # Rows would be missing without a message.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Settings that decide what declared rows of a source are. They replace those of ``spark-defaults.conf``."""
+
+
+def check_reading(given: Mapping[str, str]) -> None:
+    """Raises ConfigError when a setting of the job would change what rows of a source are."""
+    for key, value in READING.items():
+        if key in given and str(given[key]).lower() != value.lower():
+            raise ConfigError(
+                "a Spark setting would change the meaning of a source's rows",
+                setting=key,
+                hint="remove it; a source has arguments for how its files are read, such as on_corrupt_file",
+                found=given[key],
+            )
 
 
 def check_required(given: Mapping[str, str | None]) -> None:

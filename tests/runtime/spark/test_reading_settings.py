@@ -1,0 +1,78 @@
+"""Spark's settings that would change what the rows of a source are: replaced, or refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stateflow.errors import ConfigError
+from stateflow.runtime.spark.session.settings import READING, check_reading
+from tests.support.errors import raises
+from tests.support.processes import ROOT
+
+_PROGRAM = """
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+import msgspec
+from stateflow import FileSource
+from stateflow.config.sources import resolve
+from stateflow.runtime.spark.session.session import JobTraits, open_session
+
+class Row(msgspec.Struct):
+    note: str
+    time: Annotated[datetime, msgspec.Meta(tz=True)]
+    local: datetime
+
+folder = Path(sys.argv[1])
+settings = resolve({"local_dir": str(folder / "local"), "spark.master": "local[1,4]"})
+session = open_session(settings, JobTraits(has_expressions=False, has_fixed_rows=False))
+for format in ("json", "parquet"):
+    source = FileSource(folder / format, schema=Row, format=format)
+    source.check(session)
+    rows = source.read_files(session, [file.as_uri() for file in sorted((folder / format).iterdir())])
+    print("read", format, rows.dtypes, [tuple(map(str, row)) for row in rows.collect()])
+session.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> None:
+    import datetime
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.sql.timestampType TIMESTAMP_NTZ\nspark.sql.columnNameOfCorruptRecord note\n"
+        "spark.sql.files.ignoreCorruptFiles true\nspark.sql.parquet.inferTimestampNTZ.enabled false\n"
+    )
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json/a").write_text('{"note": "n", "time": "2026-01-31T10:00:00Z", "local": "2026-01-31T10:00:00"}\n')
+    at = datetime.datetime(2026, 1, 31, 10)  # noqa: DTZ001 - a column without time zone
+    (tmp_path / "parquet").mkdir()
+    times = {"time": pa.array([at], pa.timestamp("us", "UTC")), "local": pa.array([at], pa.timestamp("us"))}
+    pq.write_table(pa.table({"note": ["n"], **times}), tmp_path / "parquet/a")
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    kinds = [("note", "string"), ("time", "timestamp"), ("local", "timestamp_ntz")]
+    row = ("n", "2026-01-31 10:00:00", "2026-01-31 10:00:00")
+    read = [line for line in done.stdout.splitlines() if line.startswith("read")]
+    assert read == [f"read {format} {kinds} [{row}]" for format in ("json", "parquet")], done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("key", READING)
+def test_a_setting_of_the_job_that_changes_what_rows_are_is_refused_by_name(key: str) -> None:
+    with raises(ConfigError, setting=key, found="other"):
+        check_reading({key: "other"})
+    check_reading({key: READING[key].lower()})
