@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 from syrupy.assertion import SnapshotAssertion
 
+from stateflow.errors import ConfigError
 from stateflow.launch import RunRequest, prepare, run_job
 from stateflow.runtime.planning.explain import to_lines
 from stateflow.runtime.task import store_cache
@@ -106,24 +108,24 @@ def test_a_parameter_that_the_job_does_not_read_is_a_warning(
     assert json.loads(checked.stdout)["warnings"] == warnings
 
 
-def test_a_new_job_root_over_a_table_that_another_one_has_written_is_a_warning(
-    cli: CliFixture, caplog: pytest.LogCaptureFixture, golden: SnapshotAssertion
+def test_a_new_job_root_over_a_table_of_another_one_is_a_problem_unless_it_shares_its_tables(
+    cli: CliFixture, golden: SnapshotAssertion
 ) -> None:
     cli.write(
         BUILD, JOB.replace("stateflow.testing.sinks import FolderSink", "stateflow import DeltaSink as FolderSink")
     )
     new = str(cli.folder / "rooot")
-    assert _facts(cli, "--job-root", new)["warnings"] == []
+    assert _facts(cli, "--job-root", new)["problems"] == []
     cli.run()
-    assert _facts(cli, "--job-root", cli.root)["warnings"] == []
+    assert _facts(cli, "--job-root", cli.root)["problems"] == []
     shown = _plan(cli, "--job-root", new)
     assert normalized(shown.output, folder=cli.folder) == golden
-    (warning,) = _facts(cli, "--job-root", new)["warnings"]
-    assert new in warning and str(cli.folder / "table") in warning
-    # The first run only: then the job root is no new one.
-    request = RunRequest(cli.job, new, (cli.settings,))
-    assert _warnings_of_a_run(caplog, request) == [warning]
-    assert _warnings_of_a_run(caplog, request) == []
+    (problem,) = _facts(cli, "--job-root", new)["problems"]
+    assert problem["code"] == "config" and str(cli.folder / "table") in problem["message"]
+    with pytest.raises(ConfigError):
+        run_job(RunRequest(cli.job, new, (cli.settings,)))
+    assert not Path(new).exists()
+    run_job(RunRequest(cli.job, new, (cli.settings,), shares_tables=True))
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,6 @@ def test_what_does_not_exist_is_refused_with_its_name(
         ({"value": [1]}, ConfigError, {"missing": ["key"], "unknown": []}),
         ({"key": [1], "value": [1]}, SchemaMismatch, {"column": "key", "state": "total"}),
         ({"key": ["a"], "value": ["1"]}, SchemaMismatch, {"key": "key='a'", "state": "total"}),
-        ({"key": ["a", None], "value": [1, 1]}, DataError, {"key": "key=None"}),
         ({"key": ["a", "a"], "value": [1, 1]}, DataError, {"key": "('a',)"}),
     ],
 )

@@ -51,7 +51,6 @@ _REFUSED = {
     ),
     "feature columnMapping": _with("delta.columnMapping.mode = 'id', delta.enableDeletionVectors = true"),
     "property PARTITIONED BY, column text": f"{_PLAIN} PARTITIONED BY (text)",
-    "property NOT NULL, column id": "CREATE TABLE {t} (id BIGINT NOT NULL, text STRING) USING delta",
     "property NOT NULL, column more": f"CREATE TABLE {{t}} ({_COLUMNS}, more INT NOT NULL) USING delta",
     "property delta.constraints.positive": f"{_PLAIN}; ALTER TABLE {{t}} ADD CONSTRAINT positive CHECK (id > 0)",
     "property delta.generationExpression, column more": (
@@ -68,7 +67,6 @@ _REFUSED = {
     "feature icebergCompatV2": _with("delta.enableIcebergCompatV2 = true, delta.columnMapping.mode = 'name'"),
     "feature domainMetadata": _with("delta.feature.domainMetadata = 'supported'"),
     "feature checkpointProtection": _with("delta.feature.checkpointProtection = 'supported'"),
-    "property __CHAR_VARCHAR_TYPE_STRING, column text": "CREATE TABLE {t} (id BIGINT, text VARCHAR(3)) USING delta",
     "property delta.setTransactionRetentionDuration": _with(
         "delta.setTransactionRetentionDuration = 'interval 30 days'"
     ),

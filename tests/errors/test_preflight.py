@@ -89,6 +89,12 @@ def _delta_sink(path: str, file: str) -> Callable[[CliFixture], object]:
     return make
 
 
+def _other_root(cli: CliFixture) -> None:
+    """A new job root over a table that another job root writes to."""
+    cli.run()
+    cli.root = str(cli.folder / "other")
+
+
 _CHECKSUM = "spark.conf.spark.sql.shuffle.orderIndependentChecksum.enabled"
 MISTAKES = [
     Mistake("machine", "environment-unsupported", _over_files()),
@@ -103,6 +109,7 @@ MISTAKES = [
     Mistake("source-settings", "config", _over_files(", format='csv'", settings={"source.max_rows_per_batch": "5"})),
     Mistake("sink-tables", "sink-refused", _delta_sink("delta", "delta/someone-elses.csv")),
     Mistake("sink-tables", "config", _delta_sink("tables/delta", "tables")),
+    Mistake("shared-tables", "config", _other_root, of_root=True),
     Mistake("job-root", "wrong-job-root", lambda b: b.settings.update(max_parallelism="64"), has_run=True),
     Mistake("job-root", "missing-file", lambda b: (Path(b.root) / "FORMAT").unlink(), has_run=True),
     Mistake("checkpoint", "config", lambda b: b.write(BUILD.replace('"sum"', '"another"')), has_run=True),

@@ -115,6 +115,8 @@ def create_or_open_job(
     """
     plan = plan_job(graph, settings.parallelism)
     new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
+    # First: a root whose FORMAT is lost would look like a new one over the tables of its own job.
+    check_format(storage)
     is_new = storage.size(FORMAT) is None
     if not is_new:
         found = read_format(storage)
