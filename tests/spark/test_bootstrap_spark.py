@@ -102,8 +102,6 @@ def test_errors_of_rows_and_frames_are_those_without_spark(spark_session: SparkS
         write([("a", 1), ("b", None)], "shop string, value bigint")
     with raises(DataError, key="('a',)", state="total"):
         write([("a", 1), ("a", 2)], "shop string, value bigint")
-    with raises(DataError, column="shop"):
-        write([("a", 1), (None, 2)], "shop string, value bigint")
     with raises(SchemaMismatch, state="total"):
         write([("a", "1")], "shop string, value string")
     with raises(SchemaMismatch, column="shop", wanted="string"):

@@ -330,6 +330,8 @@ def check_log(table: Path, *, is_view: bool = False) -> None:
         if not _V2_CHECKPOINT.fullmatch(name):
             continue
         path = table / LOG_FOLDER / name
+        if is_view:
+            path = path.readlink()  # made here, to a name in the log that is not a link itself
         for sidecar in _sidecars_of_text(path) if name.endswith(".json") else _sidecars_of_parquet(path):
             if not _PLAIN_NAME.fullmatch(sidecar):
                 raise CorruptFile(
