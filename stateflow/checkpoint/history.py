@@ -38,6 +38,7 @@ FAILURE = "failure"
 """Kind of the records of runs that ended with an error."""
 FAILED_START = "failed-start"
 """Kind of the records of runs that ended with an error before they had claimed the job."""
+_HOUR_DIGITS = 8
 _RUN = "run"
 """Part of the name of a run's failure record: a generation has at most one."""
 LONGEST_SENTENCE = 2000
@@ -151,9 +152,11 @@ def record_run_failure(storage: Storage, record: ActionRecord) -> None:
 
 def failed_start(storage: Storage, generation: int) -> ActionRecord | None:
     """Returns the newest record of a run that failed before its claim, while this generation was the newest one."""
-    keys = [blob.key for blob in storage.list(history_key(generation, f"{FAILED_START}-").removesuffix(".json"))]
-    found = _read(storage, max(keys)) if keys else []
-    return next((record for record in found if isinstance(record, ActionRecord)), None)
+    prefix = history_key(generation, f"{FAILED_START}-").removesuffix(".json")
+    keys = [blob.key for blob in storage.list(prefix)]
+    newest = max(keys, default="")[: len(prefix) + _HOUR_DIGITS]
+    found = [record for key in keys if key.startswith(newest) for record in _read(storage, key)]
+    return max((r for r in found if isinstance(r, ActionRecord)), key=lambda record: record.at, default=None)
 
 
 def record_failed_start(root: JobRoot, error: StateflowError) -> None:
@@ -171,7 +174,7 @@ def record_failed_start(root: JobRoot, error: StateflowError) -> None:
         reason=error.sentence[:LONGEST_SENTENCE],
         facts={"code": error.code},
     )
-    write_action(root.storage, record, f"{int(now.timestamp()) // 3600:08x}{kind}")
+    write_action(root.storage, record, f"{int(now.timestamp()) // 3600:0{_HOUR_DIGITS}x}{kind}")
 
 
 def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[ActionRecord]:

@@ -89,7 +89,6 @@ def _write(folder: Path, state: StateDescriptor, **columns: Any) -> list[dict[st
             {"key": "key='k2'"},
         ),
         (_of(str), {"value": _NULL}, DataError, {"key": "key='k2'"}),
-        (_of(int), {"key": _NULL}, DataError, {"column": "key", "key": "key=None"}),
         (_of(str), {"value": _NO_TEXT}, DataError, {"key": "key='k2'"}),
         (_of(int), {"key": _NO_TEXT}, DataError, {"key": "key=b'\\xff'"}),
         (_MAP, {"map_key": _NO_TEXT}, DataError, {"key": "key='k2'"}),

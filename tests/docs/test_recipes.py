@@ -188,7 +188,7 @@ def test_an_order_waits_an_hour_for_its_customer(job: ModuleType, minutes: int, 
 def test_a_late_version_counts_for_later_orders_and_a_late_order_goes_to_the_side_output(job: ModuleType) -> None:
     with _enriching(job) as h:
         h.push_both([_order(job, "o1", BEGIN, "a")], [job.Customer("a", BEGIN - HOUR, "old", "DE")])
-        h.push_both([_order(job, "other", BEGIN + 3 * HOUR, "b")], [])
+        h.push_both([_order(job, "other", BEGIN + 3 * HOUR, "b")], [job.Customer("c", BEGIN + 3 * HOUR, "c", "DE")])
         h.push_both([_order(job, "late", BEGIN, "a")], [job.Customer("a", BEGIN - TICK, "late", "DE")])
         h.push_both([_order(job, "o2", BEGIN + 3 * HOUR, "a")], [])
         h.drain()

@@ -83,7 +83,7 @@ def _check(history: History, declares: list[Declare], windows: tuple[int, int], 
         _pair(left, right)
         for left, arrived in lefts
         for right, came in rights
-        if left.key == right.id
+        if left.key == right.id is not None
         for end in _ends(left, *windows) & _ends(right, *windows)
         if end > max(arrived, came)
     )
@@ -113,7 +113,7 @@ def test_window_joins_by_columns_are_the_same_in_rocksdb(
 class Bounded(msgspec.Struct, frozen=True):
     """A pair with the bounds of its window."""
 
-    key: str
+    key: str | None
     number: int
     start: datetime
     end: int

@@ -30,6 +30,8 @@ _WITHOUT_SPARK = {
 class FlightFiles(LocalSource):
     """A source that reads a Parquet file per batch, in order of names. A position is a number of files."""
 
+    limited_by = frozenset({"max_files_per_batch"})
+
     def __init__(self, folder: str, schema: type[object]) -> None:
         self.schema = RowSchema.of(schema)
         self._folder = Path(folder)

@@ -280,11 +280,15 @@ class DeltaSink(Sink):
         return added
 
     def _stored_rows(self, context: SinkContext) -> StoredRows:
-        """Returns how the table stores rows. A task knows it from the driver, or reads the table's log."""
-        if self._target is None:
-            self._check_table(context, self._existing_head(context))
-        assert self._target is not None
-        return StoredRows(context.schema, self._target, context.uid, self._partition_by)
+        """Returns how the table stores rows. A task knows it from the driver, or reads the table's log.
+
+        Without a table, as in a test harness, as a new one would. A run publishes nothing to a table that is gone.
+        """
+        head = self._head(context) if self._target is None else None
+        if head is not None:
+            self._check_table(context, head)
+        target = target_schema(context.schema) if self._target is None else self._target
+        return StoredRows(context.schema, target, context.uid, self._partition_by)
 
     def _existing_head(self, context: SinkContext) -> DeltaHead:
         head = self._head(context)

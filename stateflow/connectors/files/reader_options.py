@@ -145,7 +145,7 @@ def check_decoded(format: str, schema: RowSchema) -> None:
         nested = [column.name for column in schema.columns if not isinstance(column.shape, Leaf)]
         if nested:
             raise ConfigError(
-                "CSV files have no columns of lists, dicts or classes",
+                "a column of CSV files cannot be a list, a dict or a class",
                 hint="declare the columns as str, and decode them in a function",
                 columns=nested,
             )

@@ -32,7 +32,10 @@ def check_table(settings: PostgresSettings, schema: RowSchema) -> tuple[Relation
         raise JobDefinitionError("a table needs at least one column", row_class=schema.row_class.__name__)
     if cut := [name for name in schema.names if len(name.encode()) > LONGEST_NAME]:
         raise JobDefinitionError(
-            "PostgreSQL would cut the name of a column", hint="use a shorter name", columns=cut, limit=LONGEST_NAME
+            "a column has a longer name than PostgreSQL keeps",
+            hint="use a shorter name",
+            columns=cut,
+            limit=LONGEST_NAME,
         )
     with transaction(settings, read_only=True) as connection:
         relation = read_relation(connection, settings.name)

@@ -49,6 +49,7 @@ _DESCRIPTION = "simulated"
 _JOB_PLAN: Any = SimpleNamespace(
     parallelism=1,
     key_types={_OPERATOR: _KEY_TYPES},
+    bounded=False,
     levels=(SimpleNamespace(chains=(SimpleNamespace(uid=_OPERATOR),)),),
     sources=(),
     chains=(),
