@@ -94,7 +94,6 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("nothing", Rows()),
         ("_operator/nothing", Rows()),
         ("last", Rows(keys=(1,))),
-        ("last", Rows(keys=(None,))),
         ("last", Rows(keys=(("a", "b"),))),
         ("_operator/seen", Rows(keys=("a",))),
         ("_raw", Rows(groups=KeyGroupRange(0, 1))),
