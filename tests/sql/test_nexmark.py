@@ -36,7 +36,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """The key of each query's result; empty where rows are not corrected."""
 REFUSED = {
-    **dict.fromkeys(("cep0", "cep1", "cep2", "cep3"), "ORDER BY"),  # patterns
+    **dict.fromkeys(("cep0", "cep1", "cep2", "cep3"), "MATCH_RECOGNIZE"),  # patterns
     "q6": "`dateTime`",  # rows before a row, of corrected rows; Flink refuses it, too
     "q11": "SESSION(",  # windows in GROUP BY in place of a table
     "q12": "PROCTIME",
