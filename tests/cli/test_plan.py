@@ -108,7 +108,7 @@ def test_a_parameter_that_the_job_does_not_read_is_a_warning(
     assert json.loads(checked.stdout)["warnings"] == warnings
 
 
-def test_a_new_job_root_over_a_table_of_another_one_is_a_problem_unless_it_shares_its_tables(
+def test_a_new_job_root_over_a_table_of_another_one_is_a_problem_unless_tables_are_shared(
     cli: CliFixture, golden: SnapshotAssertion
 ) -> None:
     cli.write(
