@@ -28,7 +28,7 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
     job.parent.mkdir()
     job.write_text(local_flights.job_text())
     monkeypatch.syspath_prepend(str(job.parent))
-    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    _forget_module()
     monkeypatch.chdir(tmp_path)
     files = local_flights.stage(tmp_path / "data")
     savepoint = str(tmp_path / "history")
@@ -47,22 +47,28 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
         f"local_dir={tmp_path / 'local'}",
     ]
     settings = [part for option in options for part in ("--set", option)]
-    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    _forget_module()
     by_command = _command(job, tmp_path, settings)
     assert diff(savepoint, by_command).keys == 0
-    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    _forget_module()
     in_hours = _changed_by_command(job, tmp_path, settings, by_command)
     assert _rows(in_hours, "running-delay", ["tailnum"]) == _rows(
         str(tmp_path / "changed"), "running-delay", ["tailnum"]
     )
     assert set(read_metadata(in_hours, "operators")["operator"].to_pylist()) == {"running-delay"}
     more = ["--job-root", str(tmp_path / "root"), "--from-savepoint", by_command, *settings]
-    monkeypatch.delitem(sys.modules, "flights", raising=False)
+    _forget_module()
     ended = invoke("run", str(job), *more)
     store_cache.close_all()
     assert ended.exit_code == 0, ended.output
     for table, wanted in local_flights.expected(files, skip=2).items():
         assert multiset(delta_rows(tmp_path / "tables" / table)) == multiset(wanted)
+    _forget_module()
+
+
+def _forget_module() -> None:
+    """Lets the next job file of this name be loaded; monkeypatch would put the module back for later tests."""
+    sys.modules.pop("flights", None)
 
 
 def _check_changed(savepoint: str, changed: str) -> None:

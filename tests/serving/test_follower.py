@@ -173,14 +173,7 @@ def test_a_prefix_selects_the_entries_of_a_map(tmp_path: Path, prefix: str) -> N
         request = GetRequest(state="sold-items", keys=[list(k) for k, _ in asked], map_keys=[i for _, i in asked])
         found = [None if d is None else decode_untyped(d) for d in Lookups(checkpoint, request).get(request)]
         assert found == [newest.items[key].get(item) for key, item in asked]
-        wrong_keys: list[list[Any]] = [
-            [1, 2],
-            ["north"],
-            ["north", "1"],
-            ["north", 1 << 63],
-            ["north", True],
-            ["north", None],
-        ]
+        wrong_keys: list[list[Any]] = [[1, 2], ["north"], ["north", "1"], ["north", 1 << 63], ["north", True]]
         for wrong in wrong_keys:
             request = GetRequest(state="totals", keys=[wrong])
             with raises(WrongKeyType):
