@@ -13,6 +13,7 @@ _CHUNKS, _QUICK_CHUNKS = 8, 2
 _SLICE = 4
 """`make test` plays one of so many histories of each directed search, `make test-all` all of them."""
 _HISTORIES = {
+    "mixed": 600,
     "rewinds": 1500,
     "vacuum": 1200,
     "keeping": 600,
