@@ -92,7 +92,7 @@ class _Floats:
 
 
 class RetractableSum(Sum):
-    """The sum of rows that may be taken back; null for a key without values."""
+    """The sum of rows that may be retracted; null for a key without values."""
 
     @property
     def fields(self) -> FieldTypes:
@@ -116,7 +116,7 @@ class RetractableSum(Sum):
 
 
 class RetractableMean(Mean):
-    """The mean of rows that may be taken back; null for a key without values."""
+    """The mean of rows that may be retracted; null for a key without values."""
 
     @property
     def fields(self) -> FieldTypes:  # type: ignore[override]
@@ -142,7 +142,7 @@ class RetractableMean(Mean):
 
 
 class RetractableDecimalSum(DecimalSum):
-    """The exact sum of rows that may be taken back; null for a key without values."""
+    """The exact sum of rows that may be retracted; null for a key without values."""
 
     @property
     def fields(self) -> FieldTypes:
