@@ -18,7 +18,10 @@ from stateflow.types.columns.precision import MOST_DIGITS
 _ARITHMETIC = ("add", "sub", "mul")
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 _BIGINT_DIGITS = 19
+_INT_DIGITS = 10
 _LONGEST = (1 << 31) - 1
+_MOST_PLACES = 324
+"""A DOUBLE that is not zero has a digit at one of so many places, before or after the point."""
 _ZERO = Constant(0, BIGINT)
 _LEAST_SCALE = 6
 """The digits after the point that a quotient of decimals keeps, even if digits before it are lost."""
@@ -209,7 +212,7 @@ def _decimal_quotient(args: Sequence[Expression]) -> Expression | None:
     """Returns the quotient of exact numbers, of Flink's type: with six digits after the point, or more if they fit."""
     if not all(arg.type.is_decimal or arg.type.name == "bigint" for arg in args):
         return None
-    exact = [arg if arg.type.is_decimal else cast(arg, _decimal_of(arg)) for arg in args]
+    exact = [arg if arg.type.is_decimal else cast(arg, _operand_of(arg)) for arg in args]
     (p, s), (q, t) = (arg.type.digits for arg in exact)
     scale = max(_LEAST_SCALE, s + q + 1)
     digits = p - s + t + scale
@@ -218,6 +221,14 @@ def _decimal_quotient(args: Sequence[Expression]) -> Expression | None:
     result = decimal(min(digits, MOST_DIGITS), scale)
     assert result is not None
     return Call("quotient of decimals", tuple(exact), result.with_null(_has_null(args)))
+
+
+def _operand_of(expression: Expression) -> SqlType:
+    """Returns the type of an integer in a quotient of decimals: as in Flink, a literal has the digits of an INT."""
+    value = expression.value if isinstance(expression, Constant) else None
+    made = decimal(_INT_DIGITS if isinstance(value, int) and abs(value) <= _LONGEST else _BIGINT_DIGITS, 0)
+    assert made is not None
+    return made
 
 
 def average(total: Expression, count: Expression) -> Expression:
@@ -259,9 +270,13 @@ def _round(args: Sequence[Expression]) -> Expression | str | None:
     value, digits = [*args, Constant(0, BIGINT)][:2]
     if not isinstance(digits, Constant) or not isinstance(digits.value, int):
         return "the number of digits of ROUND is not a literal"
-    if value.type.name == "bigint" and digits.value >= 0:
+    # No number has more digits, before or after the point.
+    places = max(-_MOST_PLACES, min(digits.value, _MOST_PLACES))
+    if value.type.name == "bigint" and places >= 0:
         return value
-    return _rounded_decimal(value, digits.value) if value.type.is_decimal else _strict("ROUND", [value, digits])
+    if value.type.is_decimal:
+        return _rounded_decimal(value, places)
+    return _strict("ROUND", [value, Constant(places, BIGINT)])
 
 
 def _rounded_decimal(value: Expression, places: int) -> Expression | str:

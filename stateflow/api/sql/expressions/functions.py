@@ -21,6 +21,7 @@ from stateflow.types.spark_sql import literal
 
 _WHOLE = 1 << 53
 """From here on, all numbers of type DOUBLE are whole."""
+_SMALLEST = math.ulp(0.0)
 _INT = (1 << 31) - 1
 Types = Sequence[SqlType]
 Binary = Callable[[Value, Value], Value]
@@ -571,6 +572,8 @@ def _java_text(value: float, _of: SqlType) -> str:
     if 1e-3 <= abs(value) < 1e7:
         fixed = f"{Decimal(repr(value)):f}"
         return fixed if "." in fixed else f"{fixed}.0"
+    # Java writes two digits at least, and of the smallest number the two nearest.
+    shown = "49" if abs(value) == _SMALLEST else shown
     return f"{'-' * negative}{shown[0]}.{shown[1:] or '0'}E{Decimal(repr(value)).adjusted()}"
 
 
