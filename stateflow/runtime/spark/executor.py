@@ -82,7 +82,7 @@ class SparkExecutor(Executor):
                 if not _is_of_reading(e):
                     raise
                 # Spark reads more than tasks do, and its errors say what is wrong with a file.
-                log.info("from now on, Spark reads the files of this run: %s", str(e)[-500:])
+                log.info("from now on, Spark reads the files of this run: %s", _reason_of_reading(e))
                 self._reads_files = False
         return self._run(inputs.by_spark(), work)
 
@@ -155,6 +155,12 @@ def _is_of_reading(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError | PermissionError) or any(
         text in str(error) for text in (CannotRead.__name__, _CRASHED)
     )
+
+
+def _reason_of_reading(error: Exception) -> str:
+    """Returns the reason of such an error as one line, without the traceback that Spark puts before it."""
+    reason = str(error).rpartition(f"{CannotRead.__name__}: ")[2]
+    return " ".join(reason.split())[-300:]
 
 
 def _barrier(work: BatchWork) -> BarrierMessage:
