@@ -1,4 +1,4 @@
-"""What an exception says about the user's code: the line that it comes from, and the module that it lacks."""
+"""Facts of an exception about the user's code: the line that it comes from, and the module that it lacks."""
 
 from __future__ import annotations
 

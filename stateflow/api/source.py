@@ -156,7 +156,7 @@ class Source(ABC):
         """
 
     def check_batch(self, before: str, after: str) -> None:  # noqa: B027 - most sources read no files that others name
-        """Raises CorruptFile if a batch would read other data than that of the source. Called before Spark reads it.
+        """Raises CorruptFile if a batch would read data of another source. Called before Spark reads it.
 
         Args:
             before: the position before the batch, as in Spark's offset log; empty without one.
@@ -194,7 +194,7 @@ class Source(ABC):
         """Checks what needs no Spark, such as limits and folders. Raises ConfigError.
 
         Args:
-            limits: those of the source.
+            limits: the limits of the source.
         """
 
     @property
@@ -208,7 +208,7 @@ class Source(ABC):
 
     @property
     def has_files(self) -> bool:
-        """Whether the rows of a batch are those of files, which `read_files` reads."""
+        """Whether `read_files` reads the rows of a batch from files."""
         return type(self).read_files is not Source.read_files
 
     def read_files(self, spark: SparkSession, files: Sequence[str], arrange: Arrange = _as_read) -> DataFrame:

@@ -67,7 +67,7 @@ def _discard(stream: TextIO) -> None:
 def prepare_streams() -> None:
     """Makes the standard streams usable, whatever the caller has closed, and however they are encoded.
 
-    A closed descriptor would be that of the next file that is opened, which then got what libraries print. A character
+    The next file that is opened would take a closed descriptor, and get the output of libraries. A character
     that the encoding lacks is escaped.
     """
     for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):

@@ -47,7 +47,7 @@ class _Unclear(ValueError):
 
 
 _REFUSED = (ValueError, OverflowError, RecursionError, msgspec.DecodeError, pa.ArrowException)
-"""What decoding raises for values that are not of the declared form."""
+"""Errors of decoders for values that are not of the declared form."""
 
 
 @dataclass

@@ -89,7 +89,7 @@ class WrongText(ValueError):
 
 @dataclass(frozen=True)
 class TextForms:
-    """The forms of dates and times that options declare, as regular expressions; without one, that of ISO 8601.
+    """The forms of dates and times that options declare, as regular expressions; by default ISO 8601.
 
     Attributes:
         patterns: by Python type, and by whether a datetime has a time zone: a regular expression, and the replacement

@@ -64,7 +64,7 @@ class BatchWork:
 
 @dataclass(frozen=True)
 class Executed:
-    """What the tasks of a batch have reported.
+    """Reports of the tasks of a batch.
 
     Attributes:
         reports: the reports of all tasks.

@@ -58,7 +58,7 @@ def naming_job_line() -> Iterator[None]:
 def innermost(error: BaseException, function: object = None) -> str:
     """Returns file and line of the innermost call of the user's code, never of stateflow's.
 
-    For an `InvalidReturnValue` these are the function's; without a call of the user's code, those of the class of
+    For an `InvalidReturnValue` these are the function's; without a call of the user's code, the lines of the class of
     `function`, which lacks a method, for example.
     """
     if isinstance(error, InvalidReturnValue):

@@ -244,7 +244,7 @@ def _is_ahead(source: SourceWatermark, reached: int | None) -> bool:
 
 
 def _holding(deciding: Iterable[SourceWatermark], ended: Container[str]) -> list[str]:
-    """Returns the sources with the lowest watermark, or with none yet; with splits, those of them."""
+    """Returns the sources with the lowest watermark, or with none yet; with splits, the splits of them."""
     waiting: list[tuple[str, int | None]] = []
     for source in deciding:
         if source.uid in ended or source.idle:

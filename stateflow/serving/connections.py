@@ -22,7 +22,7 @@ LARGEST_MESSAGE = 4 * LARGEST_REQUEST
 
 
 class State(Enum):
-    """What a connection waits for."""
+    """States of a connection."""
 
     HEAD = "head"
     """The first line and headers of a request, also of the first one."""

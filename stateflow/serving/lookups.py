@@ -90,7 +90,7 @@ class Lookups:
         return [found.get(key) for key in stored]
 
     def _by_store(self, stored: Sequence[bytes]) -> list[tuple[KeyedStateBackend, list[bytes]]]:
-        """Returns the keys that each store has, without those of key groups that have no store."""
+        """Returns the keys that each store has, without keys of key groups that have no store."""
         by_store: dict[int, tuple[KeyedStateBackend, list[bytes]]] = {}
         for key in stored:
             store = self._store(int.from_bytes(key[:_GROUP_BYTES]))

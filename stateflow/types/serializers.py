@@ -173,7 +173,7 @@ def _header(data: bytes) -> tuple[int, int]:
 
 
 def _items_of(value: Any, items: Sequence[msgspec.Raw]) -> Iterable[object]:
-    """Returns the objects that the items of an encoded container were made of; None for those that are no containers.
+    """Returns the objects that the items of an encoded container were made of; None for other items.
 
     Args:
         items: keys and values in turn for a dict or an object that is encoded as a map.

@@ -65,7 +65,7 @@ class Side:
 
 
 def joinable(keys: pa.RecordBatch) -> Array:
-    """Returns for each key whether its rows may have partners: as in SQL, those of a key with a null have none."""
+    """Returns for each key whether its rows may have partners: as in SQL, a key with a null has none."""
     found = np.ones(len(keys), bool)
     for column in keys.columns:
         if column.null_count:

@@ -184,7 +184,7 @@ class AdminEntries:
 
 
 def is_released(error: DataError, ref: EntryRef) -> bool:
-    """Returns whether `AdminEntries.pin` has raised an error because a checkpoint is no longer kept."""
+    """Returns whether `AdminEntries.pin` has raised an error because a checkpoint was released."""
     return error.facts.get("checkpoint") == ref.id and "oldest" in error.facts
 
 

@@ -23,7 +23,7 @@ _SHOWN = 200
 
 
 class _Misfit(ValueError):
-    """A column has a value that the table cannot store; `path` is that of the part, such as ``.items[].price``."""
+    """A column has a value that the table cannot store; `path` names the part, such as ``.items[].price``."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(reason)
@@ -165,7 +165,7 @@ def _is_too_large(values: pa.Array, made: pa.Array) -> pa.Array | None:
 
 
 def _has_time(values: pa.Array, made: pa.Array) -> pa.Array | None:
-    """Returns which timestamps are not those of their days."""
+    """Returns which timestamps are not midnights."""
     return pc.not_equal(values, made.cast(values.type)) if pa.types.is_timestamp(values.type) else None
 
 
@@ -173,7 +173,7 @@ _LOST: Mapping[pa.DataType, Callable[[pa.Array, pa.Array], pa.Array | None]] = {
     pa.float32(): _is_too_large,
     pa.date32(): _has_time,
 }
-"""What Arrow loses without an error, by the type of the table."""
+"""Checks of conversions that Arrow does without an error though they lose a part, by the type of the table."""
 
 
 def _with_length(values: pa.Array, field: pa.Field, path: str) -> pa.Array:

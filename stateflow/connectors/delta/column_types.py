@@ -150,7 +150,7 @@ def has_timestamps_without_zone(columns: Iterable[Column]) -> bool:
 
 
 def check_rows(rows: pa.RecordBatch, schema: RowSchema, uid: str) -> None:
-    """Raises SchemaMismatch if emitted rows are not those of `schema`, or have a time that Python cannot read."""
+    """Raises SchemaMismatch if emitted rows do not have `schema`, or have a time that Python cannot read."""
     if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
         raise SchemaMismatch(
             "rows do not match the sink's columns", uid=uid, expected=str(schema.arrow), found=str(rows.schema)

@@ -110,7 +110,7 @@ def text_format(format: str, options: Mapping[str, object], base: str) -> Decode
 
     Args:
         format: one of `DECODED`.
-        options: those of the source, which `check_reader` has accepted.
+        options: options of the source, which `check_reader` has accepted.
         base: the path of the source.
 
     Raises:

@@ -85,7 +85,7 @@ class FileSource(Source):
         on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
             ``"quarantine"`` skips the whole file: none of its rows is processed, the checkpoint of its batch records
             it, and ``stateflow status`` lists it. A file is corrupt when it cannot be read as declared.
-        options: further options, with the names and meanings of those of Spark's readers. JSON, CSV and text are
+        options: further options, named and defined as in Spark's readers. JSON, CSV and text are
             decoded by the source itself, strictly: it has the options that read-files.md lists.
 
     Raises:

@@ -307,7 +307,7 @@ class Lines:
     separator: bytes = b""
 
     def blocks(self, blocks: Iterator[bytes], is_start: bool) -> Iterator[tuple[int, list[bytes]]]:
-        """Yields the number of lines before those of a block, and these. Raises WrongContent."""
+        """Yields blocks of lines, each with the number of lines before it. Raises WrongContent."""
         last = self.separator or b"\n"
         number = 0
         given = without_bom(blocks) if is_start else blocks

@@ -34,7 +34,7 @@ _VENDED = frozenset({"s3.session-token", "s3.region", "client.region", "client.s
 _VENDED_PREFIXES = ("gcs.oauth2.token", "adls.sas-token")
 """Credentials that a REST catalog gives for a table."""
 _ADDRESSES = frozenset({"s3.endpoint", "s3.force-virtual-addressing"})
-"""What it may choose as well, if requests have the credentials that it gives: never those of the operator."""
+"""Properties that it may choose as well if requests have credentials from it, and none from the operator."""
 
 
 def refusal_of(metadata: TableMetadata) -> tuple[str, str] | None:
@@ -64,7 +64,7 @@ def is_below(path: str, location: str) -> bool:
 def _guarded(catalog: Catalog, given: Mapping[str, str]) -> Catalog:
     """Returns a catalog whose tables choose neither code nor addresses nor credentials.
 
-    PyIceberg merges the properties of a table, which each writer of it can set, into those of the storage.
+    PyIceberg merges the properties of a table, which each writer of it can set, into the properties of the storage.
 
     Args:
         given: the properties that the operator has given.

@@ -31,7 +31,7 @@ class KafkaTable(StagedTable):
         context: the sink.
         table_id: id of the topic.
         output: how rows become records; and how rows of a checkpoint cancel, or None if they do not.
-        transactions: returns those of an application.
+        transactions: returns the transactions of an application.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class KafkaTable(StagedTable):
         return token if self._transactions.commit(self.token, token, ()) else None
 
     def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
-        # Transactions of the former applications: the start of their producers fences those of their drivers.
+        # Transactions of the former applications: the start of their producers fences the producers of their drivers.
         for application, published in former.items():
             transactions = self._transactions_of(application)
             seen = transactions.read_token()

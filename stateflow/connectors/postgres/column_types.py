@@ -95,7 +95,7 @@ def _target(shape: Shape, found: str) -> pa.DataType | None:
 
 
 def _is_text(shape: Leaf) -> bool:
-    """Returns whether values of a shape are texts in columns, also those of a UUID."""
+    """Returns whether values of a shape, such as a UUID, are texts in columns."""
     return shape.spark == "string"
 
 

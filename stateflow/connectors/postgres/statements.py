@@ -117,7 +117,7 @@ class Upsert:
         connection.execute(_INSERT.format(**parts, keys=columns_of(keys), action=self._action))
 
     def _staged_type(self, column: Column) -> str:
-        """Returns the type of a column of the temporary table: that of the table if a value may differ from it."""
+        """Returns the type of a column of the temporary table: the type in the table if a value may differ from it."""
         found, own = self.relation.column(column.name), postgres_type(column.shape)
         # The sink knows no other types: `check_relation` has compared them.
         return found.type if found and isinstance(column.shape, Leaf) and own not in ("uuid", "text") else own

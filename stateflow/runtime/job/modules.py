@@ -113,7 +113,7 @@ class JobModules(MetaPathFinder):
         return self._packed
 
     def receive(self, key: str, packed: bytes) -> None:
-        """Takes the modules that a driver has sent, in place of those of another job."""
+        """Takes the modules that a driver has sent, in place of the modules of another job."""
         if self._folders or key == self._packed[0]:
             return
         self.clear()

@@ -167,7 +167,7 @@ class LocalExecutor(Executor):
 
 
 def _rows_of(node: Node, inputs: _Rows, info: BatchInfo, seen: dict[str, int]) -> Iterator[_LocatedRow]:
-    """Yields the rows of a node, computed from those of sources and emitted nodes.
+    """Yields the rows of a node, computed from the rows of sources and emitted nodes.
 
     Args:
         seen: receives the latest event time of each source where its watermarks are assigned, by uid.

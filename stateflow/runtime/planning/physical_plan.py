@@ -89,7 +89,7 @@ class OperatorChain:
     def waiting_inputs(self) -> tuple[str, ...]:
         """For each input, the uids of the sources and operators that its rows come from, as a text.
 
-        Empty unless rows may wait for those of another source: the operator has timers, and its watermark comes from
+        Empty unless rows may wait for rows of another source: the operator has timers, and its watermark comes from
         several sources, or from the splits of one.
         """
         nodes = [edge.node for edge in self.inputs]

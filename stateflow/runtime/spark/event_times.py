@@ -50,7 +50,7 @@ class _LatestParam(AccumulatorParam[_Latest]):
 
 
 class TimesInTasks:
-    """What functions in Python have seen of the rows that they pass on, in all batches of an executor."""
+    """Event times of rows that functions in Python have passed on, in all batches of an executor."""
 
     def __init__(self) -> None:
         self._accumulator: Accumulator[_Latest] | None = None

@@ -26,8 +26,8 @@ def to_rows(columns: Sequence[pa.Array], schema: RowSchema) -> list[object]:
     """Returns the row objects of columns of equal length.
 
     Raises:
-        SchemaMismatch: a value is not of its declared type, such as a text that is no member of an Enum, bytes that are
-            not UTF-8, or a time after the year 9999.
+        SchemaMismatch: a value is not of its declared type, such as a text that is not a member of an Enum, bytes that
+            are not UTF-8, or a time after the year 9999.
     """
     values = [_values(schema, at, columns) for at in range(len(schema.columns))]
     return list(map(maker_of(schema.row_class, schema.names), *values))

@@ -297,7 +297,7 @@ def _unreadable(kind: type, values: pa.Array) -> str | None:
 
 
 def _too_large(column: pa.Array) -> str | None:
-    """Returns why a decimal has more digits than its type; Arrow does not check those of files."""
+    """Returns why a decimal has more digits than its type; Arrow does not check decimals of files."""
     kind, bounds = column.type, pc.min_max(column).as_py()
     limit = decimal.Decimal(1).scaleb(kind.precision - kind.scale)
     largest = max((abs(value) for value in bounds.values() if value is not None), default=decimal.Decimal())

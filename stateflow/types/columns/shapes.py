@@ -26,7 +26,7 @@ class Leaf:
         spark: Spark's name of the type.
         nullable: whether None is allowed.
         by_columns: whether stored bytes are converted without creating a Python object per value.
-        constraints: those of `msgspec.Meta`, by name.
+        constraints: arguments of `msgspec.Meta`, by name.
     """
 
     kind: type

@@ -353,7 +353,7 @@ def _substring(text: str, start: int, length: int = _INT) -> str | None:
 
 
 _JAVA_SPACE = "[\\t-\\r\\x1c-\\x20\u1680\u2000-\u2006\u2008-\u200a\u2028\u2029\u205f\u3000]"
-"""What Java calls white space."""
+"""White space as Java defines it."""
 _SPACES = re.compile(_JAVA_SPACE)
 
 

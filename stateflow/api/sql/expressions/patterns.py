@@ -165,7 +165,7 @@ class _Part:
         linear: None if RE2 does not have it.
         certain: the groups that have a value whenever the part is found.
         varies: whether one text may be matched in several ways, or at several lengths.
-        loops: whether there is no limit of these lengths.
+        loops: whether these lengths have no limit.
         is_empty: whether it matches the empty text.
     """
 

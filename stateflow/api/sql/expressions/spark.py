@@ -27,7 +27,7 @@ def spark_sql(expression: Expression) -> str:
     repeated = [n for n, arg in enumerate(expression.args) if isinstance(arg, Call) and len(args[n]) > _LONGEST]
     if not repeated or not _repeats(expression):
         return _called(expression, args)
-    # A text that grew with each level would have a length exponential in the levels. Inside, names are those of fields.
+    # A text that grew with each level would have a length exponential in the levels. Inside, names are names of fields.
     fields = ", ".join(f"'{n}', {arg}" for n, arg in enumerate(args))
     of = [_constant(arg) if isinstance(arg, Constant) else f"x.`{n}`" for n, arg in enumerate(expression.args)]
     return f"element_at(transform(array(named_struct({fields})), x -> {_called(expression, of)}), 1)"

@@ -62,7 +62,7 @@ def log_names(table: Path, *, is_view: bool = False) -> list[str]:
         is_view: whether the log consists of links that this process has made.
 
     Raises:
-        CorruptFile: the log, or one of its folders, such as that of sidecars, has a FIFO or a device, for whose content
+        CorruptFile: the log, or one of its folders, such as `_sidecars`, has a FIFO or a device, for whose content
             deltalake would wait, or a link, by which it would read another table's log.
     """
     found = _checked_files(table / LOG_FOLDER, is_view)

@@ -96,7 +96,7 @@ def split(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, p
 
 
 def check_values(rows: pa.RecordBatch, columns: Sequence[str]) -> None:
-    """Raises DataError if a value cannot be that of a partition; arguments as of `split`."""
+    """Raises DataError if a partition cannot have a value; arguments as of `split`."""
     for name in columns:
         for value in rows.column(name).unique():
             _folder(name, _text(name, value))

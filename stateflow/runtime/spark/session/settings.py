@@ -25,7 +25,7 @@ READING = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-"""Settings that decide what declared rows of a source are. They replace those of ``spark-defaults.conf``."""
+"""Settings that decide what the declared rows of a source are. They override ``spark-defaults.conf``."""
 
 
 def check_reading(given: Mapping[str, str]) -> None:
