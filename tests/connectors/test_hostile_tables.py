@@ -12,10 +12,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stateflow.api.input_files import FileShare
+from stateflow.api.schema import RowSchema
 from stateflow.api.source import StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
@@ -28,6 +31,7 @@ from stateflow.connectors.delta.maintenance.compaction import Compaction
 from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import read_entry
+from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.errors import CorruptFile, StorageError
 from tests.support.delta_tables import Pair, context, pairs, put, write
 from tests.support.errors import raises
@@ -289,3 +293,40 @@ def test_a_linked_folder_of_a_partition_gets_no_files(tmp_path: Path) -> None:
     with raises(CorruptFile, folder=str(tmp_path / "t" / "text=a")):
         write(sink, _ABOUT, [Pair(1, "a")])
     assert list(outside.iterdir()) == []
+
+
+# -- small files with many rows, or with long texts --------------------------------------------------------------------
+
+
+def _shared(text: str, rows: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))
+
+
+_FILES: dict[str, Callable[[], pa.Table]] = {
+    "rows": lambda: pa.table({"id": np.full(40_000_000, 9), "text": _shared("x", 40_000_000)}),
+    "texts": lambda: pa.table({"id": np.full(2_000, 9), "text": _shared("x" * (1 << 20), 2_000)}),
+}
+
+
+@pytest.mark.parametrize(("file", "key"), [("rows", "id"), ("rows", "text"), ("texts", "text")])
+def test_a_small_file_of_many_rows_or_long_texts_takes_no_memory(table: Path, file: str, key: str) -> None:
+    pq.write_table(_FILES[file](), table / "a.parquet", compression="zstd", store_schema=False)
+    size = (table / "a.parquet").stat().st_size
+    assert size < 1 << 20
+    _logged(table, _add("a.parquet", size=size))
+    sink, about = DeltaSink(table, mode="upsert", keys=key), context(uid="other")
+    sink.prepare(about)
+    files = write(sink, about, [Pair(7, "y")])
+    peak = MemoryPeak()
+    assert sink.open_table(about).commit(1, files) == 3
+    assert peak.bytes() <= 2 * LIMIT
+
+
+def test_a_source_reads_a_small_file_of_long_texts_in_parts(tmp_path: Path) -> None:
+    pq.write_table(_FILES["texts"](), tmp_path / "a.parquet", compression="zstd", store_schema=False)
+    size = (tmp_path / "a.parquet").stat().st_size
+    share = FileShare(str(tmp_path / "a.parquet"), 0, size, size)
+    peak, count = MemoryPeak(), 0
+    for batch in ParquetFormat().read(share, RowSchema.of(Pair)):
+        count += len(batch)
+    assert count == 2_000 and peak.bytes() <= 2 * LIMIT

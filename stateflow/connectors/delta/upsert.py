@@ -7,7 +7,7 @@ replaces them also sets the sink's token, as for appended files, so an upsert is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from stateflow.connectors.columns.store_assignment import assign, nullable
 from stateflow.connectors.delta.data_files import FileName, ParquetWriter, cast_read, disk_error
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.paths import opened_parquet, remove_file
+from stateflow.connectors.delta.log.paths import read_parquet, remove_file
 from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
 from stateflow.connectors.delta.partitions.values import folder_of, logged_path, scalar, split
 from stateflow.connectors.delta.versions import DataFile
+from stateflow.connectors.parquet_batches import portions
 from stateflow.connectors.upserts import (
     POSITION,
     UpsertSettings,
@@ -38,8 +39,6 @@ from stateflow.errors import SinkDiverged, StateflowError
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
 
-_ROWS = 1 << 16
-"""Rows that are read from a data file at a time."""
 _COMBINED_BYTES = 32 << 20
 """Data files below this size are combined when they are written again; larger ones keep their rows together."""
 
@@ -103,8 +102,8 @@ class Upsert:
 
     def _emitted(self, path: str) -> pa.Table:
         try:
-            with opened_parquet(self._table, logged_path(path)) as file:
-                batches = [assign(batch, self._rows.target, {"file": path}) for batch in file.iter_batches(_ROWS)]
+            found = read_parquet(self._table, logged_path(path))
+            batches = [assign(batch, self._rows.target, {"file": path}) for batch in found]
         except FileNotFoundError as e:
             raise disk_error(e, self._table / path) from e
         rows = pa.Table.from_batches(batches, self._every)
@@ -130,23 +129,23 @@ class Upsert:
     def _match(self, file: DataFile, winners: pa.Table, vectors: DeletionVectors) -> _Match | None:
         """Returns which rows of a file have one of the keys; None if none has, but for deleted ones."""
         stored = pa.schema([field for field in self._keys if field.name not in self._partition_by])
-        with self._opened(file) as opened:
-            keys = opened.read(columns=stored.names)
-        matched = self._matched(self._cast(keys, stored, file), keys.num_rows, file, winners)
+        found: list[pa.Array] = []
+        for keys in portions(self._batches(file, stored.names)):
+            rows = self._cast(pa.Table.from_batches(keys), stored, file)
+            found += self._matched(rows, sum(map(len, keys)), file, winners).chunks
+        matched = pa.chunked_array(found, pa.bool_())
         if self._settings.by_content and pc.any(matched).as_py():
             matched = self._without_unequal(_Match(file, matched), winners)
         if not pc.any(matched).as_py():
             return None
         if file.vector is None:
             return _Match(file, pc.invert(matched))
-        kept = vectors.kept_rows(file.path, keys.num_rows)
+        kept = vectors.kept_rows(file.path, len(matched))
         return _Match(file, pc.and_not(kept, matched)) if pc.any(pc.and_(kept, matched)).as_py() else None
 
-    @contextmanager
-    def _opened(self, file: DataFile) -> Iterator[pq.ParquetFile]:
+    def _batches(self, file: DataFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         try:
-            with opened_parquet(self._table, file.path) as opened:
-                yield opened
+            yield from read_parquet(self._table, file.path, columns)
         except FileNotFoundError as e:
             raise self._unusable(file, "it does not exist") from e
         except pa.ArrowException as e:
@@ -161,14 +160,23 @@ class Upsert:
         taken_back = winners.filter(pa.array(is_retraction(winners, self._settings)))
         if not len(taken_back):
             return match.remaining
-        rows = pa.Table.from_batches(list(self._remaining(match)), self._stored)
-        for name in self._partition_by:
-            rows = rows.append_column(name, pa.repeat(self._partition_value(match.file, name), len(rows)))
-        is_kept = _matched(rows.select(self._keys.names), without_deletes(winners, self._settings), self._settings.keys)
-        replaced = pc.or_(is_kept, pa.array(deleted_by_content(rows, taken_back, self._settings, self._schema)))
+        kept = without_deletes(winners, self._settings)
+        replaced = [self._replaced(rows, match.file, kept, taken_back) for rows in portions(self._remaining(match))]
         found = np.zeros(len(match.remaining), bool)
-        found[np.flatnonzero(match.remaining.to_numpy())] = replaced.to_numpy()
+        found[np.flatnonzero(match.remaining.to_numpy())] = np.concatenate(replaced)
         return pa.chunked_array([pa.array(found)])
+
+    def _replaced(
+        self, stored: Sequence[pa.RecordBatch], file: DataFile, kept: pa.Table, taken_back: pa.Table
+    ) -> NDArray[np.bool_]:
+        rows = pa.Table.from_batches(stored, self._stored)
+        for name in self._partition_by:
+            rows = rows.append_column(name, pa.repeat(self._partition_value(file, name), len(rows)))
+        is_kept = _matched(rows.select(self._keys.names), kept, self._settings.keys)
+        found: NDArray[np.bool_] = is_kept.to_numpy() | deleted_by_content(
+            rows, taken_back, self._settings, self._schema
+        )
+        return found
 
     def _matched(self, stored: pa.Table, count: int, file: DataFile, winners: pa.Table) -> pa.ChunkedArray:
         columns = [
@@ -210,12 +218,11 @@ class Upsert:
 
     def _remaining(self, match: _Match) -> Iterator[pa.RecordBatch]:
         start = 0
-        with self._opened(match.file) as file:
-            for batch in file.iter_batches(_ROWS):
-                # Cast first: Arrow does not filter each type that other writers use.
-                rows = self._cast(pa.Table.from_batches([batch]), self._stored, match.file)
-                yield from rows.filter(match.remaining.slice(start, len(batch))).to_batches()
-                start += len(batch)
+        for batch in self._batches(match.file):
+            # Cast first: Arrow does not filter each type that other writers use.
+            rows = self._cast(pa.Table.from_batches([batch]), self._stored, match.file)
+            yield from rows.filter(match.remaining.slice(start, len(batch))).to_batches()
+            start += len(batch)
 
     def _written(self, number: int, folder: str, rows: Iterable[pa.RecordBatch]) -> list[Committable]:
         writing = self._name.writing

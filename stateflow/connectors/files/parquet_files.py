@@ -11,9 +11,9 @@ from pyarrow import lib, parquet
 
 from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, reason_in
 from stateflow.api.schema import RowSchema
+from stateflow.connectors.parquet_batches import read_batches
 
 _ROWS_AT_ONCE = 1 << 14
-_BYTES_AT_ONCE = 1 << 25
 _READ_TYPES = (
     pa.types.is_int64,
     pa.types.is_float64,
@@ -49,7 +49,7 @@ class ParquetFormat:
                 _check(file, schema)
                 for at in range(file.num_row_groups):
                     if share.begin <= _middle(file, at, share) < share.end:
-                        yield from _rows_of_group(file, at, schema)
+                        yield from _rows_of_group(source, file, at, schema)
         except _NotText as e:
             raise CorruptContent(share.path, str(e)) from e
         except (OSError, pa.ArrowException, ValueError) as e:
@@ -102,11 +102,11 @@ def first_with_nanoseconds(files: Iterable[Path]) -> Path | None:
     return None
 
 
-def _rows_of_group(file: parquet.ParquetFile, group: int, schema: RowSchema) -> Iterator[pa.RecordBatch]:
-    found = file.metadata.row_group(group)
-    rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * max(1, found.num_rows) // max(1, found.total_byte_size)))
+def _rows_of_group(
+    source: pa.NativeFile, file: parquet.ParquetFile, group: int, schema: RowSchema
+) -> Iterator[pa.RecordBatch]:
     names = list(schema.names)
-    for batch in file.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):
+    for batch in read_batches(source, file, names, groups=[group], rows=_ROWS_AT_ONCE):
         columns = [batch.column(name) for name in names]
         same = [
             column if column.type.equals(declared.arrow_type) else column.cast(declared.arrow_type)

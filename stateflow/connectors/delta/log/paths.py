@@ -11,17 +11,19 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateflow.connectors.delta.data_files import disk_error
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
+from stateflow.connectors.parquet_batches import read_batches
 from stateflow.errors import CorruptFile
 from stateflow.storage.no_follow import LinkedFolder, NotRegular, open_file, open_folder, open_root
 
@@ -75,12 +77,23 @@ def opened_file(table: Path, path: str) -> Iterator[BinaryIO]:
 @contextmanager
 def opened_parquet(table: Path, path: str) -> Iterator[pq.ParquetFile]:
     """Opens a Parquet file that the log names. Raises as `opened_file`, and pyarrow.ArrowException."""
-    # Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
-    with (
-        opened_file(table, path) as file,
-        pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True) as opened,
-    ):
+    with opened_file(table, path) as file, _parquet(file) as opened:
         yield opened
+
+
+def read_parquet(table: Path, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a file that the log names, in batches of bounded size. Raises as `opened_parquet`.
+
+    Args:
+        columns: those to read; None for all.
+    """
+    with opened_file(table, path) as file, _parquet(file) as opened:
+        yield from read_batches(file, opened, columns)
+
+
+def _parquet(file: BinaryIO) -> pq.ParquetFile:
+    # Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
+    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
 
 
 def size_of(table: Path, path: str) -> int | None:

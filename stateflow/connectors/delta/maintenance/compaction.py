@@ -20,7 +20,7 @@ from stateflow.connectors.columns.store_assignment import fits, nullable
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter, cast_read
-from stateflow.connectors.delta.log.paths import opened_parquet
+from stateflow.connectors.delta.log.paths import opened_parquet, read_parquet
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after
 from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
 from stateflow.connectors.delta.partitions.columns import data_columns
@@ -36,7 +36,6 @@ TARGET_BYTES = 256 << 20
 """Size of combined files."""
 _COMMIT_BYTES = 1 << 30
 """Bytes of data files that one commit replaces."""
-_ROWS = 1 << 16
 _TRIES = 50
 _clock = SystemClock()
 
@@ -147,9 +146,8 @@ class Compaction:
         name = FileName(COMPACTED, "files", writing, folder=self._folder(usable[0]))
         writer = ParquetWriter(self._table.path, name, self._stored, Limits(file_bytes=self._target))
         for file in usable:
-            with opened_parquet(self._table.path, file.path) as opened:
-                for batch in opened.iter_batches(_ROWS):
-                    writer.write_stored(self._as_stored(batch))
+            for batch in read_parquet(self._table.path, file.path):
+                writer.write_stored(self._as_stored(batch))
         return _Rewrite(usable, tuple(writer.close()))
 
     def _is_usable(self, file: DataFile) -> bool:
