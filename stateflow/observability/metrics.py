@@ -56,7 +56,7 @@ METRICS = {
     "last_checkpoint_restore_timestamp": _gauge("ms", "time of the last restore, since 1970-01-01 in UTC"),
     "num_idle_starts": _counter("starts that had nothing to do and did not start Spark"),
     "num_restarts": _counter("restarts by the restart strategy"),
-    "num_records_in": _counter("rows read from sources"),
+    "num_records_in": _counter("rows that operators and sinks received from sources, after functions before them"),
     "num_records_out": _counter("rows written to sinks; visible with their checkpoint"),
     "num_late_records_dropped": _counter("rows that windows, joins and patterns dropped because they were too late"),
     "num_records_waiting": _gauge("1", "rows above the watermark of their operator, which other sources hold back"),

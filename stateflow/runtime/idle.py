@@ -123,7 +123,7 @@ def unfinished_work(head: Head) -> str:
     """
     entry = head.entry
     if entry.kind is not EntryKind.ADMIN or not entry.ended:
-        return "the last run has not ended normally, or a restore follows it"
+        return "the last run has not ended normally, or the job was restored or begun from a savepoint"
     if entry.claimed_for or entry.rewind is not None:
         return "a restore is not completed"
     if entry.pending:
@@ -142,7 +142,7 @@ def changed_job(job: Job, head: Head, manifest: Manifest) -> str:
     if positions != list(job.sources) or head.entry.sources != manifest.sources:
         return "the sources have changed"
     if manifest.columns != source_columns(job.plan):
-        return "the columns of the sources have changed"
+        return "the columns of the sources have changed" if manifest.columns else "the sources were not read yet"
     stored = {operator.uid: (operator.parallelism, operator.key_types) for operator in manifest.operators}
     declared = {uid: (job.plan.parallelism, types) for uid, types in job.plan.key_types.items()}
     if stored != declared:

@@ -184,6 +184,16 @@ def _checkpoint_files(start: StartContext) -> None:
         checks.before_claim()
 
 
+def _taken_over_tables(start: StartContext) -> None:
+    checks = _start_checks(start)
+    head = checks.job.root.log.read_head() if checks else None
+    if checks is None or head is None:
+        return
+    for uid in sorted(checks.job.sinks.keys() & head.entry.published.keys()):
+        # Raises Fenced if another job root has taken the table over.
+        checks.job.sinks[uid].open_table()
+
+
 def _start_checks(start: StartContext) -> StartChecks | None:
     if not start.has_root:
         return None
@@ -246,6 +256,7 @@ CHECKS = (
     StartCheck("shared-tables", Needs.ROOT, _shared_tables),
     StartCheck("checkpoint", Needs.ROOT, _checkpoint),
     StartCheck("checkpoint-files", Needs.FILES, _checkpoint_files),
+    StartCheck("taken-over-tables", Needs.FILES, _taken_over_tables),
     StartCheck("session-hosts", Needs.SPARK, _session_hosts),
     StartCheck("catalog", Needs.SPARK, _catalog),
     StartCheck("source-columns", Needs.SPARK, _source_columns),

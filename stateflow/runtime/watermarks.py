@@ -5,10 +5,10 @@ The watermark of a batch is computed from the batches before it, so that a retri
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.barrier.task_report import combined_spans
@@ -16,6 +16,7 @@ from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, 
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK
 
+Part = TypeVar("Part", SourceWatermark, SplitWatermark)
 NO_TIME = -(1 << 63)
 """The latest event time of rows that have none, such as rejected records: they are rows of their source."""
 
@@ -254,6 +255,10 @@ def _holding(deciding: Iterable[SourceWatermark], ended: Container[str]) -> list
     known = [at for _, at in waiting if at is not None]
     lowest = None if len(known) < len(waiting) else min(known, default=None)
     return [name for name, at in waiting if at == lowest]
+
+
+def _not_idle(parts: Sequence[Part]) -> Sequence[Part]:
+    return [part for part in parts if not part.idle] or parts
 
 
 def combine_watermarks(before: int | None, sources: Iterable[SourceWatermark | SplitWatermark]) -> int | None:

@@ -28,6 +28,8 @@ def _describe(info: object, enclosing: tuple[object, ...]) -> str:
             return str(cls.__name__)
         inner = ", ".join(f"{f.name}: {_describe(f.type, (*enclosing, cls))}" for f in fields)
         return f"{cls.__name__}({inner})"
+    if isinstance(info, inspect.Metadata):
+        return _describe(info.type, enclosing)
     if isinstance(info, inspect.CustomType):
         return NUMPY.get(info.cls, "custom")
     name = type(info).__name__.removesuffix("Type").lower()

@@ -95,6 +95,15 @@ def _other_root(cli: CliFixture) -> None:
     cli.root = str(cli.folder / "other")
 
 
+def _taken_over(cli: CliFixture) -> None:
+    """Another job root, begun from a savepoint, continues the tables."""
+    made = CliRunner().invoke(main, ["savepoint", "create", "--name", "last", "--job-root", cli.root, "--json"])
+    begun = ["--from-savepoint", json.loads(made.stdout)["path"], "--tables", "continue"]
+    former, cli.root = cli.root, str(cli.folder / "other")
+    assert CliRunner().invoke(main, cli.command(*begun)).exit_code == 0
+    cli.root = former
+
+
 _CHECKSUM = "spark.conf.spark.sql.shuffle.orderIndependentChecksum.enabled"
 MISTAKES = [
     Mistake("machine", "environment-unsupported", _over_files()),
@@ -115,6 +124,7 @@ MISTAKES = [
     Mistake("checkpoint", "config", lambda b: b.write(BUILD.replace('"sum"', '"another"')), has_run=True),
     Mistake("checkpoint", "sink-diverged", lambda b: (b.folder / "table").rename(b.folder / "moved"), has_run=True),
     Mistake("checkpoint-files", "missing-file", lambda b: b.state_files()[0].unlink(), has_run=True),
+    Mistake("taken-over-tables", "fenced", _taken_over, has_run=True),
 ]
 _NAMED = "sink_to(__import__('stateflow').DeltaSink(HERE.parent / 'named', register_as='nowhere.totals'), uid='named')"
 ON_SPARK = [

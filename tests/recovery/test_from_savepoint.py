@@ -172,6 +172,7 @@ def test_a_root_whose_tables_were_taken_over_publishes_nothing(roots: NewRoot) -
     roots.run_to(120, *CONTINUE, own_tables=False)
     _check_fenced(asleep.resume().wait(), roots.new)
     _check_fenced(roots.old.run(), roots.new)
+    assert roots.old.command("status", "--json").document["failure"]["code"] == "fenced"
     _check_fenced(roots.old.command("restore", roots.old.job_file, "--plan", "latest", with_job=True), roots.new)
     roots.new.check_results()
     roots.run_to(140, own_tables=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -27,7 +28,6 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint
 from stateflow.runtime.spark.session.settings import REQUIRED
 from tests.docs.pages import blocks, read, section
 from tests.spark.jobs import imported
-from tests.support.commands import invoke
 from tests.support.errors import raises
 
 _SETTINGS = {
@@ -103,6 +103,7 @@ def _run_queries(spark: SparkSession, home: Path) -> None:
     run(timed.dropDuplicates(["shop", "product"]), "distinct")
     windows = timed.groupBy("shop", F.window("time", "4 seconds", "2 seconds"))
     run(windows.agg(F.count("*").alias("orders"), F.sum("amount").alias("total")), "windows")
+    run(orders().dropDuplicates(["product"]).groupBy("shop").agg(F.count("*").alias("products")), "two")
     expiring = orders().groupBy("shop").transformWithState(Expiring(), "shop string", "Update", "ProcessingTime")
     run(expiring, "expiring")
 
@@ -115,10 +116,11 @@ def _import(spark: SparkSession, home: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"spark": spark}
     exec(compile(code.replace('"/var/', f'"{home}/'), "guide", "exec"), names)
     del sys.modules["imported"]
-    counted, visited, expiring = (
-        SparkCheckpoint(home / "checkpoints" / name) for name in ("counts", "visits", "expiring")
+    counted, visited, expiring, two = (
+        SparkCheckpoint(home / "checkpoints" / name) for name in ("counts", "visits", "expiring", "two")
     )
     _check_refusals(spark, counted, visited)
+    _check_operators(spark, two)
     (command,) = blocks(guide, "")
     by_command = _write_by_command(command, home)
     by_code = str(home / "savepoints" / "by-code")
@@ -127,11 +129,18 @@ def _import(spark: SparkSession, home: Path) -> dict[str, Any]:
 
 
 def _write_by_command(command: str, home: Path) -> str:
-    """Runs the command of the guide in this process, and so in its Spark session; returns the savepoint's path."""
+    """Runs the command of the guide in a session of its own, as a user does; returns the savepoint's path."""
     words = shlex.split(command.replace("\\\n", " ").replace("/var/", f"{home}/"))[1:]
     words[words.index("imported.py")] = str(imported.__file__)
-    ended = invoke(*words, "--set", f"job.home={home}", "--set", f"local_dir={home / 'local'}", "--json")
-    assert ended.exit_code == 0, ended.output
+    command_line = [sys.executable, "-m", "stateflow", *words, "--set", f"job.home={home}", "--json"]
+    command_line += ["--set", f"local_dir={home / 'local'}"]
+    wrong = subprocess.run(
+        [*command_line, "--column", "counts.stats.shop=key.x"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == ConfigError.exit_code
+    assert "Logger" not in wrong.stderr and len(wrong.stderr) < 3000, wrong.stderr
+    ended = subprocess.run(command_line, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert not found["without_position"] and {state["rows"] for state in found["states"]} == {None}
     return str(found["path"])
@@ -156,7 +165,7 @@ def _check_refusals(spark: SparkSession, counted: SparkCheckpoint, visited: Spar
     known = ["amounts", "last", "products"]
     with raises(ConfigError, variable="nothing", known=known):
         visited.state(spark, "nothing")
-    with raises(ConfigError, operator=3, batch=counted.batch):
+    with raises(ConfigError, operator=3, known=[(0, "stateStoreSave")]):
         counted.state(spark, operator=3)
     with raises(ConfigError, operator=3):
         visited.timers(spark, operator=3)
@@ -168,6 +177,13 @@ def _check_refusals(spark: SparkSession, counted: SparkCheckpoint, visited: Spar
         counted.state(spark).frame(imported.STATS, value={"orders": "value.count", "total": "key.shop"})
     with raises(SchemaMismatch, state="products", column="map_key"):
         visited.state(spark, "products").frame(imported.PRODUCTS, map_key="value.amount", value="value.amount")
+
+
+def _check_operators(spark: SparkSession, two: SparkCheckpoint) -> None:
+    with raises(ConfigError, known=[(0, "stateStoreSave"), (1, "dedupe")]):
+        two.state(spark)
+    found = [two.state(spark, operator=number).rows.select("key.*").columns for number in (0, 1)]
+    assert found == [["shop"], ["product"]]
 
 
 def new_session(more: Mapping[str, str]) -> SparkSession:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -304,6 +304,7 @@ def test_a_type_that_cannot_be_stored_is_refused_by_name_with_what_can_be(kind: 
         (int, "int"),
         (dict[str, list[int | None]], "dict[str, list[union[int, none]]]"),
         (Any, "any"),
+        (list[Annotated[decimal.Decimal, stateflow.precision(12, scale=2)] | None], "list[union[decimal, none]]"),
         (Stats, "Stats(flights: int, mean: union[float, none], names: dict[str, list[int]])"),
         (Point, "Point(x: int, y: float)"),
         (Tree, "Tree(value: int, children: list[Tree])"),

@@ -15,7 +15,7 @@ from stateflow.storage import open_location
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from stateflow.bootstrap.spark_checkpoint.state import Properties, SparkState, StateAddress
+    from stateflow.bootstrap.spark_checkpoint.state import Properties, SparkState, StateAddress, StateStores
 
 _SHOWN = 200
 
@@ -52,7 +52,7 @@ class SparkCheckpoint:
         found = committed_batch(self._storage, batch)
         self.batch, self.time, self.offsets = found.number, found.time, found.offsets
         self.watermark = found.watermark or None
-        self._properties: dict[int, Properties] = {}
+        self._stores: StateStores | None = None
 
     def source_position(self, source: Source | LocalSource, number: int | None = None) -> InitialPosition:
         """Returns the position of a source after the batch, for `SavepointWriter.with_source`.
@@ -88,7 +88,9 @@ class SparkCheckpoint:
             e.add_facts(path=self.path, batch=self.batch, number=number)
             raise
 
-    def state(self, spark: SparkSession, variable: str = "", *, operator: int = 0, store: str = "") -> SparkState:
+    def state(
+        self, spark: SparkSession, variable: str = "", *, operator: int | None = None, store: str = ""
+    ) -> SparkState:
         """Returns the state of an operator after the batch, as Spark's own state reader finds it.
 
         Rows are read when the savepoint is written.
@@ -97,42 +99,41 @@ class SparkCheckpoint:
             spark: the session, of the version that has written the checkpoint or a newer one.
             variable: name of a state variable of transformWithState; empty for an aggregation, or for another operator
                 that Spark's reader reads as key and value, such as dropDuplicates.
-            operator: number of the stateful operator in the query, from 0.
+            operator: Spark's number of the operator, from 0, which counts from the sink to the sources: in
+                ``dropDuplicates(…).groupBy(…)``, the aggregation is 0. Not needed for a query with one stateful
+                operator.
             store: name of the state store, for an operator with several ones.
 
         Raises:
-            ConfigError: the query has no such operator or variable, or Spark cannot read its state.
+            ConfigError: the query has no such operator or variable, or several operators and no number was given, or
+                Spark cannot read its state.
         """
         from stateflow.bootstrap.spark_checkpoint.state import read_state, read_variable
 
-        address = self._address(operator)
-        if not variable:
-            return read_state(spark, address, store)
-        return read_variable(spark, address, self._operator_properties(spark, operator), variable)
+        address, properties = self._operator(spark, operator)
+        return read_variable(spark, address, properties, variable) if variable else read_state(spark, address, store)
 
-    def timers(self, spark: SparkSession, *, key: Mapping[str, str] | None = None, operator: int = 0) -> DataFrame:
+    def timers(
+        self, spark: SparkSession, *, key: Mapping[str, str] | None = None, operator: int | None = None
+    ) -> DataFrame:
         """Returns the timers of an operator of transformWithState, for `SavepointWriter.with_operator`.
 
         Args:
             spark: the session.
             key: the key columns, by name, as expressions of Spark's SQL over the struct ``key``; by default its fields.
-            operator: number of the stateful operator in the query, from 0.
+            operator: as for `state`.
 
         Raises:
-            ConfigError: the query has no such operator, or it has no timers.
+            ConfigError: the query has no such operator, or several and no number was given, or it has no timers.
         """
         from stateflow.bootstrap.spark_checkpoint.state import read_timers
 
-        return read_timers(spark, self._address(operator), self._operator_properties(spark, operator), key)
+        return read_timers(spark, *self._operator(spark, operator), key)
 
-    def _address(self, operator: int) -> StateAddress:
-        from stateflow.bootstrap.spark_checkpoint.state import StateAddress
+    def _operator(self, spark: SparkSession, operator: int | None) -> tuple[StateAddress, Properties]:
+        from stateflow.bootstrap.spark_checkpoint.state import StateAddress, operator_properties, read_stores
 
-        return StateAddress(self.path, self.batch, self.time, operator)
-
-    def _operator_properties(self, spark: SparkSession, operator: int) -> Properties:
-        from stateflow.bootstrap.spark_checkpoint.state import operator_properties
-
-        if operator not in self._properties:
-            self._properties[operator] = operator_properties(spark, self._address(operator))
-        return self._properties[operator]
+        if self._stores is None:
+            self._stores = read_stores(spark, self.path, self.batch)
+        number = self._stores.number_of(operator)
+        return StateAddress(self.path, self.batch, self.time, number), operator_properties(self._stores, number)

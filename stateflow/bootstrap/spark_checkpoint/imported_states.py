@@ -121,13 +121,13 @@ class SparkQueries:
                 namespace=columns.get(NAMESPACE, ""),
                 domain=columns.get(DOMAIN, TimeDomain.EVENT_TIME.value),
             )
-        number = given.address.numbers.get(OPERATOR, 0)
+        number = given.address.numbers.get(OPERATOR)
         return self.checkpoint(given.address).timers(self._session(), key=key, operator=number)
 
     def _rows_of(self, given: ImportedState) -> SparkState:
         texts, numbers = given.address.texts, given.address.numbers
         return self.checkpoint(given.address).state(
-            self._session(), texts.get(VARIABLE, ""), operator=numbers.get(OPERATOR, 0), store=texts.get(STORE, "")
+            self._session(), texts.get(VARIABLE, ""), operator=numbers.get(OPERATOR), store=texts.get(STORE, "")
         )
 
     def _session(self) -> SparkSession:

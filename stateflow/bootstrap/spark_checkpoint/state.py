@@ -165,24 +165,62 @@ class SparkState:
         return f"{column}.{quoted(fields[0])}" if len(fields) == 1 else column
 
 
-def operator_properties(spark: SparkSession, address: StateAddress) -> Properties:
-    """Returns the properties of an operator. Raises ConfigError if the query has no such operator."""
+@dataclass(frozen=True)
+class StateStores:
+    """The state stores of a query, one for each operator with state, or several ones.
+
+    Attributes:
+        path: the checkpoint folder.
+        found: number, name and properties of the operator of each store, as Spark has written them.
+    """
+
+    path: str
+    found: tuple[tuple[int, str, str], ...]
+
+    def number_of(self, operator: int | None) -> int:
+        """Returns the number of an operator; of None, that of the only one with state.
+
+        Raises:
+            ConfigError: the query has no such operator, or several ones.
+        """
+        numbers = {number for number, _, _ in self.found}
+        if operator is None and len(numbers) > 1:
+            raise ConfigError(
+                "the query has several operators with state",
+                hint="pass the number of one of them: operator=N",
+                path=self.path,
+                known=self._known(),
+            )
+        number = next(iter(numbers), 0) if operator is None else operator
+        if number not in numbers:
+            raise ConfigError(
+                "the query has no operator of this number with state",
+                hint="pass one of the known numbers",
+                path=self.path,
+                operator=number,
+                known=self._known(),
+            )
+        return number
+
+    def _known(self) -> list[tuple[int, str]]:
+        return sorted({(number, name) for number, name, _ in self.found})
+
+
+def read_stores(spark: SparkSession, path: str, batch: int) -> StateStores:
+    """Returns the state stores of a query after a batch. Raises ConfigError if Spark cannot read their metadata."""
     try:
-        found = spark.read.format("state-metadata").option("batchId", address.batch).load(address.path).collect()
+        rows = spark.read.format("state-metadata").option("batchId", batch).load(path).collect()
     except PySparkException as e:
-        raise _unreadable(address, e) from e
-    stores = [row for row in found if row["operatorId"] == address.operator]
-    if not stores:
-        raise ConfigError(
-            "the query has no operator of this number with state",
-            hint="pass one of the known numbers",
-            path=address.path,
-            operator=address.operator,
-            known=sorted({(row["operatorId"], row["operatorName"]) for row in found}),
-        )
-    for row in stores:
+        raise _unreadable({"path": path, "batch": batch}, e) from e
+    found = ((row["operatorId"], row["operatorName"], row["operatorProperties"] or "{}") for row in rows)
+    return StateStores(path, tuple(found))
+
+
+def operator_properties(stores: StateStores, operator: int) -> Properties:
+    """Returns the properties of an operator."""
+    for number, _, text in stores.found:
         with suppress(msgspec.MsgspecError, RecursionError):
-            properties = _properties.decode(row["operatorProperties"] or "{}")
+            properties = _properties.decode(text) if number == operator else Properties()
             if properties != Properties():
                 return properties
     return Properties()
@@ -253,7 +291,9 @@ def _loaded(spark: SparkSession, address: StateAddress, options: Mapping[str, st
         _ = spark.streams
         return reader.load(address.path)
     except PySparkException as e:
-        raise _unreadable(address, e, **options) from e
+        raise _unreadable(
+            {"path": address.path, "batch": address.batch, "operator": address.operator, **options}, e
+        ) from e
 
 
 def _named(rows: DataFrame, kind: str) -> DataFrame:
@@ -305,6 +345,7 @@ def _selected(rows: DataFrame, columns: Columns, address: StateAddress) -> DataF
             "an expression over the state of Spark is not valid",
             hint="use Spark's SQL over the columns of its rows: key, value, and what a map or list adds",
             path=address.path,
+            operator=address.operator,
             expressions=dict(columns),
             columns=rows.schema.simpleString()[:1000],
             reason=str(e).partition("\n")[0][:500],
@@ -321,14 +362,11 @@ def _check_types(descriptor: StateDescriptor, frame: DataFrame) -> None:
             check_kind(empty.schema.field(MAP_KEY).type, state.key_columns.type, MAP_KEY)
 
 
-def _unreadable(address: StateAddress, error: PySparkException, **facts: str) -> ConfigError:
+def _unreadable(facts: Mapping[str, object], error: PySparkException) -> ConfigError:
     return ConfigError(
         "the state of a streaming query cannot be read by Spark",
         hint="import a batch whose state still exists; pass the operator, variable or store that the query has, as "
         "spark.read.format('state-metadata') lists them",
-        path=address.path,
-        batch=address.batch,
-        operator=address.operator,
         **facts,
         reason=str(error).partition("JVM stacktrace")[0][:1000],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -185,7 +185,11 @@ def _opened_spark(start: StartContext, request: WriteRequest) -> SparkSession:
     from stateflow.runtime.spark.session.session import job_traits, open_session
 
     request.on_step("starting Spark")
-    return open_session(start.settings, job_traits(start.graph))
+    # Spark copies the files of a query's RocksDB by FileSystem.getLocal, which fails with the implementation that runs
+    # use for want of checksum files.
+    conf = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem", **start.settings.spark.conf}
+    settings = replace(start.settings, spark=replace(start.settings.spark, conf=conf))
+    return open_session(settings, job_traits(start.graph))
 
 
 def _add_sources(writer: SavepointWriter, options: Iterable[str], plan: JobPlan, queries: SparkQueries) -> None:

@@ -202,10 +202,12 @@ class JobRun:
     def record_failure(self, error: StateflowError) -> None:
         """Adds the error that ends the run to the job's history.
 
-        Nothing is recorded before the CLAIM, for a fenced run, or after a storage error: another attempt to write
-        there would only delay the end.
+        Nothing is recorded before the CLAIM, for a run that a newer one has fenced, or after a storage error: another
+        attempt to write there would only delay the end.
         """
-        if not self._is_claimed or isinstance(error, (Fenced, StorageError)):
+        # Another job root has taken over a table, and no newer run: this one is the newest that the status describes.
+        overtaken = isinstance(error, Fenced) and "by_root" not in error.facts
+        if not self._is_claimed or overtaken or isinstance(error, StorageError):
             return
         root = self.job.root
         record_run_failure(root.storage, _failure_record(root, self.head.entry, error))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from stateflow.config.settings import QUIET, Settings
@@ -74,6 +75,12 @@ def quiet_py4j() -> None:
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     logging.getLogger().addFilter(_not_of_py4j)
+
+
+def quiet_pyspark() -> None:
+    """Drops PySpark's log lines of 15 kB, with all frames of the JVM, about exceptions that it raises as well."""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:

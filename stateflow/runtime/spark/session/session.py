@@ -26,6 +26,7 @@ from stateflow.runtime.spark.session.log_settings import (
     is_quiet,
     quiet_accumulators,
     quiet_py4j,
+    quiet_pyspark,
     quiet_spark,
     quiet_workers,
 )
@@ -136,6 +137,7 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
     if settings.spark.log != FULL:
         quiet_py4j()
+        quiet_pyspark()
     with quiet_spark(settings) as log_file:
         _start(settings)
         own = defaults(traits) if settings.spark.log == FULL else defaults(traits) | _LEVEL
