@@ -18,6 +18,7 @@ CANONICAL = "canonical"
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """A number in a document that tasks receive: JSON has larger ones, which msgpack cannot encode."""
 KeyGroup = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM_LIMIT)]
+Parallelism = Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM_LIMIT)]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

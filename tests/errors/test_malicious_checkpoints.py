@@ -107,6 +107,7 @@ MANIFESTS: dict[str, Change] = {
     "key groups to the end of the world": lambda d: _operator(d)["subtasks"][0].update(last_group=1 << 60),
     "key groups twice": lambda d: _operator(d)["subtasks"].append(_operator(d)["subtasks"][0]),
     "a timer before the first time": lambda d: _operator(d)["subtasks"][0].update(event_timer=-1 << 70),
+    "a parallelism that would fill memory": lambda d: _operator(d).update(parallelism=10**9),
     "an operator of another name": lambda d: _operator(d).update(uid="../x"),
 }
 
@@ -224,18 +225,27 @@ def test_a_made_up_log_entry_is_refused(ran: CliFixture, name: str) -> None:
     _refused(ran)
 
 
+# What a run would meet at its first row only: those above, it refuses before.
+SAVEPOINTS: dict[str, Change] = {
+    **MANIFESTS,
+    "a store without its files": lambda d: _operator(d)["subtasks"][0].update(files=[]),
+    "files of other names": lambda d: _operator(d)["subtasks"][0]["files"][0].update(local_name="../x"),
+    "a manifest of a store that is none": lambda d: _operator(d)["subtasks"][0].update(store_manifest="AAAA"),
+    "files of another backend": lambda d: _operator(d)["subtasks"][0].update(backend="filesystem"),
+    "operator state that cannot be read": lambda d: _operator(d).update(parts=[{"subtask": 0, "content": "/w=="}]),
+}
 # A plan compares no hashes, and a savepoint's own document names its job.
 _NOT_OF_SAVEPOINTS = {"another job", "a hash that is a path"}
 
 
-@pytest.mark.parametrize("name", [*(name for name in MANIFESTS if name not in _NOT_OF_SAVEPOINTS), "a bomb"])
+@pytest.mark.parametrize("name", [*(name for name in SAVEPOINTS if name not in _NOT_OF_SAVEPOINTS), "a bomb"])
 def test_a_made_up_savepoint_is_refused(ran: CliFixture, name: str) -> None:
     create_savepoint(ran.root, SavepointRequest(name="sp", from_head=True))
     (path,) = Path(ran.root).glob("savepoints/*/_savepoint")
     document = root_files.unsealed(path.read_bytes())[0]
     line = f'{{"x":{BOMB}'.encode()
     if name != "a bomb":
-        MANIFESTS[name](document["manifest"])
+        SAVEPOINTS[name](document["manifest"])
         line = json.dumps(document).encode()
     _replace(path, _sealed(line))
     before = contents(Path(ran.root))

@@ -10,11 +10,13 @@ from stateflow.api.sink import SinkRewind, SinkTable
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, Rewind, SinkMode
 from stateflow.checkpoint.log.manifest_files import check_hashes, check_sizes, files_of
+from stateflow.checkpoint.operator_parts import check_parts
 from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.checkpoint.restore.targets import Target
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.state_rewriting import StateLocation
+from stateflow.state.backends.factory import check_snapshot
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 
@@ -59,10 +61,12 @@ class RestoreContext:
 
     def check_file_sizes(self) -> None:
         """Raises MissingFile or CorruptFile unless every file of the manifest is stored with its size."""
+        check_content(self.graph.read, self.location)
         check_sizes(*self._files())
 
     def check_file_hashes(self) -> None:
         """Raises MissingFile or CorruptFile unless every file of the manifest has its SHA-256; reads all files."""
+        check_content(self.graph.read, self.location)
         check_hashes(*self._files())
 
     def plan_rewind(self, uid: str, table: SinkTable) -> SinkRewind:
@@ -78,6 +82,18 @@ class RestoreContext:
             return self.job.root.storage, files
         unique = {f.key: f for f in files}.values()
         return savepoint.storage, [msgspec.structs.replace(f, key=f"{savepoint.folder}{f.key}") for f in unique]
+
+
+def check_content(manifest: Manifest, location: StateLocation) -> None:
+    """Checks what a manifest contains, as a run does: the files of stores, and operator state.
+
+    Raises:
+        MissingFile, CorruptFile: it is damaged.
+    """
+    for operator in manifest.operators:
+        for state in operator.subtasks:
+            check_snapshot(state)
+        check_parts(location.storage, location.operator(operator).parts)
 
 
 def check_target(job: Job, head: Head, target: Target, request: GraphRequest) -> RestoreContext:

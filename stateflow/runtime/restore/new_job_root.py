@@ -31,6 +31,7 @@ from stateflow.runtime.job.loader import source_descriptions, writer_name
 from stateflow.runtime.job.start_checks import check_reader
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states_if_known
+from stateflow.runtime.restore.context import check_content
 from stateflow.runtime.restore.existing_tables import ExistingTables, plan_table
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.state_import import StateLocation, import_state
@@ -155,6 +156,7 @@ def _checked_start(
         check_writable(stored.storage, stored.folder, new.clock.new_id())
     tables = {node.uid: plan_table(node, stored.document, initial.tables) for node in new.graph.sinks}
     stored.verify()
+    check_content(stored.document.manifest, StateLocation.of(stored))
     return graph, {uid: intent for uid, intent in tables.items() if intent is not None}
 
 

@@ -29,6 +29,7 @@ from stateflow.state.backends.entry_stream import (
 from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
+from stateflow.state.backends.rocksdb.manifest import manifest_of
 from stateflow.state.backends.rocksdb.reader import RocksDBReader, fetch_and_check
 from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
@@ -201,10 +202,22 @@ def _read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, N
             yield from select_key_groups(_hashmap_blocks(location, part), base.owned)
 
 
-def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
-    if part.inline is not None:
-        yield from hashmap_snapshot.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
-        return
+def check_snapshot(state: SubtaskState) -> None:
+    """Checks without reading files that a snapshot has those that its backend writes, as a run does at its first row.
+
+    Raises:
+        CorruptFile: it has others.
+        ConfigError: this version does not have the backend.
+    """
+    check_backends_known([state])
+    if state.backend in _HASH_MAPS and state.inline is None:
+        _check_one_file(state)
+    elif state.store_manifest and _is_native(state):
+        # An older snapshot has its manifest in a file.
+        manifest_of(state, state.store_manifest, state.snapshot)
+
+
+def _check_one_file(part: SubtaskState) -> None:
     if [f.local_name for f in part.files] != [LOCAL_NAME]:
         raise CorruptFile(
             "a snapshot of a hash map does not consist of one file",
@@ -212,6 +225,13 @@ def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[Ent
             files=[f.local_name for f in part.files][:5],
             snapshot=part.snapshot,
         )
+
+
+def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
+    if part.inline is not None:
+        yield from hashmap_snapshot.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
+        return
+    _check_one_file(part)
     stored = part.files[0]
     # The format has no checksums of its own, and the file is read as a whole anyway.
     with _opened(location, part, stored, has_content) as file:

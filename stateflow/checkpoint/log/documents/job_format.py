@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateflow.state.handles import Document
+from stateflow.state.handles import Document, Parallelism
 
 FORMAT_VERSION = 1
 
@@ -13,7 +13,7 @@ class JobFormat(Document, frozen=True, kw_only=True):
     version: int
     job: str
     job_uuid: str
-    max_parallelism: int
+    max_parallelism: Parallelism
     key_types: dict[str, list[str]] = {}
     """Spark type names of the key columns, by uid of each keyed operator that the job had when it was created."""
     forked_from: str = ""

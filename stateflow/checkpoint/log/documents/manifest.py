@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.records import CheckpointRecord
-from stateflow.state.handles import Document, FileHandle, Int64, OperatorPart, StateSchema, SubtaskState
+from stateflow.state.handles import Document, FileHandle, Int64, OperatorPart, Parallelism, StateSchema, SubtaskState
 
 _SHOWN = 12
 """Digits of a hash that messages show."""
@@ -17,7 +17,7 @@ class OperatorState(Document, frozen=True, kw_only=True):
     """The state of one keyed operator at a barrier."""
 
     uid: str
-    parallelism: Int64
+    parallelism: Parallelism
     key_types: list[str]
     key_names: list[str] = []
     """Names of the key columns in their order; empty in manifests of versions that did not record them."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from stateflow.checkpoint.log.documents.log_entry import PublishedOutput
 from stateflow.checkpoint.log.documents.manifest import Manifest
-from stateflow.state.handles import Document, Int64
+from stateflow.state.handles import Document, Int64, Parallelism
 
 
 class Origin(StrEnum):
@@ -75,7 +75,7 @@ class Savepoint(Document, frozen=True, kw_only=True):
     format: SavepointFormat = SavepointFormat.NATIVE
     job: str
     job_uuid: str
-    max_parallelism: int
+    max_parallelism: Parallelism
     checkpoint_id: int
     manifest: Manifest
     """The checkpoint's manifest, with keys relative to the savepoint's folder."""

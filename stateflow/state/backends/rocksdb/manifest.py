@@ -19,6 +19,7 @@ from stateflow.errors import CorruptFile, InternalError
 from stateflow.private_files import write_private
 from stateflow.state.backends.rocksdb.byte_reader import ByteReader
 from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
+from stateflow.state.handles import SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
 
 _NAME = "MANIFEST-000001"
@@ -108,6 +109,26 @@ def parse(data: bytes, name: str) -> StoreManifest:
     if len(data) > _LARGEST:
         raise CorruptFile("a store's manifest is too large", file=name, size=len(data), limit=_LARGEST)
     return _applied(StoreManifest((), 0), data, 0, name)
+
+
+def manifest_of(state: SubtaskState, data: bytes, source: str) -> StoreManifest:
+    """Returns the manifest of a snapshot. Raises CorruptFile if it is damaged, or names files that there are not.
+
+    Args:
+        data: the manifest.
+        source: where it is from, for errors.
+    """
+    manifest = parse(data, source)
+    sizes = {file.local_name: file.size for file in state.files}
+    missing = sorted(f.name for f in manifest.files if sizes.get(f.name) != f.size)
+    if missing:
+        raise CorruptFile(
+            "a store's manifest names files that the snapshot does not have with this size",
+            hint="restore an older checkpoint",
+            file=source,
+            missing=missing[:5],
+        )
+    return manifest
 
 
 def _applied(known: StoreManifest, data: bytes, offset: int, name: str) -> StoreManifest:

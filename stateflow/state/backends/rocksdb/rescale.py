@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.state.backends.rocksdb.check import check_once, complete_store
-from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, parse
+from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, manifest_of, parse
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
@@ -105,17 +105,7 @@ def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
                 "a snapshot has no store manifest, or several", hint="restore an older checkpoint", files=names[:5]
             )
         data, source = cache.read(manifests[0]), manifests[0].handle.key
-    manifest = parse(data, source)
-    sizes = {file.local_name: file.size for file in state.files}
-    missing = sorted(f.name for f in manifest.files if sizes.get(f.name) != f.size)
-    if missing:
-        raise CorruptFile(
-            "a store's manifest names files that the snapshot does not have with this size",
-            hint="restore an older checkpoint",
-            file=source,
-            missing=missing[:5],
-        )
-    return manifest
+    return manifest_of(state, data, source)
 
 
 def excess(files: Iterable[StoreFile], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:
