@@ -178,6 +178,21 @@ def test_what_needs_no_spark_loads_none() -> None:
     assert loaded & {"pyspark", "py4j", "pandas", "airflow"} == set()
 
 
+def test_a_job_s_module_and_the_test_of_a_statement_load_no_spark() -> None:
+    """Sources and sinks are declared, and a statement runs in the harness."""
+    loaded = _modules_after(
+        "import msgspec, stateflow\n"
+        "from stateflow import DeltaSink, DeltaSource, FileSource, KafkaSource, SparkSource\n"
+        "from stateflow.testing import KeyedHarness, KeyedInput, sql_query\n"
+        "Row = msgspec.defstruct('Row', [('id', int)])\n"
+        "FileSource('rows', schema=Row, format='json'), DeltaSource('rows', schema=Row), DeltaSink('made')\n"
+        "query = sql_query('SELECT id, COUNT(*) AS n FROM t GROUP BY id', 't')\n"
+        "with KeyedHarness(query, KeyedInput(Row)) as h:\n"
+        "    assert [row.n for row in h.push(Row(1), Row(1))] == [2]\n"
+    )
+    assert loaded & {"pyspark", "py4j", "airflow"} == set()
+
+
 def test_every_module_has_a_docstring() -> None:
     for found in pkgutil.walk_packages(stateflow.__path__, "stateflow."):
         if found.name != "stateflow.__main__":

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamReader
+from typing import TYPE_CHECKING
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
@@ -15,6 +12,10 @@ from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.columns.declared_columns import check_columns
 from stateflow.connectors.columns.declared_values import declared_columns, with_times
 from stateflow.errors import ConfigError, JobDefinitionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamReader
 
 _NOT_REPLAYABLE = ("socket", "console", "memory")
 
@@ -110,6 +111,8 @@ def loaded(reader: DataStreamReader, format: str, path: str = "", package: str =
     Raises:
         ConfigError: Spark does not have the source.
     """
+    from pyspark.errors import AnalysisException
+
     try:
         return reader.load(path) if path else reader.load()
     except AnalysisException as e:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from stateflow.api.graph.job_graph import Graph
@@ -25,7 +24,7 @@ from stateflow.runtime.job.loader import check_format, check_unshared_tables, gr
 from stateflow.runtime.job.start_checks import StartChecks
 from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
 from stateflow.runtime.spark.session.settings import check_master, check_required, check_root, check_sinks
-from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
+from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark, installed_spark
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 
@@ -118,8 +117,8 @@ def check_start(start: StartContext, needs: Sequence[Needs], checks: Sequence[St
 def _machine(start: StartContext) -> None:
     check_python()
     if start.on_spark:
+        check_spark(installed_spark())
         check_java()
-        check_spark(metadata.version("pyspark"))
 
 
 def _spark_settings(start: StartContext) -> None:

@@ -97,7 +97,13 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     run([command, "savepoint", "create", "--name", "kept", root], **clean)
     assert [path.name.rpartition("-")[0] for path in (job.root / "savepoints").iterdir()] == ["kept"]
     job_file = tmp_path / "job.py"
-    job_file.write_text("from stateflow import FileSource\n")
+    job_file.write_text(
+        "import msgspec\n"
+        "from stateflow import FileSource\n\n"
+        "class Row(msgspec.Struct):\n    id: int\n\n"
+        "def build(env):\n"
+        f"    env.from_source(FileSource({str(tmp_path)!r}, schema=Row), uid='rows').print(uid='shown')\n"
+    )
     new = [command, "run", str(job_file), f"--job-root={tmp_path / 'new'}"]
     refused = subprocess.run(new, capture_output=True, text=True, check=False, env={**os.environ, **clean})
     assert refused.returncode == 2

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.columns.column_policy import ColumnPolicy, FoundColumns, check_found_columns
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
 
 _WIDER = {
     "bigint": {"int", "smallint", "tinyint"},
@@ -78,6 +81,8 @@ def _misfit(shape: Shape, found: DataType) -> str | None:
 
     Spark finds the fields of a class by name: files may have more of them, and lack nullable ones.
     """
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
     if isinstance(shape, Items) and isinstance(found, ArrayType):
         return _within("[]", _misfit(shape.item, found.elementType))
     if isinstance(shape, Entries) and isinstance(found, MapType):
@@ -101,6 +106,8 @@ def _within(prefix: str, path: str | None) -> str | None:
 
 def _is_read_as(shape: Leaf, found: DataType) -> bool:
     """Returns whether Spark reads a Parquet column of one type as another."""
+    from pyspark.sql.types import DecimalType
+
     name = found.simpleString()
     if name == shape.spark or name in _WIDER.get(shape.spark, ()):
         return True

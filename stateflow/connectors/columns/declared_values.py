@@ -7,12 +7,14 @@ for a time of day or a duration contain integers of microseconds, as `DeltaSink`
 from __future__ import annotations
 
 import datetime
-
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructField, StructType
+from typing import TYPE_CHECKING
 
 from stateflow.api.schema import RowSchema
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, leaves_of, parts_of
 from stateflow.types.spark_sql import literal, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
 
 _FROM_MICROS = {datetime.time: "time_from_micros({})", datetime.timedelta: "({} * INTERVAL '0.000001' SECOND)"}
 """Expressions of values that are stored as integers, by their declared type."""
@@ -31,12 +33,16 @@ def declared_columns(found: StructType, schema: RowSchema) -> list[str]:
 
 def with_times(found: StructType, schema: RowSchema) -> StructType:
     """Returns the columns of a frame, with the type of a declared time instead of the integer that stores it."""
+    from pyspark.sql.types import StructField, StructType
+
     shapes = {column.name: column.shape for column in schema.columns}
     fields = [(field, shapes.get(field.name)) for field in found.fields]
     return StructType([f if s is None else StructField(f.name, _timed(s, f.dataType)) for f, s in fields])
 
 
 def _timed(shape: Shape, found: DataType) -> DataType:
+    from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructField, StructType
+
     if isinstance(shape, Leaf):
         is_stored = shape.kind is datetime.time and isinstance(found, LongType)
         return DataType.fromDDL(shape.spark) if is_stored else found
@@ -59,6 +65,8 @@ def _value(shape: Shape, found: DataType | None, value: str, depth: int = 0) -> 
         value: the expression of the value.
         depth: number of lambda functions around the expression.
     """
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
     if found is None:
         return f"CAST(NULL AS {shape.spark})"
     item, key = f"_sf_item{depth}", f"_sf_key{depth}"
@@ -81,6 +89,8 @@ def _value(shape: Shape, found: DataType | None, value: str, depth: int = 0) -> 
 
 
 def _scalar(shape: Leaf, found: DataType, value: str) -> str:
+    from pyspark.sql.types import LongType
+
     return _FROM_MICROS[shape.kind].format(value) if isinstance(found, LongType) else value
 
 

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.hidden_columns import ARRIVED, arrival
 from stateflow.api.input_files import file_uri
@@ -35,6 +34,7 @@ from stateflow.types.spark_sql import quoted
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
 
 _CHANGES: Mapping[str, tuple[str, str]] = {
     "change": ("_change_type", "string"),

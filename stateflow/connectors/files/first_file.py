@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from stateflow.api.input_files import reason_in
 from stateflow.api.schema import RowSchema
 from stateflow.similar_names import closest_first
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LARGEST = 64 * 2**20
 """The largest file that is compared, in bytes: Spark reads all of a JSON file to infer its columns."""

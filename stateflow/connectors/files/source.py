@@ -10,13 +10,10 @@ from dataclasses import replace
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from pyspark.sql.streaming import DataStreamReader
-from pyspark.sql.types import DataType, StructField, StructType
 
 from stateflow.api.input_files import (
     FAIL,
@@ -55,6 +52,12 @@ from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import literal, quoted
 
+if TYPE_CHECKING:
+    # A job's module is imported without PySpark as well, such as by its unit tests.
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming import DataStreamReader
+    from pyspark.sql.types import StructField, StructType
+
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
 _PATTERN_CHARACTERS = "*?[{"
@@ -62,7 +65,7 @@ _SAMPLED_FILES = 20
 _UNREADABLE_HINT = "check that all files have the declared format, are complete, and can be read by this user"
 
 
-_Reader = TypeVar("_Reader", DataFrameReader, DataStreamReader)
+_Reader = TypeVar("_Reader", "DataFrameReader", "DataStreamReader")
 
 
 class FileSource(Source):
@@ -219,7 +222,7 @@ class FileSource(Source):
         for file in files:
             by_folder.setdefault(folder_values(file, self._base, self.schema), []).append(file)
         frames = [self._read_folder(spark, values, own) for values, own in by_folder.items()]
-        return arrange(reduce(DataFrame.union, frames))
+        return arrange(reduce(lambda first, second: first.union(second), frames))
 
     def _read_folder(self, spark: SparkSession, values: FolderValues, files: Sequence[str]) -> DataFrame:
         """Returns the rows of files whose folders have the same values of columns."""
@@ -320,6 +323,8 @@ class FileSource(Source):
 
     def _stored_columns(self, spark: SparkSession, paths: list[str]) -> StructType:
         """Returns the columns of the files, as Spark reads them."""
+        from pyspark.sql.types import StructType
+
         try:
             nested = {} if self._local is None else {"recursiveFileLookup": "true"}
             found = spark.read.format(self.format).options(**nested, **self.options).load(paths).schema
@@ -335,6 +340,8 @@ class FileSource(Source):
 
     def _folder_fields(self) -> list[StructField]:
         """Returns the columns whose values the folders of local files have."""
+        from pyspark.sql.types import DataType, StructField
+
         files = [] if self._local is None else _files(self._local)
         found = {c for file in files for c, _ in folder_values(file_uri(file), self._base, self.schema)}
         return [StructField(c.name, DataType.fromDDL(c.spark_type)) for c in self.schema.columns if c in found]

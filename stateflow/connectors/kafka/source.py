@@ -7,10 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
-
-import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from typing import TYPE_CHECKING, Literal
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.hidden_columns import REJECTED, RejectedRecord, failing_filter
@@ -35,6 +32,9 @@ from stateflow.errors import (
     StateflowError,
     StorageError,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,8 @@ class KafkaSource(Source):
             self._client().partitions(self.topics)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
+        import pyspark
+
         reader = spark.readStream.format("kafka").options(**self._reader_options(limits))
         return self.rows(loaded(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 from stateflow.errors import EnvironmentUnsupported
 
@@ -24,6 +25,16 @@ def check_python(version: tuple[int, int] | None = None) -> None:
             hint="use Python 3.11, 3.12 or 3.13",
             found=".".join(map(str, found)),
         )
+
+
+def installed_spark() -> str:
+    """Returns the version of PySpark. Raises EnvironmentUnsupported if it is not installed."""
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError as e:
+        raise EnvironmentUnsupported(
+            "PySpark is not installed", hint="pip install 'stateflow[spark]'", package="pyspark"
+        ) from e
 
 
 def check_spark(version: str) -> None:
