@@ -1,15 +1,19 @@
-"""Rows that are taken back: of keys without rows, infinite ones, and at any size of batches, as row by row."""
+"""Rows that are retracted: of keys without rows, infinite ones, and at any size of batches, as row by row."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import statistics
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Annotated, Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow import RowKind
+from stateflow import RowKind, precision
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs.materialized import materialized
 
@@ -19,6 +23,7 @@ class Change(msgspec.Struct, frozen=True):
     key: str
     value: float | None
     number: int
+    is_odd: bool = False
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -32,6 +37,27 @@ class Totals(msgspec.Struct, frozen=True):
     mean_number: float
 
 
+class Values(msgspec.Struct, frozen=True):
+    kind: RowKind
+    key: str
+    lowest: float | None
+    highest: float | None
+    least: int
+    most_odd: int | None
+    numbers: int
+    odd_numbers: int
+    variance: float | None
+
+
+VALUES = {
+    "lowest": ("min", "value"),
+    "highest": ("max", "value"),
+    "least": ("min", "number"),
+    "most_odd": ("max", "number", "is_odd"),
+    "numbers": ("count_distinct", "number"),
+    "odd_numbers": ("count_distinct", "number", "is_odd"),
+    "variance": ("variance", "value"),
+}
 WANTED = {
     "rows": ("count", "number"),
     "values": ("count", "value"),
@@ -47,6 +73,10 @@ sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 def totals(changes: Any, *, retract: bool = False) -> Any:
     return changes.aggregate_columns(WANTED, output=Totals, retract=retract, uid="totals")
+
+
+def values_of(changes: Any, *, retract: bool = False) -> Any:
+    return changes.aggregate_columns(VALUES, output=Values, retract=retract, uid="values")
 
 
 def plain(changes: list[Change]) -> dict[str, list[Change]]:
@@ -80,9 +110,10 @@ def changes_of(given_steps: list[tuple[str, float | None, int, bool]]) -> list[C
             row = rows.pop(number % len(rows))
             found.append(msgspec.structs.replace(row, kind=RowKind.UPDATE_BEFORE if number % 2 else RowKind.DELETE))
         elif takes_back:
-            found.append(Change(RowKind.DELETE, key, value, number))
+            found.append(Change(RowKind.DELETE, key, value, number, number % 2 == 1))
         else:
-            rows.append(Change(RowKind.INSERT if number % 2 else RowKind.UPDATE_AFTER, key, value, number))
+            kind = RowKind.INSERT if number % 2 else RowKind.UPDATE_AFTER
+            rows.append(Change(kind, key, value, number, number % 2 == 1))
             found.append(rows[-1])
     return found
 
@@ -109,6 +140,71 @@ def test_results_are_those_of_row_by_row_at_any_size_of_batches(
         for key, rows in kept.items()
     }
     assert {key: list(msgspec.structs.astuple(row)[2:]) for key, row in table.items()} == wanted
+
+
+def expected_values(rows: list[Change]) -> list[object]:
+    """NaN is the largest float; the variance with a value that is not finite is NaN."""
+    found = sorted((row.value for row in rows if row.value is not None), key=lambda value: (math.isnan(value), value))
+    odd = [row.number for row in rows if row.is_odd]
+    numbers = [row.number for row in rows]
+    variance = None
+    if len(found) > 1:
+        variance = statistics.variance(found) if all(map(math.isfinite, found)) else math.nan
+    ends = (found[0], found[-1]) if found else (None, None)
+    return [*ends, min(numbers), max(odd, default=None), len(set(numbers)), len(set(odd)), variance]
+
+
+def shown(value: object) -> str:
+    return repr(round(value, 9) + 0.0 if isinstance(value, float) else value)
+
+
+@settings(max_examples=max(10, settings().max_examples // 2))
+@given(st.lists(steps, max_size=20), sizes, st.booleans())
+def test_extremes_distinct_values_and_variances_are_those_of_row_by_row(
+    given_steps: list[tuple[str, float | None, int, bool]], batch_sizes: list[int], retract: bool
+) -> None:
+    changes = changes_of(given_steps)
+    found, at = list[Values](), 0
+    with KeyedHarness(lambda rows: values_of(rows, retract=retract), KeyedInput(Change, "key")) as h:
+        while at < len(changes):
+            size = batch_sizes[at % len(batch_sizes)]
+            found += h.push(*changes[at : at + size])
+            at += size
+        left = {entry.state for entry in h.state_entries()}
+        kept = plain(changes)
+    floats = ("lowest", "highest", "variance")
+    comparable = [msgspec.structs.replace(row, **{n: shown(getattr(row, n)) for n in floats}) for row in found]
+    table = materialized(comparable, "key", kind="kind", retracts=retract)
+    wanted = {(key,): [shown(value) for value in expected_values(rows)] for key, rows in kept.items()}
+    shown_rows = {key: list(msgspec.structs.astuple(row)[2:]) for key, row in table.items()}
+    assert {k: [v if isinstance(v, str) else shown(v) for v in row] for k, row in shown_rows.items()} == wanted
+    assert kept or not left, "a key without rows has state"
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "middle", "high"),
+    [
+        (Annotated[Decimal, precision(12, scale=8)], Decimal("-2.00000001"), Decimal("1E-8"), Decimal(10)),
+        (time, time(1), time(1, 0, 0, 1), time(23)),
+        (timedelta, timedelta(-1), timedelta(microseconds=1), timedelta(days=2)),
+        (date, date(1, 1, 1), date(2026, 1, 1), date(9999, 12, 31)),
+        (datetime, *map(datetime.fromisoformat, ("0001-01-01", "2026-01-01", "9999-12-31"))),
+        (str, "", "a", "\u00e9"),
+        (bytes, b"", b"\0", b"\xff"),
+        (bool, False, True, True),
+    ],
+)
+def test_extremes_that_are_retracted_give_way_to_the_next_ones_of_any_type(
+    kind: Any, low: object, middle: object, high: object
+) -> None:
+    row = msgspec.defstruct("Row", [("kind", RowKind), ("key", str), ("value", kind)])
+    ends = msgspec.defstruct("Ends", [("kind", RowKind), ("key", str), ("low", kind), ("high", kind)])
+    wanted = {"low": ("min", "value"), "high": ("max", "value")}
+    with KeyedHarness(lambda rows: rows.aggregate_columns(wanted, output=ends, uid="e"), KeyedInput(row, "key")) as h:
+        h.push(*(row(RowKind.INSERT, "a", value) for value in (low, middle, high)))
+        h.push(row(RowKind.DELETE, "a", low))
+        h.push(row(RowKind.DELETE, "a", high))
+        assert [(each.low, each.high) for each in h.output] == [(low, high), (middle, high), (middle, middle)]
 
 
 def test_a_row_that_is_taken_back_before_any_other_has_no_effect() -> None:

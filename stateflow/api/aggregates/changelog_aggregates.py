@@ -1,4 +1,4 @@
-"""Column aggregates whose results are a changelog, over rows that may be taken back."""
+"""Column aggregates whose results are a changelog, over rows that may be retracted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Aggregate, Values, to_numpy
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values, to_numpy
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
 from stateflow.api.aggregates.numeric import Count
 from stateflow.api.aggregates.partial.filters import masked
-from stateflow.api.aggregates.retractable import RETRACTABLE, CountedRows
+from stateflow.api.aggregates.retractable import (
+    RETRACTABLE,
+    CountedRows,
+    CountedValues,
+    OfCountedValues,
+    counted_columns,
+)
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import RowSchema
@@ -49,7 +55,7 @@ class ChangelogAggregates(ColumnAggregates):
         changes: the kinds of rows and results.
 
     Raises:
-        JobDefinitionError: as for `ColumnAggregates`; or an aggregate cannot take rows back.
+        JobDefinitionError: as for `ColumnAggregates`; or an aggregate cannot retract rows.
     """
 
     def __init__(
@@ -66,11 +72,16 @@ class ChangelogAggregates(ColumnAggregates):
         self._signs: Array | None = None
         if changes.taken:
             self._aggregates = {name: _retractable(name, each) for name, each in self._aggregates.items()}
+            self._distinct = {}
+        self._counted_columns = counted_columns(list(self._aggregates.values()))
+        self._counted_values: dict[str, Mapping[str, CountedValues]] = {}
 
     def open(self, ctx: RuntimeContext) -> None:
         super().open(ctx)
         if self._changes.taken:
             self._rows: ValueState[int] = ctx.get_state(ValueStateDescriptor(_ROWS, int))
+        for column in self._counted_columns.values():
+            column.open(ctx)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.Table:
         before = state.read(self._state)
@@ -78,6 +89,9 @@ class ChangelogAggregates(ColumnAggregates):
         counted = self._counted(batch, state, known)
         exists = np.ones(len(state), bool) if counted is None else counted.after > 0
         self._signs = None if counted is None else counted.effects
+        if counted is not None:
+            columns = self._counted_columns.items()
+            self._counted_values = {name: column.add(batch, state, counted) for name, column in columns}
         kept = before
         if counted is not None and counted.is_reset.any():
             kept = pc.if_else(pa.array(~counted.is_reset), before, pa.scalar(None, before.type))
@@ -97,6 +111,12 @@ class ChangelogAggregates(ColumnAggregates):
         if self._signs is None:
             return values
         return Values(masked(values.column, pa.array(self._signs != 0)), state, self._signs)
+
+    def _after(self, name: str, before: Accumulators, batch: pa.RecordBatch, state: VectorState) -> Accumulators:
+        aggregate = self._aggregates[name]
+        if isinstance(aggregate, OfCountedValues):
+            return aggregate.after(before, self._counted_values[aggregate.column.name][aggregate.where], state)
+        return super()._after(name, before, batch, state)
 
     def _counted(self, batch: pa.RecordBatch, state: VectorState, known: Array) -> CountedRows | None:
         """Counts the rows of each key, if some are taken back.
@@ -131,8 +151,9 @@ def _retractable(name: str, aggregate: Aggregate) -> Aggregate:
     if (kind := RETRACTABLE.get(type(aggregate))) is not None:
         return kind(aggregate.column, aggregate.where)
     raise JobDefinitionError(
-        "an aggregate cannot take rows back",
-        hint="of a changelog, use count, or sum or mean of numbers; or call as_append_only() on the stream",
+        "an aggregate cannot retract rows",
+        hint="of a changelog, use count, count_distinct, sum, mean, variance, min or max; or call as_append_only() on "
+        "the stream, if each change is to count as a row",
         name=name,
         aggregate=type(aggregate).__name__,
     )

@@ -1,18 +1,27 @@
-"""Counts, sums and means of rows that may be taken back."""
+"""Aggregates of rows that may be retracted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, to_numpy
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type, to_numpy
 from stateflow.api.aggregates.decimal_sum import DecimalSum
-from stateflow.api.aggregates.numeric import Mean, Sum
+from stateflow.api.aggregates.distinct import CountDistinct
+from stateflow.api.aggregates.extremes import Max, Min
+from stateflow.api.aggregates.numeric import Count, Mean, Sum, Variance
+from stateflow.api.aggregates.partial.filters import passed_rows
+from stateflow.api.aggregates.partial.pairs import Pairs
+from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
+from stateflow.api.schema import Column
+from stateflow.state.kinds.maps.map_state import MapState
+from stateflow.types.descriptors import MapStateDescriptor
 
 
 @dataclass(frozen=True)
@@ -160,9 +169,232 @@ class RetractableDecimalSum(DecimalSum):
         return pc.if_else(none, pa.scalar(None, accumulators["sum"].type), accumulators["sum"])
 
 
+class RetractableVariance(Variance):
+    """The sample variance of rows that may be retracted; null for fewer than two values.
+
+    The values of a batch that are retracted are subtracted as one group: the pairwise update of Chan, Golub and
+    LeVeque, solved for the other part. Rounding errors of values that were retracted remain while a key has others.
+    """
+
+    fields = {**Variance.fields, **_Floats.fields}
+
+    def add(self, before: Accumulators, values: Values) -> Accumulators:
+        signs = np.ones(len(values.column), np.int64) if values.signs is None else values.signs
+        # Nulls in place of the others; sums over 64 bits as floats.
+        numbers = Values(values.column.cast(pa.float64()), values.state, values.signs)
+        finite = _Floats.finite(numbers).column
+        added, retracted = (
+            super(RetractableVariance, self).add(
+                start, Values(pc.if_else(pa.array(signs == sign), finite, pa.scalar(None, finite.type)), values.state)
+            )
+            for sign, start in ((1, before), (-1, self.nothing(len(values.state))))
+        )
+        return {**_without(added, retracted), **_Floats.add(before, numbers)}
+
+    def result(self, accumulators: Accumulators) -> pa.Array:
+        others = sum(to_numpy(accumulators[name]) for name in _Floats.fields)
+        variance = to_numpy(accumulators["m2"], 0.0) / np.maximum(to_numpy(accumulators["count"]) - 1, 1)
+        count = to_numpy(accumulators["count"]) + others
+        return pa.array(np.where(others > 0, np.nan, variance), mask=count < 2)
+
+
+def _without(every: Accumulators, part: Accumulators) -> Accumulators:
+    """Returns the moments of the values of `every` that are not in `part`."""
+    total, fewer = to_numpy(every["count"]), to_numpy(part["count"])
+    mean, of_part = to_numpy(every["mean"], 0.0), to_numpy(part["mean"], 0.0)
+    count = total - fewer
+    rest = np.where(count > 0, (total * mean - fewer * of_part) / np.maximum(count, 1), 0.0)
+    between = (of_part - rest) ** 2 * (fewer * count / np.maximum(total, 1))
+    squares = to_numpy(every["m2"], 0.0) - to_numpy(part["m2"], 0.0) - between
+    # One value has no deviation, and rounding must not make one negative.
+    m2 = np.where(count > 1, np.maximum(squares, 0.0), 0.0)
+    is_same = fewer == 0
+    return {
+        "count": pa.array(count),
+        "mean": pa.array(np.where(is_same, mean, rest)),
+        "m2": pa.array(np.where(is_same, to_numpy(every["m2"], 0.0), m2)),
+    }
+
+
+@dataclass(frozen=True)
+class CountedValues:
+    """The values of a column in a batch, and the rows that have them.
+
+    Attributes:
+        of: the number of each value's key.
+        values: the values, of which those of a key differ.
+        before: how many rows of the key had the value before the batch.
+        after: how many have it.
+        of_lost: the number of the key of each value in `remaining`.
+        remaining: all values of keys that have lost one.
+    """
+
+    of: Array
+    values: pa.Array
+    before: Array
+    after: Array
+    of_lost: Array
+    remaining: pa.Array
+
+    @property
+    def lost(self) -> Array:
+        """For each value, whether its key has it no longer."""
+        found: Array = (self.before > 0) & (self.after <= 0)
+        return found
+
+
+class CountedColumn:
+    """The values of a column that each key has, in a map state ``counted-<column>``.
+
+    The map has the number of rows with each value, for each filter. As in Flink, the number of a value that was
+    retracted before it was added is negative.
+
+    Args:
+        column: the column.
+        filters: bool columns that filter rows; empty for all rows.
+    """
+
+    def __init__(self, column: Column, filters: Sequence[str]) -> None:
+        self._column = column
+        self._counts = {where: f"where_{where}" if where else "all" for where in filters}
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Declares the state."""
+        counts = msgspec.defstruct("Counts", [(name, int, 0) for name in self._counts.values()])
+        kind = _STORED[name] if (name := self._stored_as) else declared_type(self._column)
+        descriptor: MapStateDescriptor[object, object] = MapStateDescriptor(
+            f"counted-{self._column.name}", kind, counts
+        )
+        self._counted: MapState[object, object] = ctx.get_map_state(descriptor)
+
+    def add(self, batch: pa.RecordBatch, state: VectorState, counted: CountedRows) -> Mapping[str, CountedValues]:
+        """Adds the rows of a batch; returns for each filter what has changed."""
+        self._clear(state, np.flatnonzero(counted.is_reset))
+        values, has_effect = self._stored(batch.column(self._column.name)), counted.effects != 0
+        passed = {w: has_effect & passed_rows(values, batch.column(w) if w else None) for w in self._counts}
+        pairs = Pairs.in_rows(values, state.key_of_row, np.logical_or.reduce(list(passed.values())))
+        stored = state.read_entries(self._counted, pairs.of, pairs.values)
+        before, after = {}, {}
+        for where, name in self._counts.items():
+            before[where] = to_numpy(pc.struct_field(stored, name))
+            rows = np.flatnonzero(passed[where])
+            signs = np.bincount(pairs.pair_of_row[rows], counted.effects[rows], len(pairs.of)).astype(np.int64)
+            after[where] = before[where] + signs
+        numbers = pa.StructArray.from_arrays([pa.array(n) for n in after.values()], list(self._counts.values()))
+        is_kept = pa.array(np.logical_or.reduce([number != 0 for number in after.values()]))
+        state.write_entries(
+            self._counted, pairs.of, pairs.values, pc.if_else(is_kept, numbers, pa.scalar(None, numbers.type))
+        )
+        found = self._column_of(pairs.values)
+        every = {w: CountedValues(pairs.of, found, before[w], after[w], pairs.of[:0], found[:0]) for w in after}
+        return {where: self._with_remaining(state, where, each) for where, each in every.items()}
+
+    def _clear(self, state: VectorState, keys: Array) -> None:
+        if len(keys):
+            at, values, _ = state.states.at(keys).all_entries(self._counted)
+            state.write_entries(self._counted, keys[at], values, pa.nulls(len(at), self._counted.columns.type))
+
+    def _with_remaining(self, state: VectorState, where: str, changes: CountedValues) -> CountedValues:
+        """Adds all values of the keys that have lost one, for the aggregates that then need the next one."""
+        keys = np.unique(changes.of[changes.lost])
+        if not len(keys):
+            return changes
+        at, values, numbers = state.states.at(keys).all_entries(self._counted)
+        is_left = to_numpy(pc.struct_field(numbers, self._counts[where])) > 0
+        remaining = self._column_of(values.filter(pa.array(is_left)))
+        return replace(changes, of_lost=keys[at[is_left]], remaining=remaining)
+
+    @property
+    def _stored_as(self) -> str:
+        """The name in `_STORED` of the column's type; empty if its values are keys of maps."""
+        kind = self._column.arrow_type
+        if pa.types.is_decimal(kind):
+            return "text"
+        return "integer" if pa.types.is_time(kind) or pa.types.is_duration(kind) else ""
+
+    def _stored(self, values: pa.Array) -> pa.Array:
+        """Returns values as keys of the map, of which equal ones are equal: one zero and one NaN of floats."""
+        if self._stored_as:
+            return values.cast(pa.string() if self._stored_as == "text" else pa.int64())
+        return _canonical(values)
+
+    def _column_of(self, stored: pa.Array) -> pa.Array:
+        return stored.cast(self._column.arrow_type) if self._stored_as else stored
+
+
+_STORED: Mapping[str, type] = {"text": str, "integer": int}
+"""Types of keys of maps for values of types that no map has as keys."""
+
+
+def _canonical(values: pa.Array) -> pa.Array:
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = values.fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+    return pa.array(np.where(np.isnan(numbers), np.nan, numbers), mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+class OfCountedValues(Aggregate):
+    """An aggregate of rows that may be retracted, over the values of its key and their numbers."""
+
+    def after(self, before: Accumulators, changes: CountedValues, state: VectorState) -> Accumulators:
+        """Returns the accumulators after a batch."""
+        raise NotImplementedError
+
+
+class RetractableDistinct(Count, OfCountedValues):
+    """The number of distinct values of rows that may be retracted."""
+
+    def after(self, before: Accumulators, changes: CountedValues, state: VectorState) -> Accumulators:
+        more = (changes.after > 0).astype(np.int64) - (changes.before > 0)
+        added = np.bincount(changes.of, more, len(state)).astype(np.int64)
+        return {"count": pa.array(to_numpy(before["count"]) + added)}
+
+
+class _RetractableExtreme(OfCountedValues):
+    """The minimum or maximum of rows that may be retracted; null for a key without values.
+
+    Only for a key that has lost a value, the others are read, as in Flink.
+    """
+
+    def after(self, before: Accumulators, changes: CountedValues, state: VectorState) -> Accumulators:
+        has_lost = np.zeros(len(state), bool)
+        has_lost[changes.of[changes.lost]] = True
+        kept = {n: pc.if_else(pa.array(has_lost), pa.scalar(None, old.type), old) for n, old in before.items()}
+        is_new = (changes.after > 0) & ~has_lost[changes.of]
+        new = changes.values.filter(pa.array(is_new))
+        # A null for each key: every key needs a row.
+        of = np.concatenate([np.arange(len(state)), changes.of[is_new], changes.of_lost])
+        values = pa.concat_arrays([pa.nulls(len(state), new.type), new, changes.remaining])
+        order = np.argsort(of, kind="stable")
+        starts = np.searchsorted(of[order], np.arange(len(state)))
+        groups = VectorState(state.keys, starts, len(of), state.states)
+        return self.add(kept, Values(values.take(pa.array(order)), groups))
+
+
+class RetractableMin(_RetractableExtreme, Min):
+    """The minimum of rows that may be retracted."""
+
+
+class RetractableMax(_RetractableExtreme, Max):
+    """The maximum of rows that may be retracted."""
+
+
 RETRACTABLE: Mapping[type[Aggregate], type[Aggregate]] = {
     Sum: RetractableSum,
     Mean: RetractableMean,
     DecimalSum: RetractableDecimalSum,
+    Variance: RetractableVariance,
+    CountDistinct: RetractableDistinct,
+    Min: RetractableMin,
+    Max: RetractableMax,
 }
-"""The aggregates that take rows back, by those that do not."""
+"""The aggregates of rows that may be retracted, by those of rows that only append."""
+
+
+def counted_columns(aggregates: Sequence[Aggregate]) -> dict[str, CountedColumn]:
+    """Returns the columns whose values are counted, by name."""
+    filters: dict[str, dict[str, Column]] = {}
+    for each in aggregates:
+        if isinstance(each, OfCountedValues):
+            filters.setdefault(each.column.name, {})[each.where] = each.column
+    return {name: CountedColumn(next(iter(of.values())), list(of)) for name, of in filters.items()}

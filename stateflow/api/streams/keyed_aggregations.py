@@ -78,7 +78,8 @@ class KeyedAggregations(KeyedInput[Stream]):
         """Aggregates columns of each key, vectorized. Emits one row for each key that has rows in a batch.
 
         With a field of type `RowKind` in the output class, the result is a changelog by the key. Only then, the rows
-        may be those of a changelog that takes rows back; its aggregates are ``count``, ``sum`` and ``mean``.
+        may be those of a changelog with retractions; its aggregates are all but ``first``, ``last`` and
+        ``approx_distinct``.
 
         Args:
             aggregates: ``(kind, column)`` by output column, or ``(kind, column, filter)`` with a bool column: the rows
