@@ -176,6 +176,16 @@ class Waiting:
 _SHOWN_SOURCES = 3
 
 
+def waiting_texts(waiting: Iterable[Waiting]) -> list[str]:
+    """Returns sentences about waiting rows: one for the same rows in several operators, which it then names."""
+    operators: dict[str, list[str]] = {}
+    for each in waiting:
+        operators.setdefault(str(each), []).append(each.operator)
+    if len({name for names in operators.values() for name in names}) <= 1:
+        return list(operators)
+    return [f"{text} (in {', '.join(names)})" for text, names in operators.items()]
+
+
 def _time_text(milliseconds: int) -> str:
     try:
         return (_EPOCH + timedelta(milliseconds=milliseconds)).replace(tzinfo=None).isoformat(timespec="seconds")

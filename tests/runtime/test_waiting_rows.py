@@ -25,7 +25,7 @@ from stateflow.environment import StreamExecutionEnvironment
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.operations.status import describe
 from stateflow.runtime.task.task_input import _spans
-from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows
+from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows, waiting_texts
 from stateflow.testing.sinks import FolderSink
 from tests.support.local_jobs import Growing, LocalJobs
 
@@ -103,6 +103,13 @@ class Shop(LocalJobs):
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
+
+
+def test_rows_that_wait_in_several_operators_are_named_once_with_the_operators() -> None:
+    alike = [Waiting(operator, "json", 12, ("csv",), None) for operator in ("ten", "hour")]
+    hot = Waiting("hot", "json", 1, ("csv",), None)
+    assert waiting_texts(alike[:1]) == [str(alike[0])]
+    assert waiting_texts([*alike, hot]) == [f"{alike[0]} (in ten, hour)", f"{hot} (in hot)"]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 10_000])

@@ -29,6 +29,7 @@ from stateflow.private_files import open_private
 from stateflow.runtime.driver.termination import DRAINED
 from stateflow.runtime.restore.existing_tables import ExistingTables
 from stateflow.runtime.restore.new_job_root import InitialSavepoint
+from stateflow.runtime.watermarks import waiting_texts
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
 
 
 def _summary(result: RunResult) -> str:
-    waiting = "".join(f"; {each}" for each in result.waiting)
+    waiting = "".join(f"; {each}" for each in waiting_texts(result.waiting))
     if result.idle:
         done = f"nothing to do at {result.started_at}; Spark was not started, {result.duration_s:.1f} s"
         return f"{result.job}: {done}{waiting}"

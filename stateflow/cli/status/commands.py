@@ -18,6 +18,7 @@ from stateflow.cli.formatting import add_row, human_bytes, in_utc, one_line, pri
 from stateflow.cli.status.timeline import draw_timeline
 from stateflow.operations import JobCode
 from stateflow.requesters import describe_requester, requester_facts
+from stateflow.runtime.watermarks import waiting_texts
 
 _NEWEST = 10
 """Number of checkpoints and skipped files that are shown."""
@@ -70,7 +71,7 @@ def _position(found: operations.JobDescription) -> list[str]:
         *_newest_run(found),
         *_failed_start(found),
         *_drained(found),
-        *map(str, found.waiting),
+        *waiting_texts(found.waiting),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
         *map(_claimed, found.claimed),
     ]
