@@ -131,29 +131,41 @@ class StreamExecutionEnvironment:
         """Makes a sink one that `sql` can insert into. `name` is the uid of the sink. Raises as `register_table`."""
         self._sql.register_sink(name, sink)
 
-    def sql(self, text: str) -> None:
+    def sql(self, text: str, *, allowed_lateness: timedelta = timedelta(), late_rows: str = "") -> None:
         """Declares operators and sinks by SQL statements.
 
         Args:
             text: ``INSERT INTO sink SELECT …`` or ``CREATE TEMPORARY VIEW name AS SELECT …``; several with semicolons.
+            allowed_lateness: for how long after its end, by the watermark, a window of the statement accepts rows.
+                Each of them corrects the result of its window. For one INSERT with ``TUMBLE`` or ``HOP``.
+            late_rows: name of a new table for the rows that the windows of the statement do not accept, with the
+                columns that the query has before it aggregates them; by default they are dropped. For one INSERT that
+                aggregates windows once.
 
         Raises:
             JobDefinitionError: a statement is malformed, or a part of it is not supported. The error has its line and
                 column.
             EnvironmentUnsupported: the package sqlglot is not installed.
         """
-        self._sql.execute(text)
+        from stateflow.api.sql.planning.plan import LateRows
 
-    def sql_query(self, text: str, *, uid: str) -> DataStream:
+        self._sql.execute(text, LateRows(allowed_lateness, late_rows))
+
+    def sql_query(
+        self, text: str, *, uid: str, allowed_lateness: timedelta = timedelta(), late_rows: str = ""
+    ) -> DataStream:
         """Returns the stream of a query, ``SELECT …``.
 
         Args:
             uid: the uids of its operators begin with it.
+            allowed_lateness, late_rows: as for `sql`.
 
         Raises:
             JobDefinitionError, EnvironmentUnsupported: as `sql`.
         """
-        return self._sql.query(text, uid)
+        from stateflow.api.sql.planning.plan import LateRows
+
+        return self._sql.query(text, uid, LateRows(allowed_lateness, late_rows))
 
     @property
     def _sql(self) -> SqlCatalog:

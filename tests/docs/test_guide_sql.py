@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
-from stateflow import StreamExecutionEnvironment
+from stateflow import DeltaSink, StreamExecutionEnvironment
 from stateflow.api.streams.data_stream import DataStream
 from tests.docs.pages import blocks, load_module, read
 from tests.support.local_jobs import LocalJobs
@@ -67,6 +68,15 @@ def test_totals_and_windows_count_all_bids(tmp_path: Path, guide: ModuleType) ->
     assert all(row[2] == max(bid.price for bid in bids if bid.auction == key) for key, row in totals.items())
     windows = _run(tmp_path / "windows", guide, guide.per_ten_seconds).rows()
     assert sum(count for _, _, count in windows) == len(bids)
+
+
+def test_late_bids_correct_counts_by_key(tmp_path: Path, guide: ModuleType) -> None:
+    bids, _ = _rows(guide)
+    jobs = LocalJobs(tmp_path / "late")
+    counts = DeltaSink(tmp_path / "counts", mode="upsert", keys=("auction", "window_start"))
+    _run(tmp_path / "job", guide, lambda env: guide.corrected_counts(env, counts, jobs.sink("out")))
+    found = DeltaTable(str(tmp_path / "counts")).to_pyarrow_table().to_pylist()
+    assert sum(row["bids"] for row in found) + len(jobs.rows()) == len(bids)
 
 
 def test_bids_are_joined_and_ranked(tmp_path: Path, guide: ModuleType) -> None:

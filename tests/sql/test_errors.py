@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -136,7 +138,9 @@ REFUSED = [
     ("SELECT PROCTIME() AS p FROM bid", "PROCTIME"),
     ("SELECT CURRENT_TIMESTAMP AS p FROM bid", "CURRENT_TIMESTAMP"),
     ("SELECT FLOOR(at TO CENTURY) AS f FROM bid", "CENTURY"),
-    ("SELECT TIMESTAMPDIFF(MONTH, at, at) AS f FROM bid", "MONTH"),
+    ("SELECT TIMESTAMPDIFF(DECADE, at, at) AS f FROM bid", "DECADE"),
+    ("SELECT COUNT(*) AS n FROM bid GROUP BY TUMBLE(at, INTERVAL '1' HOUR)", "TUMBLE(at"),
+    ("SELECT TUMBLE_START(at, INTERVAL '1' HOUR) AS n FROM bid", "TUMBLE_START(at"),
     ("SELECT channel LIKE 'a!b' ESCAPE '!' AS f FROM bid", "'a!b'"),
     ("SELECT DATE_FORMAT(at, '{}') AS f FROM bid", "DATE_FORMAT"),
     ("SELECT REGEXP_EXTRACT(channel, '(a?)*') AS f FROM bid", "REGEXP_EXTRACT"),
@@ -239,3 +243,34 @@ def test_a_look_up_table_needs_a_function_and_a_name_of_its_own() -> None:
     assert caught.value.facts["name"] == "city"
     with pytest.raises(JobDefinitionError):
         declared(lambda env: env.register_lookup_table("bid", lambda spark: spark.table("bid"), rows=Country))
+
+
+COUNTS = f"SELECT auction, window_start, COUNT(*) AS n FROM {WINDOW} GROUP BY auction, window_start, window_end"
+SESSIONS = (
+    "SELECT auction, window_start, COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, DESCRIPTOR(at), "
+    "INTERVAL '5' SECOND)) GROUP BY auction, window_start, window_end"
+)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    "declare_statements",
+    [
+        lambda env: env.sql_query("SELECT * FROM bid", uid="q", late_rows="late"),
+        lambda env: env.sql_query(f"{COUNTS} UNION ALL {COUNTS}", uid="q", late_rows="late"),
+        lambda env: env.sql_query(COUNTS, uid="q", late_rows="bid"),
+        lambda env: env.sql_query(SESSIONS, uid="q", allowed_lateness=MINUTE),
+        lambda env: env.sql_query(COUNTS.replace("window_start, COUNT", "COUNT"), uid="q", allowed_lateness=MINUTE),
+        lambda env: env.sql_query(COUNTS, uid="q", allowed_lateness=-MINUTE),
+        lambda env: env.sql(f"CREATE TEMPORARY VIEW v AS {COUNTS}", late_rows="late"),
+        # Its results are corrected, and only retractions could be aggregated.
+        lambda env: env.sql_query(
+            f"SELECT n, COUNT(*) AS windows FROM ({COUNTS}) GROUP BY n", uid="q", allowed_lateness=MINUTE
+        ),
+    ],
+)
+def test_late_rows_that_a_statement_cannot_treat_are_refused(
+    declare_statements: Callable[[StreamExecutionEnvironment], object],
+) -> None:
+    with pytest.raises(JobDefinitionError):
+        declared(declare_statements)

@@ -354,6 +354,13 @@ FLINK: list[tuple[str, object]] = [
     ("TIMESTAMPDIFF(DAY, TIMESTAMP '2003-01-02 10:00:00', TIMESTAMP '2003-01-03 10:00:00')", 1),
     ("TIMESTAMPDIFF(HOUR, TIMESTAMP '2018-07-03 11:11:11', TIMESTAMP '2018-07-03 10:11:12')", 0),
     ("TIMESTAMPDIFF(SECOND, TIMESTAMP '2018-07-03 11:11:12', TIMESTAMP '2018-07-03 11:11:11')", -1),
+    ("TIMESTAMPDIFF(MONTH, TIMESTAMP '2018-07-03 11:11:11', TIMESTAMP '2018-09-05 11:11:11')", 2),
+    ("TIMESTAMPDIFF(MONTH, TIMESTAMP '2016-06-15 11:00:00', DATE '2018-05-19')", 23),
+    ("TIMESTAMPDIFF(MONTH, DATE '2016-06-15', DATE '2018-03-18')", 21),
+    ("TIMESTAMPDIFF(MONTH, TIMESTAMP '2018-01-31 00:00:00', TIMESTAMP '2018-02-28 00:00:00')", 1),
+    ("TIMESTAMPDIFF(QUARTER, DATE '2016-06-15', TIMESTAMP '2018-06-16 11:11:11')", 8),
+    ("TIMESTAMPDIFF(QUARTER, TIMESTAMP '2016-06-15 11:00:00', DATE '2018-05-19')", 7),
+    ("TIMESTAMPDIFF(YEAR, DATE '2018-06-16', DATE '2016-06-15')", -2),
 ]
 APPROXIMATE = ("LN", "LOG", "EXP", "POWER")
 """Functions whose last bit depends on the mathematical library."""
@@ -533,7 +540,8 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
         CHAR_LENGTH(<text>); POSITION(<text> IN <text>); CAST(<double> AS BIGINT); CAST(<text> AS BIGINT);
         TRY_CAST(<text> AS BIGINT); CAST(<exact> AS BIGINT); CAST(<int> AS INT); ROUND(<int>, -2); YEAR(<time>);
         WEEK(<time>); DAYOFWEEK(<time>); QUARTER(day); EXTRACT(DOY FROM <time>); SECOND(<time>);
-        TIMESTAMPDIFF(HOUR, <time>, <time>); TIMESTAMPDIFF(DAY, utc, utc)""",
+        TIMESTAMPDIFF(HOUR, <time>, <time>); TIMESTAMPDIFF(DAY, utc, utc); TIMESTAMPDIFF(MONTH, <time>, <time>);
+        TIMESTAMPDIFF(YEAR, day, utc)""",
     ),
     "double": forms(
         "x; y; 0.0E0; -0.0E0; 2.5E0; CAST('NaN' AS DOUBLE)",

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import StreamExecutionEnvironment, precision
+from stateflow.api.changelog import Changelog
 from stateflow.errors import StateflowError
 from tests.sql.sql_jobs import BIDS, START, TABLES, WATERMARKS, Auction, Bid, Rows, declared
 from tests.support.local_jobs import LocalJobs
@@ -49,6 +50,9 @@ SAME = [
     "SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction HAVING COUNT(*) > 11 AND MAX(price) > 3",
     "SELECT n, COUNT(*) AS auctions, SUM(n) AS s FROM (SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction) "
     "GROUP BY n",
+    "SELECT n, COUNT(DISTINCT low) AS d, MIN(low) AS a, MAX(high) AS z, MAX(low) FILTER (WHERE high > 14) AS m FROM "
+    "(SELECT auction, channel, COUNT(*) AS n, MIN(price) AS low, MAX(price) AS high FROM bid GROUP BY auction, "
+    "channel) GROUP BY n",
     "SELECT DISTINCT auction, channel FROM bid",
     "SELECT auction % 2 AS odd, bidder FROM bid GROUP BY auction % 2, bidder",
     "WITH cheap AS (SELECT auction, price FROM bid WHERE price < 5), dear AS (SELECT * FROM bid WHERE price > 12) "
@@ -293,6 +297,38 @@ def test_rows_that_where_drops_advance_the_watermark(tmp_path: Path, query: str)
         Rows(tmp_path / f"{rows}", query, tables=tables, source__max_rows_per_batch=rows).final for rows in (1, 100)
     )
     assert one == many and len(one) >= 2
+
+
+@pytest.mark.parametrize(
+    ("size", "results", "late"),
+    [
+        # Seconds of event time 1, 15, 4, 31, 5, 2: row 4 corrects its window for ten seconds, 5 and 2 are too late.
+        (1, [("00", 1), ("00", 2), ("10", 1), ("30", 1)], [("05", "a"), ("02", "a")]),
+        (6, [("00", 4), ("10", 1), ("30", 1)], []),
+    ],
+)
+def test_late_rows_correct_their_window_for_a_time_and_then_go_to_a_table(
+    tmp_path: Path, size: int, results: list[tuple[str, int]], late: list[tuple[str, str]]
+) -> None:
+    rows = [Bid(1, 1, 5, "a", START + timedelta(seconds=at)) for at in (1, 15, 4, 31, 5, 2)]
+    jobs = LocalJobs(tmp_path, source__max_rows_per_batch=size)
+    query = f"SELECT auction + 1 AS k, window_start, COUNT(*) AS n FROM {TUMBLE} WHERE price > 4 GROUP BY auction + 1, "
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        bids = env.from_collection(rows, Bid, uid="bids").assign_timestamps_and_watermarks(WATERMARKS)
+        env.register_table("bid", bids)
+        env.register_sink("late", jobs.sink("late"))
+        lateness = timedelta(seconds=10)
+        made = env.sql_query(
+            f"{query} window_start, window_end", uid="counts", allowed_lateness=lateness, late_rows="late_bid"
+        )
+        assert made._changelog == Changelog(("k", "window_start"))
+        made.as_append_only().sink_to(jobs.sink("out"), uid="out")
+        env.sql("INSERT INTO late SELECT at, channel FROM late_bid WHERE price < 9")
+
+    jobs.run(build)
+    assert [(row["window_start"][-2:], row["n"]) for row in jobs.sink("out").rows()] == results
+    assert [(row["at"][-2:], row["channel"]) for row in jobs.sink("late").rows()] == late
 
 
 def test_rows_that_do_not_pass_extend_no_session(tmp_path: Path) -> None:
@@ -581,12 +617,20 @@ def test_decimals_are_added_and_averaged_exactly_also_over_corrected_rows(tmp_pa
     found = _amounts(f"SELECT n, SUM(s) AS t, AVG(s) AS a FROM ({totals}) GROUP BY n", tmp_path / "totals")
     total = sum((each.d for each in AMOUNTS if each.d is not None), CENTS)
     assert found == [(10, str(total), str((total / 2).quantize(Decimal("0.000001"))))]
+    by_sign = f"SELECT s > 0 AS positive, COUNT(DISTINCT s) AS n, MAX(s) AS m FROM ({totals}) GROUP BY s > 0"
+    sums = {key: sum((each.d for each in AMOUNTS if each.key == key and each.d is not None), CENTS) for key in "ab"}
+    wanted = {
+        positive: (len(set(own)), str(max(own)))
+        for positive in (False, True)
+        if (own := [value for value in sums.values() if (value > 0) == positive])
+    }
+    assert {row[0]: row[1:] for row in _amounts(by_sign, tmp_path / "signs")} == wanted
 
 
 def test_deviations_are_those_of_pythons_statistics_and_distinct_doubles_are_values(tmp_path: Path) -> None:
     query = """SELECT key, STDDEV_POP(d2) AS a, STDDEV_SAMP(d2) AS b, STDDEV(d2) AS c, VAR_POP(d2) AS d,
-               VAR_SAMP(d2) AS e, COUNT(DISTINCT x) AS n
-               FROM (SELECT key, CAST(d AS DOUBLE) AS d2, x FROM amount) GROUP BY key"""
+               VAR_SAMP(d) AS e, COUNT(DISTINCT x) AS n
+               FROM (SELECT key, CAST(d AS DOUBLE) AS d2, d, x FROM amount) GROUP BY key"""
     for key, *found in _amounts(query, tmp_path):
         own = [float(each.d) for each in AMOUNTS if each.key == key and each.d is not None]
         sample = statistics.stdev(own)

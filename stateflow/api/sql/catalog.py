@@ -16,7 +16,17 @@ from stateflow.api.sql.expressions.sql_types import Field, fields_of
 from stateflow.api.sql.expressions.tree import Expression, Ref
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import Path
-from stateflow.api.sql.planning.plan import Computed, LookupTable, Plan, Shared, Table, time_of
+from stateflow.api.sql.planning.plan import (
+    Computed,
+    LateRows,
+    LookupTable,
+    Plan,
+    Shared,
+    Table,
+    time_of,
+    windows_of,
+    with_late_rows,
+)
 from stateflow.api.sql.planning.queries import QueryPlanner
 from stateflow.api.sql.problems import Position, SqlText
 from stateflow.api.sql.streams import Needs, StreamBuilder
@@ -52,7 +62,10 @@ class SqlCatalog:
         """Adds a table. Raises as `StreamExecutionEnvironment.register_table`."""
         if not isinstance(stream, DataStream):
             raise JobDefinitionError(
-                "a table is no stream", hint="pass the result of from_source", name=name, given=repr(stream)[:200]
+                "register_table needs a DataStream",
+                hint="pass the result of from_source",
+                name=name,
+                given=repr(stream)[:200],
             )
         self._check_new(name)
         self._streams[name] = stream
@@ -79,23 +92,25 @@ class SqlCatalog:
         """Adds a sink. Raises as `StreamExecutionEnvironment.register_sink`."""
         if not isinstance(sink, Sink):
             raise JobDefinitionError(
-                "a registered sink is no sink", hint="pass DeltaSink(path)", name=name, given=repr(sink)[:200]
+                "register_sink needs a Sink", hint="pass DeltaSink(path)", name=name, given=repr(sink)[:200]
             )
         self._check_new(name)
         self.sinks[name] = sink
 
-    def execute(self, text: str) -> None:
+    def execute(self, text: str, late: LateRows) -> None:
         """Executes statements. Raises as `StreamExecutionEnvironment.sql`."""
-        source = SqlText(text)
-        for statement in parsed(text):
+        source, statements = SqlText(text), parsed(text)
+        if late != LateRows() and (len(statements) > 1 or not isinstance(statements[0], exp.Insert)):
+            source.fail(statements[-1], "late rows are of one INSERT", "call sql for each statement")
+        for statement in statements:
             if isinstance(statement, exp.Insert):
-                self._insert(source, statement)
+                self._insert(source, statement, late)
             elif isinstance(statement, exp.Create):
                 self._create_view(source, statement)
             else:
                 source.fail(statement, "a statement is not supported", f"{_STATEMENTS}; sql_query returns a stream")
 
-    def query(self, text: str, uid: str) -> DataStream:
+    def query(self, text: str, uid: str, late: LateRows) -> DataStream:
         """Returns the stream of a query. Raises as `StreamExecutionEnvironment.sql_query`."""
         source = SqlText(text)
         check_name("the uid of a query", uid)
@@ -105,11 +120,30 @@ class SqlCatalog:
         if not isinstance(statement, exp.Query):
             source.fail(statement, "a statement is no query", "write SELECT …; sql executes statements")
         plan = QueryPlanner(source, self.tables).plan(statement, Path(uid))
-        return self._builder.build(plan, Needs(time=True))
+        return self._built(source, statement, plan, late, Needs(time=True))
+
+    def _built(self, text: SqlText, node: exp.Expr, plan: Plan, late: LateRows, needs: Needs) -> DataStream:
+        """Returns the stream of a plan, and registers the table of its late rows."""
+        windows = windows_of(plan)
+        if late.table:
+            self._check_new(late.table)
+        if late != LateRows() and not windows:
+            hint = "allowed_lateness and late_rows are of TUMBLE, HOP and SESSION with GROUP BY"
+            text.fail(node, "a statement does not aggregate windows", hint)
+        if late.table and len(windows) > 1:
+            hint = "write a statement for each, or a view for the others"
+            text.fail(node, "late rows are of several windows", hint, uids=sorted(windows))
+        if late.allowed_lateness and any(each.window.kind == "SESSION" for each in windows.values()):
+            hint = "a late row moves the bounds of a session, and its earlier result would stay: use the API"
+            text.fail(node, "sessions have no allowed lateness", hint)
+        stream = self._builder.build(with_late_rows(plan, late), needs)
+        if late.table:
+            self.register_table(late.table, self._builder.late[late.table])
+        return stream
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
-    def _insert(self, text: SqlText, node: exp.Insert) -> None:
+    def _insert(self, text: SqlText, node: exp.Insert, late: LateRows) -> None:
         target, columns = node.this, []
         if isinstance(target, exp.Schema):
             target, columns = target.this, list(target.expressions)
@@ -126,7 +160,7 @@ class SqlCatalog:
         plan = QueryPlanner(text, self.tables).plan(query, Path(name))
         if columns:
             plan = _renamed(text, node, plan, [each.name for each in columns])
-        self._builder.build(plan, Needs()).sink_to(self.sinks[name], uid=name)
+        self._built(text, node, plan, late, Needs()).sink_to(self.sinks[name], uid=name)
 
     def _create_view(self, text: SqlText, node: exp.Create) -> None:
         if node.kind != "VIEW" or node.args.get("replace") or not isinstance(node.this, exp.Table):

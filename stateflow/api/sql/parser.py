@@ -79,7 +79,7 @@ def parsed(text: str) -> list[exp.Expr]:
     """Returns the statements of a text.
 
     Raises:
-        JobDefinitionError: the text is no SQL, is too long or nested too deeply, or has no statement.
+        JobDefinitionError: the text cannot be parsed, is too long or nested too deeply, or has no statement.
     """
     source = SqlText(text)
     if not isinstance(text, str) or len(text) > LONGEST:
@@ -99,7 +99,7 @@ def parsed(text: str) -> list[exp.Expr]:
         raise error_at(source.at(0, len(text)), "a statement cannot be read", "close all quotes", reason=str(e)) from e
     except ParseError as e:
         raise error_at(
-            source.at(*_failed(e, tokens, text)), "a statement is no SQL", "correct it", reason=_reason(e)
+            source.at(*_failed(e, tokens, text)), "could not parse the statement", "correct it", reason=_reason(e)
         ) from e
     except RecursionError:
         raise _too_deep(source, len(text)) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stateflow.api.graph.nodes import WatermarkNode
 from stateflow.api.joins.functions import PairColumns
+from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sql.expressions.sql_types import Field, annotation, row_class
 from stateflow.api.sql.expressions.tree import Ref
 from stateflow.api.sql.lookups import looked_up
@@ -77,12 +78,14 @@ class StreamBuilder:
         lookups: what reads the registered look-up tables, by name.
         shared: the streams of queries with a name, which are made once.
         uses: how often each of these queries is used.
+        late: the streams of rows that are too late for windows, by the name of their table.
     """
 
     tables: Mapping[str, DataStream]
     lookups: Mapping[str, ReadTable] = field(default_factory=dict)
     shared: dict[str, DataStream] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
+    late: dict[str, DataStream] = field(default_factory=dict)
 
     def build(self, plan: Plan, needs: Needs) -> DataStream:
         """Returns the stream of the plan of a statement. Raises as `stream`."""
@@ -156,11 +159,27 @@ class StreamBuilder:
         return keyed.aggregate_columns(aggregates, output=output, uid=plan.uid, retract=needs.retracts)
 
     def _windowed(self, plan: Windowed, needs: Needs) -> DataStream:
-        keyed = self.stream(plan.input, Needs(time=True, keyed=True)).key_by(*plan.keys)
+        late = plan.late
+        rows = _with_every_column(plan.input) if late.table else plan.input
+        stream = self.stream(rows, Needs(time=True, keyed=True))
         aggregates: dict[str, tuple[str, ...]] = {each.name: each.declared for each in plan.aggregates}
         aggregates |= {name: (bound,) for name, bound in plan.bounds}
-        windows = keyed.window(_assigner(plan.window))
-        return windows.aggregate_columns(aggregates, output=_rows("Windows", plan.fields), uid=plan.uid)
+        windows = stream.key_by(*plan.keys).window(_assigner(plan.window)).allowed_lateness(late.allowed_lateness)
+        tag = OutputTag(late.table or "late", stream.schema.row_class)
+        if late.table:
+            windows = windows.side_output_late_data(tag)
+        made = windows.aggregate_columns(aggregates, output=_rows("Windows", plan.fields), uid=plan.uid)
+        if late.table:
+            inner = plan.input.input if isinstance(plan.input, Computed) else plan.input
+            items = tuple((each.name, Ref(each.name, each.type)) for each in inner.fields)
+            self.late[late.table] = computed(made.get_side_output(tag), items, is_keyed=False)
+        if not late.allowed_lateness:
+            return made
+        if not plan.bounds:
+            hint = "select window_start, or window_end"
+            raise error_at(plan.at, "windows that are corrected have no bound in their results", hint)
+        # A window that fires again replaces its result, which one of its bounds identifies.
+        return made.as_changelog(*(name for name in plan.keys if name in made.schema.names), plan.bounds[0][0])
 
     def _top(self, plan: TopN, needs: Needs) -> DataStream:
         stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
@@ -239,6 +258,14 @@ class StreamBuilder:
         Over: _over,
         Joined: _joined,
     }
+
+
+def _with_every_column(plan: Plan) -> Plan:
+    """Returns the rows of windows with all columns of the query's rows, for those that are late."""
+    if not isinstance(plan, Computed):
+        return plan
+    items = {each.name: Ref(each.name, each.type) for each in plan.input.fields}
+    return replace(plan, items=tuple((items | dict(plan.items)).items()))
 
 
 def _with_columns(name: str, stream: DataStream, more: list[tuple[str, object]]) -> type[object]:

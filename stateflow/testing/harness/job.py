@@ -61,12 +61,13 @@ HarnessFunction = KeyedFunction[object] | RichFunction | Callable[..., DataStrea
 """A function object, or a callable that takes the input streams and returns a stream."""
 
 
-def sql_query(text: str, *tables: str) -> Callable[..., DataStream]:
+def sql_query(text: str, *tables: str, allowed_lateness: timedelta = timedelta()) -> Callable[..., DataStream]:
     """Returns the declaration of an SQL query, for a harness of its operators.
 
     Args:
         text: the query.
         tables: the names of its tables, in the order of the inputs of the harness, which have no keys.
+        allowed_lateness: as of `StreamExecutionEnvironment.sql_query`.
 
     Raises:
         JobDefinitionError: from the harness, as of `StreamExecutionEnvironment.sql_query`.
@@ -76,7 +77,7 @@ def sql_query(text: str, *tables: str) -> Callable[..., DataStream]:
         env = StreamExecutionEnvironment()
         for name, stream in zip(tables, streams, strict=True):
             env.register_table(name, stream)
-        return env.sql_query(text, uid=OPERATOR)
+        return env.sql_query(text, uid=OPERATOR, allowed_lateness=allowed_lateness)
 
     return declare
 

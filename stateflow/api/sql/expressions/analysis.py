@@ -340,10 +340,9 @@ class Analysis:
 
     def _with_unit(self, node: exp.Anonymous, name: str, unit: exp.Expr, nodes: Sequence[exp.Expr]) -> Expression:
         """Returns the call of a function of times, whose unit is the first argument."""
-        named, known = unit.name.upper(), [*LENGTHS, *(MONTHS if name != "TIMESTAMPDIFF" else ())]
+        named, known = unit.name.upper(), [*LENGTHS, *MONTHS]
         if named not in known:
-            hint = f"use {', '.join(known)}" + ("; YEAR and MONTH are functions" if name == "TIMESTAMPDIFF" else "")
-            self._text.fail(unit, "a unit is not supported", hint, unit=named)
+            self._text.fail(unit, "a unit is not supported", f"use {', '.join(known)}", unit=named)
         return self._made(node, name, [Constant(named, STRING), *map(self.of, nodes)])
 
     def _anonymous(self, node: exp.Anonymous) -> Expression:
@@ -352,6 +351,9 @@ class Analysis:
             return self._with_unit(node, f"{SYNONYMS.get(name, name)} TO", args[1], args[:1])
         if name in _NOT_REPEATABLE:
             self._refuse_clock(node)
+        if name.partition("_")[0] in ("TUMBLE", "HOP", "SESSION"):
+            hint = "FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(time), size)), and GROUP BY window_start, window_end"
+            self._text.fail(node, "a window function is not in FROM", hint, function=name)
         if name in ("TIMESTAMPADD", "TIMESTAMPDIFF") and len(args) == 3:
             return self._with_unit(node, name, args[0], args[1:])
         return self._function(node, name, args)

@@ -155,14 +155,34 @@ def added(unit: str, number: int, value: datetime) -> datetime:
 
 def difference_sql(unit: str, first: str, second: str) -> str:
     """Returns Spark SQL of the number of whole units from one time to another."""
+    name = unit.strip(_QUOTE)
+    if name in MONTHS:
+        first, second = (f"date_trunc('MILLISECOND', CAST({each} AS TIMESTAMP))" for each in (first, second))
+        later = f"({second} >= {first})"
+        return f"(IF({later}, {_months_sql(first, second)}, -{_months_sql(second, first)}) div {MONTHS[name]}L)"
     first, second = (f"unix_millis(CAST({each} AS TIMESTAMP))" for each in (first, second))
-    return f"(({second} - {first}) div {LENGTHS[unit.strip(_QUOTE)] // timedelta(milliseconds=1)}L)"
+    return f"(({second} - {first}) div {LENGTHS[name] // timedelta(milliseconds=1)}L)"
+
+
+def _months_sql(first: str, second: str) -> str:
+    """Returns Spark SQL of the months from one time to one that is not before it."""
+    months = f"((year({second}) - year({first})) * 12 + month({second}) - month({first}))"
+    return f"({months} - IF({first} + INTERVAL '1' MONTH * {months} > {second}, 1, 0))"
 
 
 def difference(unit: str, first: datetime, second: datetime) -> int:
-    """Returns the number of whole units from one time to another; as in Flink, of their milliseconds."""
+    """Returns the number of whole units from one time to another; as in Flink, of their milliseconds.
+
+    As many whole months as can be added: from the last day of January to the last one of February is one.
+    """
     millis = [(in_utc(each) - _EPOCH) // timedelta(milliseconds=1) for each in (first, second)]
-    whole = abs(millis[1] - millis[0]) // (LENGTHS[unit] // timedelta(milliseconds=1))
+    if unit in MONTHS:
+        begin, end = (_EPOCH + timedelta(milliseconds=each) for each in sorted(millis))
+        months = (end.year - begin.year) * 12 + end.month - begin.month
+        months -= added("MONTH", months, begin) > end
+        whole = months // MONTHS[unit]
+    else:
+        whole = abs(millis[1] - millis[0]) // (LENGTHS[unit] // timedelta(milliseconds=1))
     return whole if millis[1] >= millis[0] else -whole
 
 

@@ -140,7 +140,11 @@ def _added_time(types: Types) -> SqlType | None:
 
 def _between_times(types: Types) -> SqlType | None:
     unit, first, second = types
-    return BIGINT if unit.name == "string" and first.is_time and first.name == second.name else None
+    return (
+        BIGINT
+        if unit.name == "string" and all(each.is_time or each.name == "date" for each in (first, second))
+        else None
+    )
 
 
 # -- Spark SQL --------------------------------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ class Groups(Scope):
                 # Both zeros are one value.
                 zero = Constant(0.0, DOUBLE)
                 value = cast(_must("add", value, zero) if value.type.name == "double" else value, STRING)
+            if kind == "variance" and value.type.is_decimal:
+                value = cast(value, DOUBLE)
             return self._computed("value", value), value.type
         if kind != "count":
             self.text.fail(node, "only COUNT accepts *", "name a column")

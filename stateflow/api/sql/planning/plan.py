@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from stateflow.api.over.frames import Preceding
@@ -154,6 +154,19 @@ class Window:
 
 
 @dataclass(frozen=True)
+class LateRows:
+    """How the windows of a statement treat rows that are late.
+
+    Attributes:
+        allowed_lateness: how long after its end, by the watermark, a window accepts rows.
+        table: name of the table of the rows that windows do not accept; empty if they are dropped.
+    """
+
+    allowed_lateness: timedelta = timedelta()
+    table: str = ""
+
+
+@dataclass(frozen=True)
 class WindowTable:
     """The rows of a table with their windows, which GROUP BY has to aggregate, or a join has to join.
 
@@ -175,6 +188,7 @@ class Windowed:
     Attributes:
         bounds: column of the result and bound of the window.
         fields: columns of the result: keys, aggregates and bounds, in any order.
+        late: how long windows accept late rows, and which table gets the rows that are too late for that.
     """
 
     input: Plan
@@ -185,6 +199,7 @@ class Windowed:
     fields: tuple[Field, ...]
     uid: str
     at: Position = field(compare=False)
+    late: LateRows = LateRows()
 
 
 @dataclass(frozen=True)
@@ -299,6 +314,26 @@ Plan = (
     | Over
     | Joined
 )
+
+
+def windows_of(plan: Plan) -> dict[str, Windowed]:
+    """Returns the aggregations of windows of a statement by uid, without those of views."""
+    if isinstance(plan, Shared) and plan.is_view:
+        return {}
+    found = {uid: each for of in inputs_of(plan) for uid, each in windows_of(of).items()}
+    return found | {plan.uid: plan} if isinstance(plan, Windowed) else found
+
+
+def with_late_rows(plan: Plan, late: LateRows) -> Plan:
+    """Returns a plan whose `windows_of` treat late rows in this way."""
+    if isinstance(plan, Table | LookupTable) or (isinstance(plan, Shared) and plan.is_view):
+        return plan
+    if isinstance(plan, Joined):
+        return replace(plan, left=with_late_rows(plan.left, late), right=with_late_rows(plan.right, late))
+    if isinstance(plan, United):
+        return replace(plan, inputs=tuple(with_late_rows(each, late) for each in plan.inputs))
+    plan = replace(plan, input=with_late_rows(plan.input, late))
+    return replace(plan, late=late) if isinstance(plan, Windowed) else plan
 
 
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:

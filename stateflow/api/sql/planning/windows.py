@@ -10,7 +10,7 @@ from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import INTERVAL, TIMESTAMP, Field
 from stateflow.api.sql.expressions.tree import Ref, columns_of
 from stateflow.api.sql.planning.names import Relation, RelationScope
-from stateflow.api.sql.planning.plan import BOUNDS, Plan, Window, WindowTable, time_of
+from stateflow.api.sql.planning.plan import BOUNDS, Plan, Window, WindowTable, time_of, windows_of
 from stateflow.api.sql.problems import SqlText
 
 _FORMS = {
@@ -60,6 +60,15 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
     return WindowTable(plan, window, fields, tuple(keys), text.of(call))
 
 
+def _hint_without_time(plan: Plan) -> str:
+    """Returns how rows that have no event time get one."""
+    windows = windows_of(plan)
+    times = {name for each in windows.values() if (name := time_of(each.input))}
+    if len(times) == 1:
+        return f"in the query of the windows, select window_time AS {times.pop()}"
+    return "register a stream with assign_timestamps_and_watermarks, and select its column"
+
+
 def _window(name: str, lengths: list[timedelta]) -> Window:
     if name == "HOP":
         slide, size, *offset = lengths
@@ -84,6 +93,6 @@ def _check_time(text: SqlText, node: exp.Expr, plan: Plan, scope: RelationScope)
         text.fail(
             columns[0],
             "windows need the event time of the table",
-            f"use DESCRIPTOR({time})" if time else "register a stream with assign_timestamps_and_watermarks",
+            f"use DESCRIPTOR({time})" if time else _hint_without_time(plan),
             event_time=time,
         )
