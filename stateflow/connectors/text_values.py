@@ -132,6 +132,8 @@ def form_of(pattern: str) -> tuple[str, str]:
         text = token[0]
         if text in "[]":
             open_sections += 1 if text == "[" else -1
+            if open_sections < 0:
+                raise ValueError("a section in brackets is closed before it begins")
             expression += "(?:" if text == "[" else ")?"
             continue
         if token[2] is None:
@@ -340,7 +342,9 @@ def _in_iso(texts: pa.Array, forms: TextForms, kind: tuple[type, bool]) -> pa.Ar
         return texts
     pattern, replacement = form
     iso = pc.replace_substring_regex(_checked(texts, pattern, "of the declared pattern"), pattern, replacement)
-    # Sections that the text does not have.
+    # Sections that the text does not have: without a time it is midnight, without a minute the full hour.
+    iso = pc.replace_substring_regex(iso, r"T:+(?:00)?([.]?[Z+-][0-9:]*|[.])?$", r"T00:00:00\1")
+    iso = pc.replace_substring_regex(iso, r"((?:^|T)[0-9]{1,2})::(?:00)?", r"\1:00:00")
     iso = pc.replace_substring_regex(iso, r"[:.]+([Z+-][0-9:]*)?$", r"\1")
     for _ in range(2):
         # Fields of one digit; neighbours share a character, so that one pass does not reach all.

@@ -508,6 +508,19 @@ def test_forms_of_dates_and_numbers_are_options() -> None:
     for text in ("31/01/2026 12:00", "31/01/2026 12:00:00.000", "31/01/2026 14:00:00+02:00"):
         assert decode(json.dumps({"instant": text}).encode(), Flat, **given) == [Flat(instant=AT_NOON)]
     assert outcome(b'{"instant": "31/13/2026 12:00"}', Flat, **given) is None
+    # As java.time resolves them: a day without a time is its beginning, an hour without a minute the full hour.
+    given = {"timestampFormat": "yyyy-MM-dd[ H[:mm[:ss[.SSS]]]][XXX]"}
+    for text, seconds in (
+        ("2026-01-31", 0),
+        ("2026-01-31Z", 0),
+        ("2026-01-31 12", 43_200),
+        ("2026-01-31 7Z", 25_200),
+        ("2026-01-31 12:30", 45_000),
+        ("2026-01-31 12:30:05.250+02:00", 37_805.25),
+    ):
+        (row,) = decode(json.dumps({"instant": text}).encode(), Flat, **given)
+        assert row.instant == datetime(2026, 1, 31, tzinfo=UTC) + timedelta(seconds=seconds), text
+    assert outcome(b'{"instant": "2026-01-31 "}', Flat, **given) is None
 
 
 @pytest.mark.parametrize(
@@ -525,6 +538,8 @@ def test_forms_of_dates_and_numbers_are_options() -> None:
         ("csv", {"sep": ""}),
         ("csv", {"lineSep": ";"}),
         ("json", {"encoding": "no such"}),
+        *(("csv", {"encoding": codec}) for codec in ("hex", "rot13", "zip", "idna", "unicode_escape", "undefined")),
+        ("csv", {"timestampFormat": "yyyy-MM-dd][ HH:mm"}),
         ("json", {"timestampFormat": "EEE, d MMM yyyy"}),
         ("csv", {"dateFormat": "yyyy"}),
         ("parquet", {"ignoreCorruptFiles": "true"}),

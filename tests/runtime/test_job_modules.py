@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -141,6 +142,29 @@ def test_another_job_gets_its_own_modules_and_an_edited_one_its_new_text(tmp_pat
     assert _in_worker(module.found, _write(tmp_path / "x", {"helper.py": ""})) == "c"
 
 
+def test_a_worker_keeps_its_classes_when_the_driver_imports_one_more_module(tmp_path: Path) -> None:
+    late = "def late(): return importlib.import_module('la' + 'ter')"
+    text = f"import importlib\nclass Row: ...\ndef kind(): return Row\n{late}{_BUILD}"
+    module = load_job(_write(tmp_path / "a", {"pay.py": text, "later.py": ""}) / "pay.py")
+    before = _dumps(None, module.kind)
+    module.late()
+    sent = tmp_path / "sent"
+    sent.write_bytes(pickle.dumps([before, _dumps(None, module.kind), before]))
+    program = (
+        "import pickle; from pathlib import Path; from pyspark.serializers import CloudPickleSerializer as S;"
+        f"kinds = [S().loads(each)() for each in pickle.loads(Path({str(sent)!r}).read_bytes())];"
+        "print(len(set(kinds)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.split() == [b"1"], done.stderr.decode()
+
+
 def test_the_hash_is_of_names_and_texts_and_not_of_folders(tmp_path: Path) -> None:
     files = {"pay.py": f"import helper{_BUILD}", "helper.py": "A = 1", "unused.py": "X = 1"}
     hashes = []
@@ -151,7 +175,7 @@ def test_the_hash_is_of_names_and_texts_and_not_of_folders(tmp_path: Path) -> No
 
 
 def test_a_name_that_two_modules_could_have_is_refused(tmp_path: Path) -> None:
-    for name in ("calendar", "msgspec", "click"):
+    for name in ("calendar", "time", "msgspec", "click"):
         job = _write(tmp_path / name, {"pay.py": f"import {name}{_BUILD}", f"{name}.py": "A = 1"})
         with raises(JobDefinitionError, module=name, path=str(job / f"{name}.py")):
             load_job(job / "pay.py")

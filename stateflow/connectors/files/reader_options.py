@@ -58,6 +58,8 @@ _IMPLEMENTED: Mapping[str, frozenset[str]] = {
 }
 _HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
 _FAILFAST = "FAILFAST"
+_NOT_OF_FILES = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}
+"""Encodings of names and of source code."""
 
 
 def check_reader(format: str, options: Mapping[str, object]) -> None:
@@ -183,8 +185,13 @@ def _csv_records(given: Mapping[str, object]) -> CsvRecords:
 
 def _encoding(name: str) -> str:
     try:
-        return codecs.lookup(name).name
-    except LookupError:
+        # A codec that is not of a character set, such as hex, raises LookupError.
+        "".encode(name)
+        found = codecs.lookup(name).name
+        if found.replace("-", "_") in _NOT_OF_FILES:
+            raise LookupError(found)
+        return found
+    except (LookupError, UnicodeError):
         raise _unsupported("encoding", name, "use UTF-8, ISO-8859-1, windows-1252, UTF-16 or another one") from None
 
 

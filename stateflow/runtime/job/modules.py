@@ -81,6 +81,7 @@ class JobModules(MetaPathFinder):
         self._packages: dict[str, Path] = {}
         self._packed: tuple[str, bytes] = "", b""
         self._packed_files = 0
+        self._received = set[str]()
         self._followed: set[str] = set()
 
     def load(self, path: Path) -> ModuleType:
@@ -95,7 +96,7 @@ class JobModules(MetaPathFinder):
             if self._is_own(name):
                 del sys.modules[name]
         self.files, self._folders, self._packages = {}, [], {}
-        self._packed_files, self._followed = 0, set()
+        self._packed_files, self._followed, self._received = 0, set(), set()
 
     @property
     def digest(self) -> str:
@@ -113,11 +114,21 @@ class JobModules(MetaPathFinder):
         return self._packed
 
     def receive(self, key: str, packed: bytes) -> None:
-        """Takes the modules that a driver has sent, in place of the modules of another job."""
-        if self._folders or key == self._packed[0]:
+        """Takes the modules that a driver has sent, in place of the modules of another job.
+
+        A driver that imports a module late sends more of them from then on, and fewer with what it pickled before.
+        Imported modules stay in both cases: importing them again would make other classes of the same names.
+        """
+        if self._folders or key in self._received:
             return
-        self.clear()
-        self.files, unwanted = msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[dict[str, CodeFile], str])
+        files, unwanted = msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[dict[str, CodeFile], str])
+        if files.items() < self.files.items():
+            self._received.add(key)
+            return
+        if not files.items() >= self.files.items():
+            self.clear()
+        self.files = files
+        self._received.add(key)
         self._packed, self._packed_files = (key, packed), len(self.files)
         self._install()
         # The driver was started in this folder, and does not import from it.
@@ -301,7 +312,9 @@ def _unwanted() -> str:
 
 def _is_same(module: ModuleType, file: CodeFile) -> bool:
     """Returns whether a module was imported from this file."""
-    paths = list(module.__path__) if file.source is None and hasattr(module, "__path__") else [module.__file__ or ""]
+    is_folder = file.source is None and hasattr(module, "__path__")
+    # Modules that are built into Python have no file.
+    paths = list(module.__path__) if is_folder else [getattr(module, "__file__", None) or ""]
     return os.path.realpath(file.path) in map(os.path.realpath, paths)
 
 
