@@ -7,7 +7,7 @@ import pytest
 from tests.model.history import Search, explore, play
 from tests.model.simulation.plan import PLANS, Fault
 
-_CHUNK = 2_500
+_CHUNK = 3_000
 _CHUNKS, _QUICK_CHUNKS = 8, 2
 """`make test` plays the quick chunks; `make test-all` and the scoreboard play all."""
 _SLICE = 4
