@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -23,7 +24,8 @@ class NewRoot:
         self.old = old
         self.savepoint = savepoint or _savepoint_at_50(old, folder)
         self.tables = folder / "tables"
-        self.new = AccountsJob(old.folder, {"local_dir": folder / "local"}, root_folder=folder / "new")
+        settings = {**old.settings, "local_dir": folder / "local"}
+        self.new = replace(old, settings=settings, root_folder=folder / "new")
 
     def begin(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Running:
         tables = ("--set", f"job.tables={self.tables}") if own_tables else ()

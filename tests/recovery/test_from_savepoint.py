@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -12,9 +15,15 @@ from urllib.parse import unquote
 import pytest
 
 from tests.recovery.new_roots import NewRoot
+from tests.servers.kafka_cluster import kafka_cluster
+from tests.servers.postgres import postgres_server
 from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
+from tests.support.folders_job import FoldersJob
+from tests.support.iceberg_job import IcebergJob
 from tests.support.job_fixture import JOBS, KILLED, ON_REQUEST, AccountsJob, expected, mostly_slow, multiset
+from tests.support.kafka_job import KafkaJob
+from tests.support.postgres_job import PostgresJob
 from tests.support.processes import Ended
 from tests.support.restores import go_back, plan
 
@@ -195,11 +204,52 @@ def test_of_two_roots_one_publishes_after_the_savepoint(roots: NewRoot, name: st
     (roots.new if is_taken_over else roots.old).check_results()
 
 
-def _next_root(job: AccountsJob, folder: Path, tables: Path) -> NewRoot:
+@contextmanager
+def _job_with(sinks: str, folder: Path) -> Iterator[AccountsJob]:
+    """A job whose sinks are of one kind."""
+    with ExitStack() as stack:
+        job: AccountsJob
+        if sinks == "iceberg":
+            job = IcebergJob.create(folder)
+        elif sinks == "kafka":
+            job = KafkaJob.create(stack.enter_context(kafka_cluster(folder / "kafka", 1)), folder=folder / "job")
+        elif sinks == "postgres":
+            job = PostgresJob.create(stack.enter_context(postgres_server()), "jobs", folder=folder / "job")
+        else:
+            job = FoldersJob.create(folder / "job", sinks)
+        stack.callback(job.end_all)
+        yield job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sinks", ["delta", "files", "iceberg", "kafka", "postgres"])
+def test_tables_of_each_kind_of_sink_move_from_root_to_root(tmp_path: Path, sinks: str) -> None:
+    """A root that sleeps between COMMIT and publication publishes nothing after it woke, and no fresh root begins."""
+    with _job_with(sinks, tmp_path) as first:
+        line = [first]
+        for number in range(2):
+            move = NewRoot(line[-1], tmp_path / str(number)) if not number else _next_root(line[-1], tmp_path / "1")
+            move.old.deliver_more(20)
+            asleep = move.old.start("publish.before:1:stop").wait_stopped()
+            move.run(own_tables=False).check_error(2, "config", sink="movements")
+            move.run(*CONTINUE, own_tables=False).check()
+            _check_fenced(asleep.resume().wait(), move.new)
+            line.append(move.new)
+            move.new.check_results()
+        for former, following in itertools.pairwise(line):
+            _check_fenced(former.run(), following)
+        fresh = replace(first, root_folder=tmp_path / "fresh")
+        fresh.run().check_error(2, "config", sink="movements")
+        line[-1].deliver_more(20)
+        line[-1].finish()
+        line[-1].check_results()
+
+
+def _next_root(job: AccountsJob, folder: Path, tables: Path | None = None) -> NewRoot:
     """The root that begins with a savepoint of a job, with the same tables."""
     made = job.create_savepoint("mine", "--into", str(folder / "kept"))
     following = NewRoot(job, folder, Path(unquote(made["path"].removeprefix("file://"))))
-    following.tables = tables
+    following.tables = tables or following.tables
     return following
 
 
@@ -227,6 +277,42 @@ def test_a_job_moves_from_root_to_root_with_tables_that_got_no_row_in_between(ro
     assert line[-1].job_uuid in refused.err
     last.run("--tables", "keep", own_tables=False).check()
     _check_fenced(line[-1].run(), last.new)
+
+
+def test_a_job_moves_by_a_rekeyed_savepoint_and_a_fork_moves_with_its_own_tables(
+    roots: NewRoot, tmp_path: Path
+) -> None:
+    """Also where a root before it wrote no row; a fork never takes over its parent's tables."""
+    tables, groups = roots.old.folder / "tables", ("--set", "max_parallelism=64", "--set", "parallelism=3")
+    rekey = ("savepoint", "rekey", str(roots.savepoint), "--max-parallelism", "64", "--into", str(tmp_path / "rekeyed"))
+    document = roots.old.command(*rekey, "--json").check().document
+    roots.savepoint = Path(unquote(document["path"].removeprefix("file://")))
+    moves = [roots]
+    moves[-1].run(*CONTINUE, *groups, own_tables=False).check()
+    for number in range(2):
+        roots.new.settings = {**roots.new.settings, "max_parallelism": 64, "parallelism": 3}
+        moves.append(_next_root(moves[-1].new, tmp_path / f"move {number}", tables))
+        moves[-1].run_to(50 + 20 * number, *CONTINUE, own_tables=False)
+    newest = moves[-1].new
+    newest.check_results()
+    forked = _forked(newest, tmp_path / "fork")
+    _fork(newest, "latest", forked.root).check()
+    forked.deliver(90)
+    forked.run().check_error(2, "config", sink="movements")
+    forked.settings = {**forked.settings, "job__tables": tmp_path / "own"}
+    forked.finish()
+    refused = _next_root(forked, tmp_path / "into the parent's", tables)
+    refused.new.settings = newest.settings
+    refused.run(*CONTINUE, own_tables=False).check_error(4, "sink-diverged")
+    for number in range(2):
+        move = _next_root(forked, tmp_path / f"fork {number}", tmp_path / "own")
+        move.run_to(100 + 10 * number, *CONTINUE, own_tables=False)
+        _check_fenced(forked.run(), move.new)
+        forked = move.new
+    rows = expected(forked.delivered).movements
+    assert multiset(folder_tables.rows(tmp_path / "own" / "movements")) == multiset(rows[70:])
+    newest.finish()
+    newest.check_results()
 
 
 def test_a_new_root_without_a_savepoint_writes_to_another_one_s_tables_only_with_an_option(
@@ -311,8 +397,8 @@ def test_max_parallelism_defaults_to_that_of_the_restored_state(job: AccountsJob
 
     old = Unset(job.folder, {"max_parallelism": 64})
     roots = NewRoot(old, tmp_path)
-    roots.new = Unset(job.folder, roots.new.settings, root_folder=roots.new.root)
     old.settings = {}
+    roots.new = replace(roots.new, settings={"local_dir": tmp_path / "local"})
     old.run_to(120)
     old.check_results()
     roots.run_to(120)

@@ -6,7 +6,7 @@ events is an event, or ``{"pause": NAME}`` or ``{"crash": NAME}`` with the name 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stateflow import (
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
+from stateflow.api.sink import Sink
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import Crash, Pause, ScriptedSource
 
@@ -104,9 +105,14 @@ class Turnovers(KeyedProcessFunction[Movement, Total]):
 
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
+    tables = Path(env.parameter("tables", str(Path(env.parameter("folder")) / "tables")))
+    declare(env, lambda name: FolderSink(tables / name))
+
+
+def declare(env: StreamExecutionEnvironment, sink: Callable[[str], Sink]) -> None:
+    """Declares the job with the sinks ``movements`` and ``totals``."""
     env.configure(max_parallelism=128)
     folder = Path(env.parameter("folder"))
-    tables = Path(env.parameter("tables", str(folder / "tables")))
     source = ScriptedSource(Event, _script(folder), folder / "ledger.jsonl", slice_rows=10)
     is_renamed = env.parameter("version", "1") == "2"
     events, balances, turnovers = (
@@ -117,11 +123,11 @@ def build(env: StreamExecutionEnvironment) -> None:
         .key_by("account", order_by=("number",))
         .process(Balances("figures" if is_renamed else "account"), output=Movement, uid=balances)
     )
-    movements.sink_to(FolderSink(tables / "movements"), uid="movements")
+    movements.sink_to(sink("movements"), uid="movements")
     if env.parameter("parts", "both") == "movements":
         return
     totals = movements.key_by("shop", order_by=("number",)).process(Turnovers(), output=Total, uid=turnovers)
-    totals.sink_to(FolderSink(tables / "totals"), uid="totals")
+    totals.sink_to(sink("totals"), uid="totals")
 
 
 def _script(folder: Path) -> list[Any]:
