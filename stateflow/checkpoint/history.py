@@ -281,11 +281,14 @@ def _read(storage: Storage, key: str) -> Sequence[Record]:
 def read_pending_records(root: JobRoot, head: Head) -> list[CheckpointRecord]:
     """Returns the records that only the manifest of `head` contains; none when it cannot be read.
 
-    A damaged manifest is logged only: the steps that need it raise the error.
+    A damaged manifest is logged only: the steps that need it raise the error. Raises MissingFile if a newer entry has
+    released it.
     """
     try:
         manifest = root.checkpoints.manifest_at(head)
     except StateflowError as e:
+        if root.is_released(head, e):
+            raise
         log.warning("could not read the history of the newest checkpoint: %s", e)
         return []
     return manifest.pending_records(head.checkpoint_id) if manifest else []

@@ -186,5 +186,6 @@ def _pending_records(storage: Storage) -> list[CheckpointRecord]:
     if storage.size(FORMAT) is None:
         return []
     root = JobRoot.open(storage, SystemClock())
-    head = root.log.read_head()
-    return read_pending_records(root, head) if head else []
+    if root.log.read_head() is None:
+        return []
+    return root.read_kept(lambda head: read_pending_records(root, head))

@@ -188,7 +188,10 @@ class ReadInput:
 def describe(job_root: str) -> JobDescription:
     """Returns the status of a job. Raises ConfigError when it does not exist."""
     root = open_root(job_root)
-    head = root.head()
+    return root.read_kept(lambda head: _described(root, head))
+
+
+def _described(root: JobRoot, head: Head) -> JobDescription:
     manifest = _newest_manifest(root, head)
     pins = tuple(f"{p.id} {describe_requester(p.owner)}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
@@ -258,6 +261,8 @@ def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
     try:
         return root.checkpoints.manifest_at(head)
     except DataError as e:
+        if root.is_released(head, e):
+            raise
         # The rest of the status does not need the manifest; `stateflow verify` reports the damage.
         log.warning("the status omits skipped files, waiting rows and `drained`: the manifest cannot be read: %s", e)
         return None

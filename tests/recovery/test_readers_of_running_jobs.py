@@ -44,8 +44,13 @@ NEWEST: dict[str, Command] = {
     "savepoint into": lambda job, folder: operations.create_savepoint_into(
         job.job_root, SavepointRequest(from_head=True), str(folder / "kept")
     ),
+    "fork before": lambda job, folder: operations.fork(
+        job.job_root, ForkRequest("before:2999-01-01", str(folder / "fork"), shadow=True)
+    ),
     "status": lambda job, _: operations.describe(job.job_root),
+    "timeline": lambda job, _: operations.timeline(job.job_root),
     "garbage": lambda job, _: operations.collect_garbage(job.job_root),
+    "garbage to come": lambda job, _: operations.collect_garbage(job.job_root, dry_run=True),
     "snapshots": lambda job, _: read_metadata(job.job_root, "snapshots"),
 }
 """Of the newest checkpoint, whatever that is by then."""
@@ -63,9 +68,9 @@ BY_NUMBER: dict[str, Callable[[AccountsJob, int], object]] = {
 
 @pytest.fixture
 def moving_job(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> AccountsJob:
-    """A job that commits, and deletes the checkpoint before, just before a command pins it or reads its manifest."""
+    """A job that commits, and deletes the checkpoint before, when a command pins that or reads its manifest."""
     job.run_to(50, **FAST)
-    rows, pin, manifest_of = itertools.count(60, 10), AdminEntries.pin, CompletedCheckpoints.manifest_of
+    rows, pin, read_manifest = itertools.count(60, 10), AdminEntries.pin, CompletedCheckpoints.read_manifest
     turns = iter(range(3))
 
     def move() -> None:
@@ -78,18 +83,19 @@ def moving_job(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> AccountsJob
 
     def late_manifest(*arguments: Any) -> Any:
         move()
-        return manifest_of(*arguments)
+        return read_manifest(*arguments)
 
     monkeypatch.setattr(AdminEntries, "pin", late_pin)
-    monkeypatch.setattr(CompletedCheckpoints, "manifest_of", late_manifest)
+    monkeypatch.setattr(CompletedCheckpoints, "read_manifest", late_manifest)
     return job
 
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_a_command_reads_the_newest_checkpoint_of_a_job_that_commits_meanwhile(
-    moving_job: AccountsJob, tmp_path: Path, name: str
+    moving_job: AccountsJob, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     NEWEST[name](moving_job, tmp_path)
+    assert caplog.messages == []
     moving_job.check_results()
     assert moving_job.head.doc["pinned"] == []
 

@@ -18,7 +18,6 @@ from stateflow.checkpoint.log.outputs import OutputLists
 from stateflow.checkpoint.log.transitions import unexpired
 from stateflow.checkpoint.savepoints.claimed_savepoints import settle_claims
 from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
-from stateflow.errors import DataError
 from stateflow.requesters import describe_requester
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
@@ -93,7 +92,9 @@ class Collector:
         Args:
             retain: number of checkpoints that `AdminEntries.retain` would leave; None for all that are retained.
         """
-        head = self.root.head()
+        return self.root.read_kept(lambda head: self._previewed(head, retain))
+
+    def _previewed(self, head: Head, retain: int | None) -> Collection:
         pins = unexpired(head.entry.pinned, self.root.clock.now().isoformat())
         head = Head(replace(head.entry, pinned=pins), head.sha256)
         if retain is not None:
@@ -149,16 +150,8 @@ class Collector:
         )
 
     def _live_at_head(self) -> tuple[Head, frozenset[str]]:
-        head = self.root.head()
-        while True:
-            try:
-                return head, self.live(head)
-            except DataError:
-                # A newer entry may have released a checkpoint that another collector then deleted. That is no damage.
-                newer = self.root.head()
-                if newer == head:
-                    raise
-                head = newer
+        # A newer entry may have released a checkpoint that another collector then deleted, which is not damage.
+        return self.root.read_kept(lambda head: (head, self.live(head)))
 
     def live(self, head: Head) -> frozenset[str]:
         """Returns the keys of every object that `head`, or a checkpoint that it keeps, needs."""

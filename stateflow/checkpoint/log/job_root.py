@@ -17,7 +17,7 @@ from stateflow.checkpoint.log.outputs import OutputLists
 from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
-from stateflow.errors import CorruptFile, DataError, Fenced, MissingFile, StorageError
+from stateflow.errors import CorruptFile, DataError, Fenced, MissingFile, StateflowError, StorageError
 from stateflow.requesters import by_process
 from stateflow.storage import Storage
 from stateflow.storage.paths import DATA, FORMAT
@@ -137,6 +137,13 @@ class JobRoot:
             hint="try again; or retain more of them: checkpoints.retained",
             tries=_TRIES,
         )
+
+    def is_released(self, head: Head, error: StateflowError) -> bool:
+        """Returns whether an error of a reader of `head` can come from a newer entry, which has released what it read.
+
+        A reader that tolerates damage raises such an error again, so that `read_kept` reads the newer entry.
+        """
+        return isinstance(error, MissingFile) and self.head() != head
 
     def claim(self, note: str = "") -> Head:
         """Claims the job for a run, which fences every older run; returns the newest entry.

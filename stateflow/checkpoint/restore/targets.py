@@ -146,7 +146,7 @@ def _points(root: JobRoot, head: Head) -> Iterator[Target]:
     """Yields the restorable checkpoints, and the job's own savepoints whose checkpoint no restore has undone."""
     restorable = root.checkpoints.restorable(head)
     for ref in restorable:
-        if target := _undamaged(root, ref):
+        if target := _undamaged(root, head, ref):
             yield target
     retained = {ref.id for ref in restorable}
     for stored in list_savepoints(root.storage):
@@ -165,10 +165,13 @@ def _points(root: JobRoot, head: Head) -> Iterator[Target]:
             )
 
 
-def _undamaged(root: JobRoot, ref: EntryRef) -> Target | None:
+def _undamaged(root: JobRoot, head: Head, ref: EntryRef) -> Target | None:
     try:
         return _checkpoint(root, ref)
     except (MissingFile, CorruptFile) as e:
+        if root.is_released(head, e):
+            # Not the next older target instead: a newer entry has others.
+            raise
         # One damaged checkpoint must not prevent the restore of others; a restore by its id fails.
         log.warning("skipped damaged checkpoint %d: %s", ref.id, e.sentence)
         return None

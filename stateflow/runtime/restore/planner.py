@@ -186,6 +186,8 @@ def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
     try:
         return root.checkpoints.manifest_at(head)
     except (MissingFile, CorruptFile) as e:
+        if root.is_released(head, e):
+            raise
         log.warning("the newest checkpoint is damaged: %s", e.sentence)
         return None
 
@@ -234,7 +236,7 @@ def _source_changes(context: RestoreContext, newest: Manifest | None) -> list[So
     current = {p.uid: p.offset for p in context.head.entry.sources}
     is_known = newest is not None or not context.head.entry.manifest
     target = context.target.manifest
-    logs = _logs_since(context.job.root, newest, target) if is_known else None
+    logs = _logs_since(context, newest) if is_known else None
     sources = {node.uid: node.source for node in context.job.plan.sources}
     positions = {position.uid: position for position in target.sources}
     changes = []
@@ -265,13 +267,16 @@ def _replayable(
     return None, None
 
 
-def _logs_since(root: JobRoot, newest: Manifest | None, target: Manifest) -> list[bytes] | None:
+def _logs_since(context: RestoreContext, newest: Manifest | None) -> list[bytes] | None:
     """Returns Spark's log entries of its file sources since the target; None when one of them is damaged."""
+    root, head, target = context.job.root, context.head, context.target.manifest
     known = {f.path for f in target.spark.source_files} if target.spark else set()
     logs = [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
     try:
         return [f.content or (root.storage.get(f.handle.key) if f.handle else b"") for f in logs]
     except (MissingFile, CorruptFile) as e:
+        if root.is_released(head, e):
+            raise
         log.warning("the newest checkpoint is damaged: %s", e.sentence)
         return None
 
