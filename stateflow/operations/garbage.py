@@ -33,11 +33,14 @@ class GarbageReport:
     dry_run: bool
 
 
-def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
+def collect_garbage(
+    job_root: str, *, retain: int | None = None, upto: int | None = None, dry_run: bool = False
+) -> GarbageReport:
     """Deletes files that nothing refers to; safe while a run or another collection is active.
 
     Args:
         retain: number of checkpoints to keep, until the next run applies its own setting; None for no change.
+        upto: id of the newest checkpoint that may be released, such as of those that a user has seen; None for any.
     """
     root = open_root(job_root)
     if dry_run:
@@ -46,7 +49,7 @@ def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool =
         # An entry decides that a pin is over, and so what is garbage: not the clock of a collector.
         root.admin.end_leases()
         if retain is not None:
-            root.admin.retain(retain)
+            root.admin.retain(retain, upto)
         found = Collector(root).collect()
     return GarbageReport(
         root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown, found.dry_run

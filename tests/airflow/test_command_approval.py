@@ -147,6 +147,25 @@ def test_a_run_that_begins_after_an_approval_is_checked_does_not_end(
     assert root_files.savepoints(idle_job.root) == {}
 
 
+def test_a_retried_stop_with_drain_does_not_end_a_run_that_began_meanwhile(
+    idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The try that was killed had not begun a run of its own."""
+    run, yes = task(task_id="stop"), answered(asks_to_stop(idle_job, drain="True"), task())
+    with monkeypatch.context() as patch:
+        patch.setattr(StateflowStopOperator, "_savepoint_request", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            stop(idle_job, yes, run, drain="True")
+    idle_job.run_to(70)
+    with fails(PermanentFailure, "plan-outdated"):
+        stop(idle_job, yes, run, drain="True")
+    assert root_files.savepoints(idle_job.root) == {}
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_approval_of_a_stop_does_not_approve_that_of_another_job(idle_job: AccountsJob, tmp_path: Any) -> None:
     other = AccountsJob(tmp_path / "other", settings=idle_job.settings, variables=idle_job.variables)
     other.run_to(10)
@@ -294,6 +313,26 @@ def test_an_approval_covers_a_new_checkpoint_only_after_another_question(saved: 
     saved.run_to(60)
     with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
         collect(saved, yes, **LESS)
+
+
+def test_what_is_made_after_an_approval_was_compared_is_kept(
+    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the limits needed no approval before that."""
+    monkeypatch.setattr(StateflowRetentionOperator, "_permitted_by", lambda *_: _meanwhile(saved))
+    done = collect(saved, **LESS)
+    assert done["savepoints_deleted"] == ["p1", "p2"] and set(root_files.savepoints(saved.root)) == {"p3", "p4", "mine"}
+    assert len(done["retained"]) == 2
+    done = collect(saved, **LESS)
+    assert done["savepoints_deleted"] == ["p3"] and len(done["retained"]) == 1
+
+
+def _meanwhile(job: AccountsJob) -> str:
+    """The job makes a checkpoint and a periodic savepoint, once."""
+    if "p4" not in root_files.savepoints(job.root):
+        job.run_to(60)
+        take(job, "p4")
+    return "ada"
 
 
 def test_an_approval_counts_if_less_is_left_to_delete(saved: AccountsJob) -> None:

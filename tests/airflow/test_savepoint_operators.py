@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import operations
-from stateflow.errors import Interrupted
+from stateflow.errors import DataError, Interrupted
 from stateflow.launch import RunRequest, run_job
 from stateflow.operations.job_root import JobCode
 from stateflow.operations.savepoints import job_savepoints as savepoints
@@ -322,6 +322,22 @@ def test_a_drain_without_a_run_fires_the_timers_in_the_task(sessions: Sessions, 
     assert json.loads(sessions.status("--json"))["drained"]
     # The table has milliseconds without a unit.
     assert re.sub(r"(?<=<time>  )\d+", "<ms>", normalized(sessions.status())) == golden
+
+
+def test_a_drain_that_failed_in_its_own_run_is_repeated_although_that_run_is_the_newest_one(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = JobCode(sessions.folder / "sessions.py", (sessions.settings,))
+    root = str(sessions.folder / "root")
+    approved = operations.describe(root).generation
+    request = SavepointRequest("last", request_id="r", code=code, drain=True, generation=approved)
+    with monkeypatch.context() as patch:
+        patch.setenv("STATEFLOW_FAILPOINT", "batch.begin:1:error")
+        with pytest.raises(DataError):
+            operations.stop(root, request, savepoint=True, may_run=True)
+    assert operations.describe(root).generation > approved and sessions.ends() == []
+    made = operations.stop(root, request, savepoint=True, may_run=True)
+    assert made is not None and made.taken_by == "run" and len(sessions.ends()) == 2
 
 
 def test_a_stop_without_a_drain_fires_none(sessions: Sessions) -> None:

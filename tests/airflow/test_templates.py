@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
 
+from stateflow_airflow.dags import StateflowJob
+from stateflow_airflow.dags.elements import approval
 from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator
+from stateflow_airflow.operators.approvals.claim_approval import StateflowClaimApprovalOperator
+from stateflow_airflow.operators.approvals.command_approval import (
+    StateflowRetentionApprovalOperator,
+    StateflowStopApprovalOperator,
+)
 from stateflow_airflow.operators.bootstrap.write import (
     StateflowChangeSavepointOperator,
     StateflowWriteSavepointOperator,
 )
 from stateflow_airflow.operators.export import StateflowExportOperator
-from stateflow_airflow.operators.recovery import StateflowRestoreOperator, StateflowRestorePlanOperator
+from stateflow_airflow.operators.recovery import (
+    StateflowForkOperator,
+    StateflowRestoreOperator,
+    StateflowRestorePlanOperator,
+    StateflowVerifyOperator,
+)
 from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import (
@@ -22,13 +38,54 @@ from stateflow_airflow.operators.savepoint import (
     StateflowSavepointOperator,
     StateflowStopOperator,
 )
-from stateflow_airflow.operators.template_values import to_settings
+from stateflow_airflow.operators.template_values import to_duration, to_lines, to_names, to_settings, to_words
+from stateflow_airflow.operators.validation.diff import StateflowDiffOperator
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
+from stateflow_airflow.services.serve import StateflowServeOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import fails
 
 TEXT = "{{ value }}"
+REQUIRED: dict[str, Any] = {
+    "job": "/j.py",
+    "job_root": "/r",
+    "target": "latest",
+    "plan": "p",
+    "into": "/i",
+    "savepoint": "s",
+    "operator_uid": "o",
+    "state_name": "s",
+    "from_savepoint": "/s",
+    "max_parallelism": 64,
+    "max_age": "1h",
+    "max_lag": "1h",
+    "subject": "?",
+}
+OPERATORS: dict[Any, set[str]] = {
+    StateflowRunOperator: {"job", "job_root"},
+    StateflowSavepointOperator: {"job_root"},
+    StateflowStopOperator: {"job_root"},
+    StateflowRekeyOperator: {"job_root", "savepoint", "max_parallelism", "into"},
+    StateflowRestorePlanOperator: {"job", "job_root", "target"},
+    StateflowRestoreOperator: {"job", "job_root", "plan"},
+    StateflowForkOperator: {"job_root", "target", "into"},
+    StateflowVerifyOperator: {"job_root"},
+    StateflowRetentionOperator: {"job_root"},
+    StateflowTablesOperator: {"job", "job_root"},
+    StateflowExportOperator: {"job_root", "operator_uid", "state_name", "into"},
+    StateflowDiffOperator: {"job_root"},
+    StateflowWriteSavepointOperator: {"job", "into"},
+    StateflowChangeSavepointOperator: {"savepoint", "into"},
+    StateflowServeOperator: {"job_root"},
+    StateflowApprovalOperator: {"job_root", "plan", "subject"},
+    StateflowClaimApprovalOperator: {"job_root", "from_savepoint", "subject"},
+    StateflowRetentionApprovalOperator: {"job_root", "subject"},
+    StateflowStopApprovalOperator: {"job_root", "subject"},
+    StateflowCheckpointSensor: {"job_root", "max_age"},
+    StateflowWatermarkSensor: {"job_root", "max_lag"},
+}
+"""All operators and sensors with the arguments that each requires."""
 
 
 @pytest.mark.parametrize(
@@ -114,6 +171,68 @@ def test_settings_may_be_the_output_of_a_task_or_a_template(operator: Any) -> No
     assert after.upstream_task_ids == {"prepare"}
     templated.render_template_fields({"value": {"job.day": "5"}})
     assert to_settings("settings", templated.settings) == {"job.day": "5"}
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda kind: kind.__name__)
+def test_a_text_that_another_task_or_a_template_gives_is_checked(operator: Any) -> None:
+    """It may be None, blank, a number, or a list."""
+    given = {name: getattr(_made(operator), name) for name in operator.template_fields if name not in _NO_TEXTS}
+    for name in (name for name, value in given.items() if isinstance(value, str)):
+        for wrong in (5, ["a"], {"a": "b"}):
+            with fails(PermanentFailure, "config"):
+                _checked(operator, name, wrong)
+        for blank in (None, "", " ", "None"):
+            if name in OPERATORS[operator]:
+                with fails(PermanentFailure, "config"):
+                    _checked(operator, name, blank)
+            else:
+                assert _checked(operator, name, blank) == ""
+        assert _checked(operator, name, " /a b\n") == _checked(operator, name, Path("/a b")) == "/a b"
+
+
+_NO_TEXTS = ("plan", "subject", "body", "max_age", "max_lag", "snapshot", "other")
+"""Templated arguments that may have other types, too, or that Airflow declares."""
+
+
+def _made(operator: Any) -> Any:
+    with DAG("a_dag"):
+        return operator(task_id="task", **{name: REQUIRED[name] for name in OPERATORS[operator]})
+
+
+def _checked(operator: Any, name: str, value: object) -> object:
+    made = _made(operator)
+    setattr(made, name, value)
+    made.pre_execute({})
+    return getattr(made, name)
+
+
+@pytest.mark.parametrize("listed", [to_names, to_words, to_lines])
+def test_a_list_of_texts_is_a_list_or_a_text(listed: Callable[[Any], Any]) -> None:
+    assert list(listed(None)) == list(listed("")) == list(listed([])) == []
+    assert set(listed(["a", " b ", ""])) == {"a", "b"}
+    for value in (5, [1], {"a": "b"}, b"a", [None]):
+        with fails(PermanentFailure, "config"):
+            listed(value)
+
+
+@pytest.mark.parametrize("value", [5, -1, timedelta(-1), "-5m", "5", "1 year", [1], "nan h"])
+def test_a_duration_is_not_negative_and_has_a_unit(value: Any) -> None:
+    with fails(PermanentFailure, "config"):
+        to_duration("max_age", value)
+    assert to_duration("max_age", None) is to_duration("max_age", "") is to_duration("max_age", "None") is None
+
+
+def test_one_text_in_place_of_a_list_is_not_a_list_of_its_letters() -> None:
+    """The first letter of a path is the root of all folders."""
+    job = StateflowJob(name="a", root="/r", locations="/data/a", approvers="ada")
+    assert StateflowRunOperator(task_id="run", job="/j.py", job_root="/r", locations="/data/a").locations == (
+        "/data/a",
+    )
+    assert StateflowStopApprovalOperator(task_id="ask", subject="?", **approval(job)).locations == ("/data/a",)
+    assert approval(job)["assigned_users"] == [{"id": "ada", "name": "ada"}]
+    assert StateflowTablesOperator(task_id="t", job="/j.py", job_root="/r", tables="legs").tables == ("legs",)
+    more = {"savepoint": "s", "into": "/i", "transforms": "o.s=m:f"}
+    assert StateflowChangeSavepointOperator(task_id="c", **more).transforms == ("o.s=m:f",)
 
 
 @pytest.mark.parametrize("value", ["{'job.day': '5'}", "5", "[1]", 5, [1], {1: "x"}, {"": "x"}, {"job.day": None}])

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.template_values import as_list
 
 
 class Retries(TypedDict):
@@ -75,7 +76,7 @@ class Approval(TypedDict):
     """The arguments of a task that asks for approval."""
 
     job_root: str
-    locations: Sequence[str]
+    locations: str | Sequence[str]
     self_approval: bool
     response_timeout: timedelta
     params: dict[str, Param]
@@ -92,7 +93,7 @@ def approval(job: StateflowJob) -> Approval:
         "self_approval": job.self_approval,
         "response_timeout": timedelta(days=1),
         "params": {"note": optional_text("Note", "Stored in the job's log.")},
-        "assigned_users": [{"id": user, "name": user} for user in job.approvers] or None,
+        "assigned_users": [{"id": user, "name": user} for user in as_list(job.approvers)] or None,
         **RETRIES,
     }
 

@@ -55,8 +55,8 @@ class StateflowJob:
     run: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Param] = field(default_factory=dict)
     run_params: Mapping[str, Param] = field(default_factory=dict)
-    locations: Sequence[str] = ()
-    approvers: Sequence[str] = ()
+    locations: str | Sequence[str] = ()
+    approvers: str | Sequence[str] = ()
     self_approval: bool = False
     description: str = ""
     deadlines: Sequence[DeadlineAlert] = ()

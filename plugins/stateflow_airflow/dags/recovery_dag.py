@@ -60,7 +60,7 @@ class _JobArguments(TypedDict):
     job: str
     job_root: str
     settings: Mapping[str, object]
-    locations: Sequence[str]
+    locations: str | Sequence[str]
 
 
 def recovery_dag(job: StateflowJob, application: str) -> DAG:

@@ -15,6 +15,7 @@ from airflow.sdk import BaseOperator, RetryPolicy
 
 from stateflow_airflow.failures import hide_tracebacks, translate_errors
 from stateflow_airflow.operators.locations import allowed_locations
+from stateflow_airflow.operators.template_values import as_list, check_texts
 from stateflow_airflow.retry import BY_ERROR_CODE
 
 if TYPE_CHECKING:
@@ -34,14 +35,19 @@ class LibraryOperator(BaseOperator):
 
     # A default in the signature is one of a mapped operator, too: `partial` reads it there, and calls no constructor.
     def __init__(
-        self, *, locations: Sequence[str] = (), retry_policy: RetryPolicy | None = BY_ERROR_CODE, **kwargs: TaskArgument
+        self,
+        *,
+        locations: str | Sequence[str] = (),
+        retry_policy: RetryPolicy | None = BY_ERROR_CODE,
+        **kwargs: TaskArgument,
     ) -> None:
         super().__init__(retry_policy=retry_policy, **kwargs)
-        self.locations = tuple(locations)
+        self.locations = as_list(locations)
 
     def pre_execute(self, context: Context) -> None:
-        """Hides the tracebacks of failures whose messages explain them."""
+        """Hides the tracebacks of failures whose messages explain them, and checks rendered texts."""
         hide_tracebacks()
+        check_texts(self)
 
     def library(self) -> AbstractContextManager[None]:
         """Restricts the library to the allowed locations, and translates its errors into failures of the task."""

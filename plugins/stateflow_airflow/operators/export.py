@@ -73,7 +73,7 @@ class StateflowExportOperator(JobRootOperator):
             self.state_name,
             checked_location("into", self.into),
             self._format(),
-            self.snapshot or None,
+            None if self.snapshot in (None, "") else self.snapshot,
         )
         with self.library():
             report = export_state(request)

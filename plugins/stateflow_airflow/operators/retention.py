@@ -7,12 +7,13 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import retention_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
-from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention
+from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, newest_beyond
 from stateflow_airflow.operators.task_requests import requester
-from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool, to_duration
+from stateflow_airflow.operators.template_values import as_list, checked_root, job_code, to_bool, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -82,15 +83,18 @@ class StateflowRetentionOperator(JobRootOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Deletes what is beyond the limits, or reports it."""
         from stateflow.checkpoint.savepoints.retention import SavepointRule
-        from stateflow.operations import collect_garbage
+        from stateflow.operations import collect_garbage, prune_savepoints
 
         preview = to_bool("preview", self.preview)
         with self.library():
             limits = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
-            root = checked_root(self.job_root)
+            root, rule = checked_root(self.job_root), SavepointRule(limits.savepoints, limits.max_age)
+            # Before the approval is compared: what the job makes from here on moves more beyond the limits, which no
+            # user has seen.
+            planned, upto = self._planned(root, rule), newest_beyond(root, limits.checkpoints)
             by = requester(context) if preview else self._permitted_by(context, limits)
-            pruned = self._prune(root, SavepointRule(limits.savepoints, limits.max_age), by, preview)
-            report = collect_garbage(root, retain=limits.checkpoints, dry_run=preview)
+            pruned = planned if preview else prune_savepoints(root, rule, by=by, only=planned.deleted)
+            report = collect_garbage(root, retain=limits.checkpoints, upto=upto, dry_run=preview)
         self._log_report(report)
         return {
             "job": report.job,
@@ -114,7 +118,7 @@ class StateflowRetentionOperator(JobRootOperator):
             return requester(context)
         return check.decision(question.digest, context, "")[0]
 
-    def _prune(self, root: str, rule: SavepointRule, by: str, preview: bool) -> PruneReport:
+    def _planned(self, root: str, rule: SavepointRule) -> PruneReport:
         from stateflow.operations import prune_savepoints
 
         planned = prune_savepoints(root, rule, dry_run=True)
@@ -124,7 +128,7 @@ class StateflowRetentionOperator(JobRootOperator):
             ", ".join(planned.deleted) or "none",
             ", ".join(planned.kept) or "none",
         )
-        return planned if preview else prune_savepoints(root, rule, by=by)
+        return planned
 
     def _log_report(self, report: GarbageReport) -> None:
         self.log.info(
@@ -171,14 +175,14 @@ class StateflowTablesOperator(JobOperator):
         job_root: str,
         settings: Mapping[str, object] | str | None = None,
         older_than: timedelta | str = "7d",
-        tables: Sequence[str] = (),
+        tables: str | Sequence[str] = (),
         optimize: bool = True,
         preview: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.older_than = older_than
-        self.tables = tuple(tables)
+        self.tables = as_list(tables)
         self.optimize = optimize
         self.preview = preview
 
@@ -187,7 +191,9 @@ class StateflowTablesOperator(JobOperator):
         from stateflow.operations import VacuumRequest, optimize_tables, vacuum_tables
 
         preview = to_bool("preview", self.preview)
-        older_than = to_duration("older_than", self.older_than) or timedelta(0)
+        older_than = to_duration("older_than", self.older_than)
+        if older_than is None:
+            raise misconfigured("older_than is not given", "pass a duration, such as 7d; 0s for all removed files")
         with self.library():
             root, code = checked_root(self.job_root), job_code(self.job, self.settings)
             optimized = optimize_tables(root, code, self.tables, dry_run=preview) if self.optimize else []

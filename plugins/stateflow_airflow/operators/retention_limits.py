@@ -94,7 +94,6 @@ def retention_loss(job_root: str, requested: Retention, configured: Retention) -
     """
     from stateflow.checkpoint.savepoints.retention import SavepointRule
     from stateflow.operations import prune_savepoints
-    from stateflow.operations.job_root import open_root
 
     deleted, permitted = (
         prune_savepoints(job_root, SavepointRule(limits.savepoints, limits.max_age), dry_run=True).deleted
@@ -103,8 +102,21 @@ def retention_loss(job_root: str, requested: Retention, configured: Retention) -
     savepoints = [f"savepoint {name}" for name in deleted if name not in permitted]
     if requested.checkpoints is None:
         return savepoints
-    root = open_root(job_root)
-    restorable = [ref.id for ref in root.checkpoints.restorable(root.head())]
+    restorable = _restorable(job_root)
     permitted_ids = restorable if configured.checkpoints is None else restorable[-configured.checkpoints :]
     left = restorable[-requested.checkpoints :]
     return [f"checkpoint {number}" for number in permitted_ids if number not in left] + savepoints
+
+
+def newest_beyond(job_root: str, checkpoints: int | None) -> int:
+    """Returns the id of the newest checkpoint beyond a number of checkpoints to keep; 0 if there is none."""
+    beyond = _restorable(job_root)[:-checkpoints] if checkpoints else []
+    return beyond[-1] if beyond else 0
+
+
+def _restorable(job_root: str) -> list[int]:
+    """Returns the ids of the checkpoints that the job can continue from, oldest first."""
+    from stateflow.operations.job_root import open_root
+
+    root = open_root(job_root)
+    return [ref.id for ref in root.checkpoints.restorable(root.head())]

@@ -27,6 +27,7 @@ from stateflow_airflow.operators.template_values import (
     check_job_file,
     checked_location,
     checked_root,
+    to_bool,
     to_claim_mode,
     to_lines,
     to_names,
@@ -201,7 +202,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
             arguments += ["--tables", self.tables]
         if self.from_savepoint:
             arguments += ["--from-savepoint", self.from_savepoint]
-            arguments += ["--from-other-job"] if self.from_other_job else []
+            arguments += ["--from-other-job"] if to_bool("from_other_job", self.from_other_job) else []
             arguments += [f"--drop={uid}" for uid in sorted(to_names(self.drop))]
             arguments += [f"--map={text}" for text in to_words(self.maps)]
             arguments += [f"--source={text}" for text in to_lines(self.sources)]

@@ -27,6 +27,7 @@ from stateflow_airflow.operators.template_values import (
     savepoint_settings,
     to_bool,
     to_count,
+    to_duration,
 )
 from stateflow_airflow.spark import SparkSubmit
 from stateflow_airflow.versions import require_supported
@@ -80,7 +81,7 @@ class StateflowSavepointOperator(JobOperator):
         job: str = "",
         settings: Mapping[str, object] | str | None = None,
         stored_as: str = "",
-        timeout: timedelta = timedelta(minutes=10),
+        timeout: timedelta | str = timedelta(minutes=10),
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
@@ -162,7 +163,7 @@ class StateflowSavepointOperator(JobOperator):
             code=job_code(self.job, self.settings) if self.job else None,
             format=SavepointFormat(self.stored_as) if self.stored_as else None,
             settings=savepoint_settings(self.settings),
-            timeout=self.timeout,
+            timeout=to_duration("timeout", self.timeout) or timedelta(0),
         )
 
 
@@ -241,8 +242,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
         store, begun = context.get("task_state_store"), f"{context['ti'].max_tries}:{approved}:"
         earlier = str(store.get(_BEGUN) or "") if store is not None else ""
         if earlier.startswith(begun):
-            # A try that was killed may have run the job to drain it, and so have changed its newest run.
-            digest, generation = approved, 0 if drain else int(earlier.removeprefix(begun))
+            # A try that was killed may have run the job to drain it, and so have changed its newest run; `stop` knows.
+            digest, generation = approved, int(earlier.removeprefix(begun))
         decided = ApprovalCheck(self.approval, self.self_approval).decision(digest, context, self.reason)
         # The request names the run that was approved: one that begins from here on does not end by it.
         self._generation = generation

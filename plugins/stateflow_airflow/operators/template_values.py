@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
 import reprlib
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from stateflow_airflow.failures import misconfigured
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
     from stateflow.config.settings import SavepointSettings
     from stateflow.config.sources import SettingsLayer
     from stateflow.operations import JobCode
@@ -83,33 +89,89 @@ def to_count(name: str, value: int | str | None, things: str) -> int | None:
 
 
 def to_duration(name: str, value: timedelta | str | None) -> timedelta | None:
-    """Returns the duration in `value`, such as ``36h``; None for None or an empty text. Raises PermanentFailure."""
+    """Returns the duration in `value`, such as ``36h``; None for None or an empty text.
+
+    Raises PermanentFailure for any other value, and for a negative one.
+    """
     from stateflow.config.durations import parse_duration
 
     if value is None or value in ("", "None"):
         return None
     try:
-        return value if isinstance(value, timedelta) else parse_duration(value)
-    except (ValueError, OverflowError) as error:
+        found = value if isinstance(value, timedelta) else parse_duration(value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise misconfigured(f"{name}={value!r} is not a duration", "such as 36h or 30d", **{name: value}) from error
+    if found < timedelta(0):
+        raise misconfigured(f"{name}={value!r} is negative", "such as 36h or 30d", **{name: str(value)})
+    return found
 
 
-def to_names(value: str | Iterable[str]) -> frozenset[str]:
-    """Returns the names in a list, or in a text where whitespace or commas separate them."""
-    names = re.split(r"[\s,]+", value) if isinstance(value, str) else value
-    return frozenset(name for name in names if name)
+def to_names(value: str | Iterable[str] | None) -> frozenset[str]:
+    """Returns the names in a list, or in a text where whitespace or commas separate them. Raises PermanentFailure."""
+    return frozenset(to_words(value))
 
 
-def to_words(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the texts in a list, or in a text where whitespace or commas separate them, in their order."""
-    words = re.split(r"[\s,]+", value) if isinstance(value, str) else value
-    return tuple(word for word in words if word)
+def to_words(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Returns the texts in a list, or in a text where whitespace or commas separate them, in their order.
+
+    Raises PermanentFailure for anything else; None is an empty list.
+    """
+    return _texts(re.split(r"[\s,]+", value) if isinstance(value, str) else value)
 
 
-def to_lines(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the texts in a list, or the lines of a text: JSON has blanks and commas."""
-    lines = value.splitlines() if isinstance(value, str) else value
-    return tuple(line.strip() for line in lines if line.strip())
+def to_lines(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Returns the texts in a list, or the lines of a text: JSON has blanks and commas. Raises as `to_words`."""
+    return _texts(value.splitlines() if isinstance(value, str) else value)
+
+
+def as_list(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the texts in a list of the DAG file; one text is a list of one, not of its letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _texts(values: Iterable[str] | None) -> tuple[str, ...]:
+    found: object = () if values is None else values
+    is_list = isinstance(found, Iterable) and not isinstance(found, Mapping | bytes)
+    texts = tuple(cast("Iterable[str]", found)) if is_list else ()
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        raise misconfigured(
+            f"{reprlib.repr(values)} is neither a text nor a list of texts",
+            "pass a list, the output of a task that returns one, or a text",
+            value=reprlib.repr(values),
+        )
+    return tuple(text.strip() for text in texts if text.strip())
+
+
+def check_texts(operator: BaseOperator) -> None:
+    """Removes blanks around the rendered arguments of an operator that are texts; None becomes an empty text.
+
+    Arguments are found by their annotation. Raises PermanentFailure for one that is not a text, such as the output of
+    another task, and for a blank one that has no default.
+    """
+    for name, is_required in _text_arguments(type(operator)).items():
+        value = getattr(operator, name)
+        if not isinstance(value, str | os.PathLike | None):
+            raise misconfigured(f"{name}={reprlib.repr(value)} is not a text", "pass a text", **{name: repr(value)})
+        text = "" if value is None else str(value).strip()
+        # As a template renders None.
+        text = "" if text == "None" else text
+        if is_required and not text:
+            raise misconfigured(f"{name} is empty", "pass a text", **{name: str(value)})
+        setattr(operator, name, text)
+
+
+@cache
+def _text_arguments(kind: type[BaseOperator]) -> dict[str, bool]:
+    """Returns the templated arguments of an operator class that are texts, and whether they have no default."""
+    own = [
+        each for each in kind.__mro__ if each.__module__.startswith("stateflow_airflow") and "__init__" in vars(each)
+    ]
+    given = ChainMap(*(dict(inspect.signature(vars(each)["__init__"]).parameters) for each in own))
+    return {
+        name: parameter.default is parameter.empty
+        for name, parameter in given.items()
+        if parameter.annotation == "str" and name in kind.template_fields
+    }
 
 
 def checked_root(job_root: str) -> str:

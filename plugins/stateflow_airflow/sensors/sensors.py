@@ -11,7 +11,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, RetryPolicy, conf
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from stateflow_airflow.failures import PermanentFailure, hide_tracebacks, log_failure, misconfigured
-from stateflow_airflow.operators.template_values import checked_root, to_duration, to_words
+from stateflow_airflow.operators.template_values import check_texts, checked_root, to_duration, to_words
 from stateflow_airflow.retry import BY_ERROR_CODE
 from stateflow_airflow.sensors.checks import Check, Event, Measure, Outcome, Status
 from stateflow_airflow.sensors.trigger import FreshnessTrigger
@@ -52,8 +52,9 @@ class FreshnessSensor(BaseSensorOperator):
         self._last = ""
 
     def pre_execute(self, context: Context) -> None:
-        """Hides the tracebacks of failures whose messages explain them."""
+        """Hides the tracebacks of failures whose messages explain them, and checks rendered texts."""
         hide_tracebacks()
+        check_texts(self)
 
     @abstractmethod
     def check(self) -> Check:

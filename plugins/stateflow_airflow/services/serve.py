@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stateflow_airflow.failures import log_failure, server_ended
 from stateflow_airflow.operators.base import JobRootOperator
 from stateflow_airflow.operators.locations import allowed_locations
-from stateflow_airflow.operators.template_values import checked_root
+from stateflow_airflow.operators.template_values import checked_root, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class StateflowServeOperator(JobRootOperator):
         port: int | str = 8470,
         token_file: str = "",
         advertise: str = "",
-        duration: timedelta | None = None,
+        duration: timedelta | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(job_root=job_root, **kwargs)
@@ -76,10 +76,10 @@ class StateflowServeOperator(JobRootOperator):
         command += ["--advertise", self.advertise] if self.advertise else []
         # A worker that is killed leaves no server, which would occupy the port of the next try.
         command += ["--end-with", str(os.getpid())]
-        self._is_killed = False
+        self._is_killed, duration = False, to_duration("duration", self.duration)
         self._server = subprocess.Popen(command, env={**os.environ, **allowed_locations(self.locations)})
         try:
-            code = self._server.wait(None if self.duration is None else self.duration.total_seconds())
+            code = self._server.wait(None if duration is None else duration.total_seconds())
         except subprocess.TimeoutExpired:
             return
         finally:

@@ -134,20 +134,28 @@ class AdminEntries:
             lambda base: transitions.end_claim(self._job, base, self._author(f"savepoint {ended.name}"), ended),
         )
 
-    def retain(self, keep: int) -> Head:
+    def retain(self, keep: int, upto: int | None = None) -> Head:
         """Releases all but the newest `keep` restorable checkpoints; returns the newest entry.
+
+        Args:
+            keep: number of checkpoints.
+            upto: id of the newest checkpoint that may be released; None for any.
 
         Raises ConfigError for less than 1.
         """
         if keep < 1:
             raise ConfigError("at least one checkpoint must be retained", value=keep)
         return self.append_admin(
-            lambda head: len(self._checkpoints.restorable(head)) <= keep, lambda base: self._retain_entry(base, keep)
+            lambda head: not self._released(head, keep, upto), lambda base: self._retain_entry(base, keep, upto)
         )
 
-    def _retain_entry(self, base: Head, keep: int) -> LogEntry:
-        oldest = self._checkpoints.restorable(base)[-keep:][0].id
+    def _retain_entry(self, base: Head, keep: int, upto: int | None) -> LogEntry:
+        oldest = self._released(base, keep, upto)[-1].id + 1
         return transitions.retain(self._job, base, self._author(f"retain {keep}"), oldest)
+
+    def _released(self, head: Head, keep: int, upto: int | None) -> list[EntryRef]:
+        beyond = self._checkpoints.restorable(head)[:-keep]
+        return [ref for ref in beyond if upto is None or ref.id <= upto]
 
     def append_admin(self, is_done: Callable[[Head], bool], build: Callable[[Head], LogEntry]) -> Head:
         """Appends an ADMIN entry, again each time that another writer was first; returns the newest entry.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -20,6 +21,7 @@ from stateflow.checkpoint.requests.mailbox import (
     post,
     post_answer,
     read_answer,
+    read_request,
 )
 from stateflow.errors import DataError, RequestTimeout
 
@@ -107,6 +109,11 @@ class RequestClient:
             return False
         return self._withdraw(newest).status == WITHDRAWN
 
+    def is_for_any_run(self, request_id: str) -> bool:
+        """Returns whether this request was posted, by an earlier try, without the run that it is for."""
+        posted = (read_request(self._storage, each) for each in self._ids(request_id))
+        return any(request is not None and not request.generation for request in posted)
+
     def _give_up_waiting(self, request: Request) -> Answer:
         """Withdraws a request on its timeout; returns the run's answer if that was written first."""
         answer = self._withdraw(request.id)
@@ -124,12 +131,17 @@ class RequestClient:
 
     def _next_id(self, request_id: str) -> str:
         """Returns the first id of this request that was neither withdrawn nor refused."""
+        *_, newest = self._ids(request_id)
+        return newest
+
+    def _ids(self, request_id: str) -> Iterator[str]:
+        """Yields the ids of this request, up to the first one that was neither withdrawn nor refused."""
         for number in count(2):
+            yield request_id
             answer = read_answer(self._storage, request_id)
             if answer is None or answer.status == DONE:
-                break
+                return
             request_id = f"{request_id.partition(_REPEAT)[0]}{_REPEAT}{number}"
-        return request_id
 
     def _withdraw(self, request_id: str) -> Answer:
         at = self._root.clock.now().isoformat(timespec="milliseconds")

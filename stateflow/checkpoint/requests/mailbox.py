@@ -134,6 +134,11 @@ def post_answer(storage: Storage, given: Answer) -> Answer:
     return found
 
 
+def read_request(storage: Storage, request_id: str) -> Request | None:
+    """Returns a posted request; None without one."""
+    return _read(storage, request_key(request_id), Request)
+
+
 def read_answer(storage: Storage, request_id: str) -> Answer | None:
     """Returns the answer to a request; None while the request is open."""
     return _read(storage, request_done(request_id), Answer)

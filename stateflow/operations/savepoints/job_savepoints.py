@@ -169,6 +169,9 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
     )
     if savepoint and (made := _made_before(root, request)):
         return made
+    if request.generation and request_client(root, request).is_for_any_run(request.request_id):
+        # A try that was killed has begun to drain the job in a run of its own, which is the newest one since then.
+        request = replace(request, generation=0)
     answer, head = None, _checked_head(root, request)
     if savepoint and head.entry.ended and (made := _stopped_before(root, request, head)):
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import write_action
@@ -35,8 +36,18 @@ class PruneReport:
     uncounted: tuple[str, ...] = ()
 
 
-def prune_savepoints(job_root: str, rule: SavepointRule, *, dry_run: bool = False, by: str = "") -> PruneReport:
-    """Deletes the periodic savepoints that a rule expires, and no others; see `checkpoint.savepoints.retention`."""
+def prune_savepoints(
+    job_root: str, rule: SavepointRule, *, dry_run: bool = False, by: str = "", only: Collection[str] | None = None
+) -> PruneReport:
+    """Deletes the periodic savepoints that a rule expires, and no others; see `checkpoint.savepoints.retention`.
+
+    Args:
+        job_root: the job root.
+        rule: the limits.
+        dry_run: whether nothing is deleted.
+        by: who deletes them; empty for this process.
+        only: names of those that may be deleted, such as those that a user has seen; None for any.
+    """
     root = open_root(job_root)
     found, now = list_savepoints(root.storage), root.clock.now()
     # Not by id: another user may have planted a document with the id of a manual savepoint.
@@ -44,6 +55,7 @@ def prune_savepoints(job_root: str, rule: SavepointRule, *, dry_run: bool = Fals
     uncounted |= {s.folder for s in found if s.document.origin is Origin.PERIODIC and is_claimed(s.storage, s.folder)}
     stored = [s for s in found if s.folder not in uncounted]
     expired = expired_savepoints(stored, root.job.job_uuid, rule, now)
+    expired = [s for s in expired if only is None or s.document.name in only]
     folders = {s.folder for s in expired}
     for savepoint in [] if dry_run else expired:
         _dispose(root, savepoint, by)

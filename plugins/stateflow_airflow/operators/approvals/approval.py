@@ -23,7 +23,7 @@ from stateflow_airflow.failures import (
 from stateflow_airflow.operators.markdown import escaped
 from stateflow_airflow.operators.restore_plan import parse_plan
 from stateflow_airflow.operators.task_requests import airflow_user, request_id, requested_by, triggering_user
-from stateflow_airflow.operators.template_values import checked_root
+from stateflow_airflow.operators.template_values import as_list, check_texts, checked_root
 from stateflow_airflow.retry import BY_ERROR_CODE
 from stateflow_airflow.versions import require_supported
 
@@ -93,7 +93,7 @@ class JobApprovalOperator(ApprovalOperator):
         *,
         job_root: str,
         self_approval: bool = False,
-        locations: Sequence[str] = (),
+        locations: str | Sequence[str] = (),
         retry_policy: RetryPolicy | None = BY_ERROR_CODE,
         **kwargs: Any,
     ) -> None:
@@ -101,15 +101,16 @@ class JobApprovalOperator(ApprovalOperator):
         super().__init__(retry_policy=retry_policy, **kwargs)
         self.job_root = job_root
         self.self_approval = self_approval
-        self.locations = tuple(locations)
+        self.locations = as_list(locations)
 
     @abstractmethod
     def question(self) -> Question | None:
         """Returns the request as it is now; None if it needs no approval."""
 
     def pre_execute(self, context: Context) -> None:
-        """Hides the tracebacks of failures whose messages explain them."""
+        """Hides the tracebacks of failures whose messages explain them, and checks rendered texts."""
         hide_tracebacks()
+        check_texts(self)
 
     def execute(self, context: Context) -> None:
         """Asks the question, with the user who triggered the DAG run and the time until which it can be answered."""
@@ -134,7 +135,7 @@ class JobApprovalOperator(ApprovalOperator):
 
     def _exclude_requester(self, user: str) -> None:
         """Removes the user who triggered the DAG run from those who may answer: Airflow then refuses the answer."""
-        if self.self_approval or not user or not self.assigned_users:
+        if self.self_approval is True or not user or not self.assigned_users:
             return
         self.assigned_users = [each for each in self.assigned_users if user not in (each["id"], each["name"])]
         if not self.assigned_users:
@@ -145,7 +146,7 @@ class JobApprovalOperator(ApprovalOperator):
             )
 
     def _excluded(self, context: Context) -> str:
-        return "" if self.self_approval or not triggering_user(context) else ", who cannot approve it"
+        return "" if self.self_approval is True or not triggering_user(context) else ", who cannot approve it"
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Returns an approval, skips the downstream tasks after a rejection, and asks again after a refused answer.
@@ -157,7 +158,7 @@ class JobApprovalOperator(ApprovalOperator):
         if given["chosen_options"] != [APPROVE]:
             return self._reject(context, given, answer)
         user = triggering_user(context)
-        if user in answer.names and not self.self_approval:
+        if user in answer.names and self.self_approval is not True:
             self.log.warning("%s has triggered this DAG run, and so cannot approve it; asking again", user)
             self._ask(context, f"{user} has triggered this DAG run, so that another user has to answer")
         asked = self._asked(context)
@@ -337,7 +338,8 @@ class ApprovalCheck:
         answer = self.answer
         answer.check_approves(digest)
         asked_by = requested_by(context)
-        if not self.self_approval:
+        # Not a text, which a template in a DAG file would be.
+        if self.self_approval is not True:
             answer.check_other_than(triggering_user(context))
         notes = [f"approval: {answer.note}" if answer.note else ""]
         notes += [f"requested by {asked_by}" if asked_by not in answer.names else ""]

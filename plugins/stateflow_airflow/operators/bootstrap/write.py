@@ -11,7 +11,14 @@ from airflow.sdk import Asset
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.base import LibraryOperator, TaskArgument
 from stateflow_airflow.operators.task_requests import requester
-from stateflow_airflow.operators.template_values import checked_location, checked_root, job_code, to_count, to_lines
+from stateflow_airflow.operators.template_values import (
+    as_list,
+    checked_location,
+    checked_root,
+    job_code,
+    to_count,
+    to_lines,
+)
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -93,7 +100,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         job: str,
         into: str,
         states: str | Iterable[str] = (),
-        columns: Iterable[str] = (),
+        columns: str | Iterable[str] = (),
         sources: str | Iterable[str] = (),
         max_parallelism: int | str | None = None,
         parallelism: int | str | None = None,
@@ -107,7 +114,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         self.job = job
         self.into = into
         self.states = states
-        self.columns = tuple(columns)
+        self.columns = as_list(columns)
         self.sources = sources
         self.max_parallelism = max_parallelism
         self.parallelism = parallelism
@@ -186,7 +193,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
         into: str,
         job_root: str = "",
         remove: str | Iterable[str] = (),
-        transforms: Iterable[str] = (),
+        transforms: str | Iterable[str] = (),
         job: str = "",
         name: str = "",
         reason: str = "",
@@ -198,7 +205,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
         self.into = into
         self.job_root = job_root
         self.remove = remove
-        self.transforms = tuple(transforms)
+        self.transforms = as_list(transforms)
         self.job = job
         self.name = name
         self.reason = reason

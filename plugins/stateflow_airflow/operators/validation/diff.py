@@ -105,8 +105,9 @@ class StateflowDiffOperator(JobRootOperator):
             # The argument is templated, so it is checked like the location of a savepoint.
             open_location(checked_location("other_root", self.other_root), self.job_root)
         options = DiffOptions(to_words(self.operators), counts_all=limits.fraction is not None)
-        first = (checked_root(self.job_root), self.snapshot or None)
-        return open_and_compare(first, (self.other_root or self.job_root, self.other or None), options)
+        # Not 0, the checkpoint of a run that made none: that is an unknown one, and not the newest one.
+        old, new = (None if given in (None, "") else given for given in (self.snapshot, self.other))
+        return open_and_compare((checked_root(self.job_root), old), (self.other_root or self.job_root, new), options)
 
     def _limits(self) -> DiffLimits:
         from stateflow.compare.thresholds import DiffLimits
@@ -116,7 +117,7 @@ class StateflowDiffOperator(JobRootOperator):
         )
         try:
             limits = DiffLimits(None if keys is None else int(keys), None if fraction is None else float(fraction))
-        except ValueError:
+        except (TypeError, ValueError):
             limits = DiffLimits(-1)
         if (limits.keys or 0) < 0 or not 0 <= (limits.fraction or 0) <= 1:
             raise misconfigured(
