@@ -199,7 +199,7 @@ class RetractableVariance(Variance):
 
 
 def _without(every: Accumulators, part: Accumulators) -> Accumulators:
-    """Returns the moments of the values of `every` that are not in `part`."""
+    """Returns count, mean and squares of the values of `every` that are not in `part`."""
     total, fewer = to_numpy(every["count"]), to_numpy(part["count"])
     mean, of_part = to_numpy(every["mean"], 0.0), to_numpy(part["mean"], 0.0)
     count = total - fewer
