@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind, StateTtlConfig
+from stateflow.api.joins.conditions import ColumnCondition
 from stateflow.api.joins.pairs import Columns
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
@@ -71,6 +72,30 @@ def _not_above(left: Any, right: Any) -> bool:
 
 def _not_above_by_columns(left: Columns, right: Columns) -> pa.Array:
     return pc.less_equal(left["value"], right["value"])
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return bool(left.value == right.value and left.id <= right.id)
+
+
+def _equal_by_columns(left: Columns, right: Columns) -> pa.Array:
+    return pc.and_kleene(pc.equal(left["value"], right["value"]), pc.less_equal(left["id"], right["id"]))
+
+
+CONDITIONS: dict[str, tuple[Any, Any]] = {
+    "": (None, None),
+    "not above": (_not_above, _not_above_by_columns),
+    # Partners are found by their values.
+    "equal": (_equal, _equal_by_columns),
+}
+
+
+class Ids(msgspec.Struct, frozen=True):
+    """The ids of both rows of a result."""
+
+    left_id: int | None
+    right_id: int | None
+    kind: RowKind
 
 
 def _selecting_harness(forms: Sequence[str], how: str = "inner", where: Any = None, **settings: Any) -> KeyedHarness:
@@ -307,15 +332,14 @@ class _History:
     batches: Steps
     forms: tuple[str, str]
     how: str
-    has_condition: bool
+    condition: str
     by_columns: bool
 
     def harness(self, backend: StateBackend) -> KeyedHarness:
         # Without corrections, `select` has no kind; tests of selected joins have it.
         if self.by_columns and (self.how != "inner" or self.forms != ("appends", "appends")):
-            where = _not_above_by_columns if self.has_condition else None
-            return _selecting_harness(self.forms, self.how, where, backend=backend)
-        return _harness(self.forms, self.how, where=_not_above if self.has_condition else None, backend=backend)
+            return _selecting_harness(self.forms, self.how, CONDITIONS[self.condition][1], backend=backend)
+        return _harness(self.forms, self.how, where=CONDITIONS[self.condition][0], backend=backend)
 
 
 histories = st.builds(
@@ -323,7 +347,7 @@ histories = st.builds(
     st.lists(st.tuples(steps, steps, st.sampled_from([0, 0, 0, 1, 3])), min_size=1, max_size=6),
     st.tuples(st.sampled_from(sorted(FORMS)), st.sampled_from(sorted(FORMS))),
     st.sampled_from(["inner", "left", "right", "full"]),
-    st.booleans(),
+    st.sampled_from(sorted(CONDITIONS)),
     st.booleans(),
 )
 
@@ -345,7 +369,7 @@ def _tables(left: list[Any], right: list[Any], how: str, where: Any) -> Counter[
 def _check(history: _History, backend: StateBackend) -> None:
     left, right = (_Side(form) for form in history.forms)
     table: Counter[tuple[Any, Any]] = Counter()
-    where = _not_above if history.has_condition else None
+    where = CONDITIONS[history.condition][0]
     h = history.harness(backend)
     for first, second, parallelism in history.batches:
         if parallelism:
@@ -377,12 +401,51 @@ def test_no_result_is_taken_back_more_often_than_emitted_if_rows_expire(history:
     left, right = (_Side(form) for form in history.forms)
     table: Counter[tuple[Any, Any]] = Counter()
     ttl = StateTtlConfig.new_builder(ms(10)).build()
-    with _harness(history.forms, history.how, ttl, _not_above if history.has_condition else None) as h:
+    with _harness(history.forms, history.how, ttl, CONDITIONS[history.condition][0]) as h:
         for (first, second, _), end in zip(history.batches, itertools.accumulate(waits), strict=False):
             for row in h.push_both(left.changes(first), right.changes(second)):
                 table[row.left, row.right] += -1 if row.kind.is_retraction else 1
                 assert table[row.left, row.right] >= 0
             h.advance_processing_time(end)
+
+
+class Priced(msgspec.Struct, frozen=True):
+    key: str
+    id: int
+    value: float | None
+
+
+@pytest.mark.parametrize("how", ["left", "full"])
+def test_an_outer_join_compares_only_rows_whose_equal_columns_are_equal(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+
+    def counted(condition: ColumnCondition, row: object, others: Sequence[object], is_left: bool) -> Sequence[bool]:
+        compared.append(len(others))
+        return find(condition, row, others, is_left)
+
+    find = ColumnCondition.__call__
+    monkeypatch.setattr(ColumnCondition, "__call__", counted)
+
+    def declare(left: Keyed, right: Keyed) -> DataStream:
+        columns = {"left_id": "left.id", "right_id": "right.id"}
+        return left.regular_join(right, how=how).select(Ids, columns, where=_equal_by_columns, uid="join")
+
+    values = [*map(float, range(300)), -0.0, math.nan, None]
+    left, right = ([Priced("k", id, value) for id, value in enumerate(some)] for some in (values, values[::-1]))
+    with KeyedHarness(declare, KeyedInput(Priced, "key"), KeyedInput(Priced, "key")) as h:
+        h.push_both(left, right)
+        table = Counter[tuple[int | None, int | None]]()
+        for row in h.output:
+            table[row.left_id, row.right_id] += -1 if row.kind.is_retraction else 1
+    pairs = [(x.id, y.id) for x in left for y in right if x.value == y.value is not None and x.id <= y.id]
+    expected: list[tuple[int | None, int | None]] = [*pairs]
+    expected += [(x.id, None) for x in left if x.id not in {one for one, _ in pairs}]
+    if how == "full":
+        expected += [(None, y.id) for y in right if y.id not in {other for _, other in pairs}]
+    assert +table == Counter(expected)
+    assert sum(compared) < 2_000
 
 
 def test_results_of_joins_of_changelogs_are_joined_again() -> None:

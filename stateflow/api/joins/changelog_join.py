@@ -6,7 +6,7 @@ or the row of its upsert key, and takes back the results of that row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import cast
@@ -94,6 +94,49 @@ class ChangelogInput:
         return with_kind(row, name, RowKind.INSERT) if name else row
 
 
+class _RowsByValues:
+    """The rows of one side and of the current key, by the values of columns that are equal in each pair.
+
+    Args:
+        rows: the rows.
+        columns: the columns.
+    """
+
+    def __init__(self, rows: MapState[bytes, CountedRow], columns: Sequence[str]) -> None:
+        self._rows, self._columns = rows, columns
+        self._key: object = None
+        self._found: dict[object, dict[bytes, CountedRow]] | None = None
+
+    def values(self, row: object) -> object:
+        """Returns the values of a row; None if one is null or NaN, which are equal to nothing."""
+        found = tuple(getattr(row, name) for name in self._columns)
+        return None if any(value is None or value != value for value in found) else found
+
+    def begin(self, key: object) -> None:
+        """Forgets the rows of another key."""
+        if key != self._key:
+            self._key, self._found = key, None
+
+    def of(self, values: object) -> list[_Partner]:
+        """Returns the rows with values, in the order of the state."""
+        if self._found is None:
+            self._found = {}
+            for identity, kept in self._rows.items():
+                self.put(identity, kept)
+        found = self._found.get(values, {}) if values is not None else {}
+        return [(identity, found[identity]) for identity in sorted(found)]
+
+    def put(self, identity: bytes, kept: CountedRow) -> None:
+        """Adds a row, or replaces the one of its identity, which has the same values."""
+        if self._found is not None:
+            self._found.setdefault(self.values(kept.row), {})[identity] = kept
+
+    def remove(self, identity: bytes, kept: CountedRow) -> None:
+        """Removes a row."""
+        if self._found is not None:
+            self._found.get(self.values(kept.row), {}).pop(identity, None)
+
+
 @dataclass(frozen=True)
 class _Side:
     """The rows of one side in the state.
@@ -101,16 +144,36 @@ class _Side:
     Attributes:
         is_outer: whether its rows are emitted without a partner.
         made: the class of its kept rows.
+        by_values: finds the rows that a row of the other side may be joined with; None if any may be.
     """
 
     given: ChangelogInput
     is_outer: bool
     made: type[CountedRow]
     rows: MapState[bytes, CountedRow]
+    by_values: _RowsByValues | None
+
+    def put(self, identity: bytes, kept: CountedRow) -> None:
+        """Stores a row."""
+        self.rows.put(identity, kept)
+        if self.by_values is not None:
+            self.by_values.put(identity, kept)
+
+    def remove(self, identity: bytes, kept: CountedRow) -> None:
+        """Removes a row."""
+        self.rows.remove(identity)
+        if self.by_values is not None:
+            self.by_values.remove(identity, kept)
 
     def put_alone(self, identity: bytes, kept: CountedRow, alone: int) -> None:
         """Stores how many of equal rows were emitted without a partner."""
-        self.rows.put(identity, self.made(kept.row, kept.count, alone))
+        self.put(identity, self.made(kept.row, kept.count, alone))
+
+    def possible_partners(self, other: _Side, row: object) -> list[_Partner]:
+        """Returns the rows of this side that a row of the other side may be joined with."""
+        if self.by_values is None or other.by_values is None:
+            return list(self.rows.items())
+        return self.by_values.of(other.by_values.values(row))
 
     def alone(self, partners: list[_Partner]) -> int:
         """Returns how many of a new row are emitted without a partner: one or none."""
@@ -139,7 +202,7 @@ class _Arrival:
         """Returns the rows of the other side that a row of this side is joined with."""
         if not self.is_joinable:
             return []
-        others = list(self.other.rows.items())
+        others = self.other.possible_partners(self.own, row)
         self.count(len(others))
         is_joined = self.matching(row, [kept.row for _, kept in others], self.is_left)
         return [each for each, found in zip(others, is_joined, strict=True) if found]
@@ -148,8 +211,14 @@ class _Arrival:
         """Returns those rows of the other side that no row of this side is joined with."""
         if isinstance(self.matching, EveryPair):
             return partners if self.own.rows.is_empty() else []
-        rows = [kept.row for kept in self.own.rows.values()]
-        return [each for each in partners if not any(self.matching(each[1].row, rows, not self.is_left))]
+        every = None if self.own.by_values is not None else [kept.row for kept in self.own.rows.values()]
+        return [each for each in partners if not self._has_partner(each[1].row, every)]
+
+    def _has_partner(self, row: object, own: list[Untyped] | None) -> bool:
+        """Returns whether a row of the other side is joined with one of this side; `own` are its rows, if known."""
+        if own is None:
+            own = [kept.row for _, kept in self.own.possible_partners(self.other, row)]
+        return any(self.matching(row, own, not self.is_left))
 
 
 @dataclass(frozen=True)
@@ -203,23 +272,34 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         self.hot_keys = self._pairs.hot
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        key = ctx.get_current_key()
+        key = self._begun(ctx)
         count = partial(self._pairs.add, key)
         at = _Arrival(self._left, self._right, self.function, True, self._matching, not has_null(key), count)
         return self._arrive(row, at)
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        key, pair = ctx.get_current_key(), lambda own, other: self.function(other, own)
+        key, pair = self._begun(ctx), lambda own, other: self.function(other, own)
         count = partial(self._pairs.add, key)
         return self._arrive(
             row, _Arrival(self._right, self._left, pair, False, self._matching, not has_null(key), count)
         )
 
+    def _begun(self, ctx: Context) -> object:
+        """Returns the current key."""
+        key = ctx.get_current_key()
+        for side in (self._left, self._right):
+            if side.by_values is not None:
+                side.by_values.begin(key)
+        return key
+
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.
         made = counted_class(given.schema.row_class)
         rows = ctx.get_map_state(MapStateDescriptor(name, bytes, made, ttl=self._ttl, arguments=given.arguments))
-        return _Side(given, is_outer, made, rows)
+        columns = [pair[name != LEFT_COUNTED] for pair in self._matching.equal]
+        # With a time to live, rows expire between two others, and live longer when they are read.
+        by_values = _RowsByValues(rows, columns) if columns and self._ttl is None else None
+        return _Side(given, is_outer, made, rows, by_values)
 
     def _arrive(self, row: object, at: _Arrival) -> Iterator[object]:
         if not at.is_joinable and not at.own.is_outer:
@@ -238,7 +318,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         elif not given.changelog.keys:
             partners = at.partners(kept.row)
             more = at.own.made(kept.row, kept.count + 1, kept.alone + at.own.alone(partners))
-            at.own.rows.put(identity, more)
+            at.own.put(identity, more)
             yield from self._results(more, partners, kind, at)
         else:
             yield from self._replace(identity, kept, added, at)
@@ -248,7 +328,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         own, other = at.own, at.other
         partners = at.partners(kept.row)
         kept = own.made(kept.row, kept.count, own.alone(partners))
-        own.rows.put(identity, kept)
+        own.put(identity, kept)
         for of, partner in partners:
             if partner.alone:
                 other.put_alone(of, partner, 0)
@@ -261,9 +341,9 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         partners = at.partners(kept.row)
         yield from self._results(kept, partners, kind, at)
         if kept.count > 1:
-            own.rows.put(identity, own.made(kept.row, kept.count - 1, max(kept.alone - 1, 0)))
+            own.put(identity, own.made(kept.row, kept.count - 1, max(kept.alone - 1, 0)))
             return
-        own.rows.remove(identity)
+        own.remove(identity, kept)
         if other.is_outer:
             for of, partner in at.left_alone(partners):
                 other.put_alone(of, partner, partner.count)
@@ -274,10 +354,10 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         replaced = at.own.made(row, 1, kept.alone)
         is_joined_anew = self._lost_partners(kept, at)
         if kept.row == row and not is_joined_anew:
-            at.own.rows.put(identity, replaced)
+            at.own.put(identity, replaced)
         elif isinstance(at.matching, EveryPair) and not is_joined_anew:
             # The row has the same partners as before.
-            at.own.rows.put(identity, replaced)
+            at.own.put(identity, replaced)
             partners = at.partners(row)
             yield from self._results(kept, partners, RowKind.UPDATE_BEFORE, at)
             yield from self._results(replaced, partners, RowKind.UPDATE_AFTER, at)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.joins.functions import Untyped
-from stateflow.api.joins.pairs import Columns
+from stateflow.api.joins.pairs import Columns, is_hashed
 from stateflow.api.schema import RowSchema
 from stateflow.types.columns.conversion import to_column
 
@@ -91,6 +92,11 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 class Matching(Protocol):
     """Finds the rows that a row is joined with."""
 
+    @property
+    def equal(self) -> Sequence[tuple[str, str]]:
+        """Left and right columns that are equal in each pair that is joined, and whose equal values a hash finds."""
+        ...
+
     def __call__(self, row: object, others: Sequence[object], is_left: bool) -> Sequence[bool]:
         """Returns for each row of the other side whether the row, which may be the left one, is joined with it."""
         ...
@@ -98,6 +104,8 @@ class Matching(Protocol):
 
 class EveryPair:
     """No condition: all rows of a key are joined."""
+
+    equal: Sequence[tuple[str, str]] = ()
 
     def __call__(self, row: object, others: Sequence[object], is_left: bool) -> Sequence[bool]:
         return [True] * len(others)
@@ -109,6 +117,8 @@ class RowCondition:
     Args:
         where: takes a left and a right row.
     """
+
+    equal: Sequence[tuple[str, str]] = ()
 
     def __init__(self, where: Callable[[Untyped, Untyped], object]) -> None:
         self._where = where
@@ -128,6 +138,16 @@ class ColumnCondition:
     def __init__(self, schemas: Schemas, where: Callable[[Columns, Columns], pa.Array]) -> None:
         self._schemas = schemas
         self._where = where
+
+    @cached_property
+    def equal(self) -> Sequence[tuple[str, str]]:
+        """As of `Matching`."""
+        left, right = (
+            {column.name: column.arrow_type for column in schema.columns if is_hashed(column.arrow_type)}
+            for schema in self._schemas
+        )
+        pairs = equal_columns(self._where)
+        return [(one, other) for one, other in pairs if one in left and left[one] == right.get(other)]
 
     def __call__(self, row: object, others: Sequence[object], is_left: bool) -> Sequence[bool]:
         if not others:

@@ -220,7 +220,7 @@ def narrowed(
         if rows[0].type.get_field_index(left_name) < 0 or rows[1].type.get_field_index(right_name) < 0:
             continue  # The condition fails with the name.
         values = rows[0].field(left_name), rows[1].field(right_name)
-        if values[0].type != values[1].type or not _is_hashed(values[0].type):
+        if values[0].type != values[1].type or not is_hashed(values[0].type):
             continue
         codes = _codes(*values)
         both = np.concatenate([left, right]) * (int(codes.max(initial=0)) + 1) + codes
@@ -233,7 +233,8 @@ def narrowed(
     return left, right
 
 
-def _is_hashed(of: pa.DataType) -> bool:
+def is_hashed(of: pa.DataType) -> bool:
+    """Returns whether equal values of a type are found by a hash."""
     checks = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_temporal)
     return any(check(of) for check in (*checks, pa.types.is_floating, pa.types.is_binary))
 
