@@ -36,7 +36,9 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @click.command()
 @JOB
 @click.option(
-    "--against", required=True, metavar="URI", help="Job root, for its newest checkpoint, or the folder of a savepoint."
+    "--against",
+    metavar="URI",
+    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; a new job has stateflow plan.",
 )
 @with_options(graph_options())
 @DROP
@@ -47,7 +49,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @JSON
 def check(
     job: Path,
-    against: str,
+    against: str | None,
     maps: tuple[str, ...],
     sources: tuple[str, ...],
     drop: tuple[str, ...],
@@ -70,6 +72,8 @@ def check(
     Exit codes: 0 the job fits; 10 it fits after migration, with --exact; 20 it does not fit, and a run or a restore
     would be refused; any other is an error, see docs/runbook.md.
     """
+    if against is None:
+        raise click.UsageError("Missing option '--against'. To check a job that has not run, use stateflow plan.")
     options = RestoreOptions(drop=frozenset(drop), from_other_job=from_other_job, changes=GraphChanges(maps, sources))
     report = check_job(job, against, settings_layers(config, assignments), options, with_spark=not no_spark)
     if as_json:

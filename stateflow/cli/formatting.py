@@ -120,8 +120,12 @@ def offset_text(offset: str) -> str:
 
 
 def short_offset(offset: str) -> str:
-    """Returns a source's position like `offset_text`, cut to 58 characters."""
-    text = offset_text(offset)
+    """Returns a source's position like `offset_text`, cut to 58 characters, which may be cut further in a table.
+
+    That of a Delta table begins with the version, and does not have the id of the table.
+    """
+    text = re.sub("(sourceVersion|reservoirId):[^,]*,", "", offset_text(offset))
+    text = text.replace("reservoirVersion:", "version:")
     return f"{text[:57]}…" if len(text) > 58 else text
 
 

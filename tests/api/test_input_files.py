@@ -40,6 +40,13 @@ def test_a_file_whose_content_cannot_be_decoded_is_corrupt(causes: tuple[str, ..
     assert not causes or error.facts["reason"] == causes[-1]
 
 
+def test_an_error_of_spark_has_its_first_cause() -> None:
+    text = "An error occurred while calling o1.collect.\n: SparkException: [X] An error\n\tat A.b(A:1)\n"
+    causes = "Caused by: E: [X] An error\n\tat B.c(B:2)\n\t\tCaused by: ClassCastException: no file system\n\t\t... 3"
+    assert to_stateflow_error(RuntimeError(text + causes)).facts["cause"] == "ClassCastException: no file system"
+    assert "cause" not in to_stateflow_error(RuntimeError(text)).facts
+
+
 @pytest.mark.parametrize(
     "cause",
     [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.cli.formatting import align_columns, one_line, visible
+from stateflow.cli.formatting import align_columns, one_line, short_offset, visible
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
@@ -30,6 +30,12 @@ def test_no_control_character_is_left_and_json_means_the_same(text: str) -> None
     # Of the invisible ones, the marks of some scripts are harmless.
     assert not {c for c in _controls(visible(text)) if unicodedata.category(c) != "Cf"}
     assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
+
+
+def test_the_short_position_of_a_delta_table_begins_with_its_version() -> None:
+    names = '{"sourceVersion":1,"reservoirId":"a86dc411-9f3c-4c6d-abdb-e1b467f9fa49","reservoirVersion":3,"index":-1}'
+    assert short_offset(names) == "version:3,index:-1"
+    assert short_offset('{"orders":{"0":1797,"1":2203}}') == "orders:0:1797,1:2203"
 
 
 @pytest.fixture

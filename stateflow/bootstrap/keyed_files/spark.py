@@ -22,7 +22,7 @@ from stateflow.bootstrap.keyed_files.local import MOST_BUCKETS, with_timers
 from stateflow.bootstrap.keyed_files.sorting import EntrySorter
 from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target
 from stateflow.checkpoint.barrier.task_report import Failure
-from stateflow.errors import InternalError, SchemaMismatch, StateflowError
+from stateflow.errors import BatchFailed, InternalError, SchemaMismatch, StateflowError
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_columns import EntryColumns
@@ -77,7 +77,7 @@ def write_on_spark(operator: KeyedOperator, layout: Layout, target: Target) -> l
         rows = _combined(operator, layout)
         written = rows.mapInArrow(partial(_write_subtasks, work), "written binary").collect()
     except (Py4JError, PySparkException) as e:
-        raise to_stateflow_error(e) from e
+        raise _of_savepoint(to_stateflow_error(e)) from e
     found: list[SubtaskState] = []
     for row in written:
         result = msgpack_decoder(_Written).decode(bytes(row[0]))
@@ -85,6 +85,17 @@ def write_on_spark(operator: KeyedOperator, layout: Layout, target: Target) -> l
             raise result.failure.to_error()
         found += result.states
     return sorted(found, key=lambda state: state.subtask)
+
+
+def _of_savepoint(error: StateflowError) -> StateflowError:
+    """Returns an error of Spark's tasks as one of the call, where it would be about a batch of a run."""
+    if type(error) is not BatchFailed:
+        return error
+    return BatchFailed(
+        "Spark failed to read or write the state of a savepoint",
+        hint="the driver's log has the full stack trace; no savepoint was written: repeat the call, or fix the reason",
+        **error.facts,
+    )
 
 
 def _distributed(spark: SparkSession, frame: Frame) -> DataFrame:

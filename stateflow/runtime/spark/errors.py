@@ -77,8 +77,11 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
             hint="fix the function; nothing of this batch was committed",
             where=where,
         )
+    causes = re.findall(r"^\s*Caused by: (.+)$", str(error), flags=re.MULTILINE)
+    cause = {"cause": causes[-1][:500]} if causes and causes[-1] not in text else {}
     return BatchFailed(
         f"Spark failed a micro-batch: {type(error).__name__}",
         hint="the driver's log has the full stack trace; a new run continues from the last checkpoint",
         reason=text[:2000],
+        **cause,
     )

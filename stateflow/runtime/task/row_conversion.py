@@ -68,7 +68,8 @@ def check_required(rows: pa.RecordBatch, columns: Sequence[str], **facts: str) -
             at = int(np.argmax(rows.column(name).is_null()))
             raise SchemaMismatch(
                 "a column of the key of a sink contains a null",
-                hint="filter such rows, or give null a value: in SQL, COALESCE(k, '') as the column and in GROUP BY",
+                hint="filter such rows, or give null a value before key_by, in a map; in SQL, COALESCE(k, '') as the "
+                "column and in GROUP BY",
                 **facts,
                 column=name,
                 row=repr(rows.slice(at, 1).to_pylist()[0])[:500],
