@@ -55,6 +55,14 @@ def test_a_session_with_the_required_settings_that_retries_tasks_is_accepted() -
         check_session(_session({}, master="local[2]"))
 
 
+def test_hadoop_buffers_uploads_in_memory_where_its_local_file_system_is_another_one() -> None:
+    """LocalDirAllocator, which finds folders for buffers, casts the local file system to LocalFileSystem."""
+    found = defaults(JobTraits(has_expressions=False, has_fixed_rows=False))
+    assert found["spark.hadoop.fs.file.impl"] == "org.apache.hadoop.fs.RawLocalFileSystem"
+    buffers = ("spark.hadoop.fs.s3a.fast.upload.buffer", "spark.hadoop.fs.azure.data.blocks.buffer")
+    assert {found[name] for name in buffers} == {"bytebuffer"}
+
+
 def test_the_defaults_are_the_required_settings_and_those_that_suit_the_job() -> None:
     adaptive, weight = "spark.sql.adaptive.enabled", "spark.sql.execution.arrow.maxBytesPerBatch"
     plain, expressions, wide = (

@@ -49,6 +49,9 @@ _DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Uploads of functions that write with Spark: Hadoop's buffers on disk need LocalFileSystem.
+    "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",
+    "spark.hadoop.fs.azure.data.blocks.buffer": "bytebuffer",
     # Nor separate checksum files.
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     # Writers of Parquet store checksums of pages, which its readers do not look at by default.
