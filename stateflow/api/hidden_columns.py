@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from urllib.parse import unquote
 
 import msgspec
 
@@ -66,6 +67,25 @@ def arrival(version: str = "CAST(NULL AS BIGINT)", late: str = "false") -> str:
     """
     places = "'file', input_file_name(), 'block', input_file_block_start()"
     return f"named_struct('version', {version}, 'late', {late}, {places}) AS {ARRIVED}"
+
+
+def arrival_place(uri: str, version: int | None = None, late: bool = False) -> str:
+    """Returns the name of a file in an order of arrival, whatever Spark and the log of a table percent-encode.
+
+    Args:
+        uri: percent-encoded URI of the file.
+        version: as in `arrival`; None if rows have none.
+        late: as in `arrival`.
+    """
+    file = re.sub("^file:/+", "file:/", unquote(uri))
+    return file if version is None else f"{file} {version} {str(late).lower()}"
+
+
+PLACE = (
+    f"concat_ws(' ', url_decode(replace(regexp_replace({ARRIVED}.file, '^file:/+', 'file:/'), '+', '%2B')), "
+    f"{ARRIVED}.version, if({ARRIVED}.version IS NULL, NULL, {ARRIVED}.late))"
+)
+"""SQL expression of the `arrival_place` of a row."""
 
 
 def failing_filter(guard: str) -> str:

@@ -74,19 +74,6 @@ def _as_read(rows: DataFrame) -> DataFrame:
 Arrange = Callable[["DataFrame"], "DataFrame"]
 
 
-@dataclass(frozen=True)
-class FileOrder:
-    """The order in which the rows of a batch arrive that Spark reads from files.
-
-    Attributes:
-        files: the files in order, as Spark names them; after the version and a space, if there are versions.
-        versions: the first and the last version of a table's changes; None if rows have no version.
-    """
-
-    files: Sequence[str]
-    versions: tuple[int, int] | None = None
-
-
 class Source(ABC):
     """A source that Spark reads. Positions are Spark's own offsets, stored unchanged."""
 
@@ -129,10 +116,11 @@ class Source(ABC):
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """Returns the streaming DataFrame with the columns of `schema`."""
 
-    def file_order(self, spark: SparkSession, start: str, end: str) -> FileOrder | None:
-        """Returns the order of the rows of a batch whose frame ends with `ARRIVED` of `stateflow.api.hidden_columns`.
+    def file_order(self, spark: SparkSession, start: str, end: str) -> Sequence[str] | None:
+        """Returns the files of a batch in the order in which their rows arrive.
 
-        None if the frame has no such column, because its rows are in the order of arrival already.
+        The rows of the frame have `ARRIVED` of `stateflow.api.hidden_columns`, and a file is named as `arrival_place`
+        does. None if the frame has no such column, because its rows are in the order of arrival already.
 
         Args:
             start: the position before the batch, as in Spark's offset log; `FROM_START` for the first batch.

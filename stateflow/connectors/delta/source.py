@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,9 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from stateflow.api.hidden_columns import ARRIVED, arrival
+from stateflow.api.hidden_columns import ARRIVED, arrival, arrival_place
 from stateflow.api.input_files import file_uri
-from stateflow.api.source import FROM_START, FileOrder, InitialPosition, StartKind, StartPosition
+from stateflow.api.source import FROM_START, InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.columns.column_policy import ColumnPolicy
@@ -55,6 +55,11 @@ class _Offset(msgspec.Struct, kw_only=True):
     reservoirVersion: int
     index: int = -1
     isStartingVersion: bool = False
+
+    @property
+    def files_read(self) -> int:
+        """How many files of the version were read: negative numbers are before its first one."""
+        return max(self.index, -1) + 1
 
 
 _offset = json_decoder(_Offset)
@@ -108,6 +113,7 @@ class DeltaSource(SparkSource):
         self._next: _Offset | None = None
         self._first_version: int | None = None
         self._checked: set[int] = set()
+        self._snapshot: tuple[int, list[str]] | None = None
         if (self._metadata or skip_changes) and changes == skip_changes:
             raise JobDefinitionError(
                 "the arguments of a Delta source do not fit each other",
@@ -133,25 +139,50 @@ class DeltaSource(SparkSource):
         frame = self._frame(spark, more, arrival(*changed))
         return frame.selectExpr(*declared_columns(frame.schema, self.schema), ARRIVED)
 
-    def file_order(self, spark: SparkSession, start: str, end: str) -> FileOrder:
+    def file_order(self, spark: SparkSession, start: str, end: str) -> Sequence[str]:
         """See `Source.file_order`: by version, then in the order of the actions in the version's log entry.
 
         Delta reads the table as it was at the start in the order of modification times.
         """
         first, last = None if start == FROM_START else self._parsed(start), self._parsed(end)
         from_all = self._start == StartKind.EARLIEST if first is None else first.isStartingVersion
-        files: list[tuple[int, str]] = []
         version = self._from_version if first is None else first.reservoirVersion
+        begin, stop = 0 if first is None else first.files_read, last.files_read
+        files: list[str] = []
         if from_all:
             # A first batch ends before the version after the table as it was then, or within it.
             at = last.reservoirVersion if last.isStartingVersion else last.reservoirVersion - 1
             at = at if first is None else version
-            files, version = [(at, file) for file in self._files_at(at)], at + 1
-        files += _logged_files(spark, self.path, version, last.reservoirVersion)
+            found = self._files_at(at)[begin : stop if last.isStartingVersion else None]
+            files = [arrival_place(file, at if self._changes else None, late=True) for file in found]
+            version, begin = at + 1, 0
+        until = last.reservoirVersion if stop else last.reservoirVersion - 1
+        for number, lines in _entries(spark, self.path, version, until):
+            is_last = number == last.reservoirVersion
+            part = slice(begin if number == version else 0, stop if is_last else None)
+            files += self._logged_files(number, lines, part)
+        return list(dict.fromkeys(files))
+
+    def _logged_files(self, version: int, lines: Iterable[bytes], part: slice) -> list[str]:
+        """Returns the files that a log entry names, as `file_order` does.
+
+        Args:
+            version: the version of the entry.
+            lines: the lines of the entry.
+            part: the part of the version's files that the batch has.
+        """
+        actions = list(map(_log_line.decode, lines))
         if not self._changes:
-            return FileOrder(list(dict.fromkeys(file for _, file in files)))
-        names = dict.fromkeys(f"{number} {file}" for number, file in files)
-        return FileOrder(list(names), (min((n for n, _ in files), default=version), last.reservoirVersion))
+            added = [action.add for action in actions if action.add is not None and action.add.dataChange]
+            return [arrival_place(_uri(self.path, file.path)) for file in added[part]]
+        # Delta computes changes from additions and removals only in a version without files of changes.
+        changed = [action for action in actions if action.cdc] or [a for a in actions if a.changes_rows]
+        kinds = {(action.add is None, action.cdc is None) for action in changed}
+        # How Delta numbers additions next to removals is not specified.
+        read = changed[part] if len(kinds) == 1 else changed
+        early = [(action, False) for action in read if action.add is None]
+        late = [(action, True) for action in read if action.remove is None]
+        return [arrival_place(_uri(self.path, a.path), version, late=is_late) for a, is_late in (*early, *late)]
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """See `Source.first_offset`: the version after the newest one when the query started."""
@@ -253,9 +284,12 @@ class DeltaSource(SparkSource):
 
     def _files_at(self, version: int) -> list[str]:
         """Returns the files of the table at a version, as Delta's source reads them."""
-        found = pa.table(self._table(version).get_add_actions()).select(["path", "modification_time"]).to_pylist()
-        ordered = sorted(found, key=lambda each: (each["modification_time"], each["path"]))
-        return [_uri(self.path, each["path"]) for each in ordered]
+        if self._snapshot is None or self._snapshot[0] != version:
+            found = pa.table(self._table(version).get_add_actions()).select(["path", "modification_time"]).to_pylist()
+            ordered = sorted(found, key=lambda each: (each["modification_time"], each["path"]))
+            # Kept, because the batches of a first read divide the same files.
+            self._snapshot = version, [_uri(self.path, each["path"]) for each in ordered]
+        return self._snapshot[1]
 
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         files = limits.max_files_per_batch
@@ -353,6 +387,7 @@ def _first_version_since(table: DeltaTable, time: datetime) -> int:
 
 class _LoggedFile(msgspec.Struct):
     path: str
+    dataChange: bool = True
 
 
 class _LogLine(msgspec.Struct):
@@ -362,28 +397,32 @@ class _LogLine(msgspec.Struct):
     remove: _LoggedFile | None = None
     cdc: _LoggedFile | None = None
 
+    @property
+    def changes_rows(self) -> bool:
+        """Whether it adds or removes a file, and with it rows."""
+        file = self.add or self.remove
+        return file is not None and file.dataChange
+
+    @property
+    def path(self) -> str:
+        """The path of its file; empty without one."""
+        file = self.add or self.remove or self.cdc
+        return "" if file is None else file.path
+
 
 _log_line = json_decoder(_LogLine)
 
 
-def _logged_files(spark: SparkSession, table: str, first: int, last: int) -> list[tuple[int, str]]:
-    """Returns versions and URIs of the files that log entries name, in order; entries that are gone name none.
+def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields the numbers and lines of log entries, in order; entries that are gone are left out.
 
     Args:
         table: path or URI.
         first: the first version.
         last: the last version.
     """
-    found = []
-    for version, lines in _entries(spark, table, first, last):
-        for action in map(_log_line.decode, lines):
-            file = action.add or action.remove or action.cdc
-            if file is not None:
-                found.append((version, _uri(table, file.path)))
-    return found
-
-
-def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator[tuple[int, list[bytes]]]:
+    if first > last:
+        return
     if "://" not in table:
         for version in sorted(v for v in list_log(Path(table)).entries if first <= v <= last):
             path = entry_path(Path(table), version)

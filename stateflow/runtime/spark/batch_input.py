@@ -10,9 +10,9 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph.nodes import SourceNode
-from stateflow.api.hidden_columns import arrival
+from stateflow.api.hidden_columns import arrival, arrival_place
 from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, unreadable_in
-from stateflow.api.source import FileOrder, Source
+from stateflow.api.source import Source
 from stateflow.errors import BatchFailed
 from stateflow.runtime.quarantine import SkippedFile
 from stateflow.runtime.spark.file_reader import BatchFiles, FileReader, SourceRows
@@ -83,7 +83,7 @@ class BatchInput:
         spark = self._frame.sparkSession
         if not uris:
             return empty_frame(spark, node.schema)
-        order = FileOrder(uris)
+        order = list(map(arrival_place, uris))
         return self._sources[node.uid].read_files(
             spark, uris, lambda rows: in_order(order, rows.selectExpr("*", arrival()))
         )

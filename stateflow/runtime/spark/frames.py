@@ -25,10 +25,10 @@ from stateflow.api.graph.nodes import (
     WatermarkNode,
 )
 from stateflow.api.graph.traversal import leaves_of
-from stateflow.api.hidden_columns import ARRIVED, ARRIVED_TYPE, REJECTED
+from stateflow.api.hidden_columns import ARRIVED, ARRIVED_TYPE, PLACE, REJECTED
 from stateflow.api.input_files import reason_in
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import FileOrder, Source
+from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
@@ -137,34 +137,29 @@ def _tagged(source: int, name: str) -> str:
     return f"s{source}_{name}"
 
 
-def in_order(order: FileOrder, rows: DataFrame) -> DataFrame:
+def in_order(files: Sequence[str], rows: DataFrame) -> DataFrame:
     """Returns rows with the hidden column `ARRIVED` in the order of arrival, without the column.
 
-    Spark reads files in the order of their sizes. So the rows are shuffled to partitions that have consecutive parts of
-    the order, and sorted there.
+    Spark reads files in the order of their sizes. So the rows are shuffled to partitions that have consecutive files,
+    and sorted there. A row of a file that the order does not name fails the batch.
 
     Args:
-        order: the order of the files.
+        files: the files of the batch in order, as `Source.file_order` names them.
     """
     names = [quoted(name) for name in rows.columns if name != ARRIVED]
-    if order.versions is None and len(order.files) < 2:
+    if len(files) == 1:
         # The parts of one file are read in order.
         return rows.select(*names)
     spark = rows.sparkSession
-    count = len(order.files) if order.versions is None else order.versions[1] - order.versions[0] + 1
-    partitions = max(1, min(spark.sparkContext.defaultParallelism, count))
-    key, number = f"{ARRIVED}.file", f"coalesce({_RANK}, {count - 1}L)"
-    if order.versions is not None:
-        key, number = f"concat({ARRIVED}.version, ' ', {key})", f"({ARRIVED}.version - {order.versions[0]}L)"
-    # Spark writes the address of a local file in two ways.
-    ranks = [(name, at) for at, file in enumerate(order.files) for name in {file, file.replace("file:///", "file:/")}]
-    table = pa.table({_KEY: [name for name, _ in ranks], _RANK: pa.array([at for _, at in ranks], pa.int64())})
-    numbered = rows.selectExpr("*", f"{key} AS {_KEY}", f"monotonically_increasing_id() AS {_ROW}")
+    partitions = max(1, min(spark.sparkContext.defaultParallelism, len(files)))
+    table = pa.table({_KEY: pa.array(files, pa.string()), _RANK: pa.array(range(len(files)), pa.int64())})
+    numbered = rows.selectExpr("*", f"{PLACE} AS {_KEY}", f"monotonically_increasing_id() AS {_ROW}")
     ranked = numbered.join(spark.createDataFrame(table).hint("broadcast"), _KEY, "left")
-    share = f"CAST(least(greatest({number}, 0L), {count - 1}L) * {partitions} DIV {count} AS INT)"
-    place = (f"{ARRIVED}.version", f"{ARRIVED}.late", f"coalesce({_RANK}, {len(order.files)}L)", _KEY)
-    shuffled = ranked.repartitionById(partitions, expr(share))
-    in_partitions = shuffled.sortWithinPartitions(*map(expr, (*place, f"{ARRIVED}.block", _ROW)))
+    unknown = f"raise_error(concat('the order of the files of a batch lacks ', {_KEY}))"
+    placed = ranked.withColumn(_RANK, expr(f"coalesce({_RANK}, CAST({unknown} AS BIGINT))"))
+    share = f"CAST({_RANK} * {partitions} DIV {max(1, len(files))} AS INT)"
+    shuffled = placed.repartitionById(partitions, expr(share))
+    in_partitions = shuffled.sortWithinPartitions(_RANK, expr(f"{ARRIVED}.block"), _ROW)
     # A condition on the partition, because Spark drops a sort below a join or an aggregate if nothing depends on it.
     return in_partitions.where("spark_partition_id() >= 0").select(*names)
 

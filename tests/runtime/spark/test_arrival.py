@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyarrow import csv, orc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
+from stateflow.api.hidden_columns import ARRIVED
 from stateflow.api.source import LocalSource, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.delta.source import DeltaSource
@@ -29,7 +31,7 @@ from stateflow.connectors.partitioned.spark_reader import as_spark_reads
 from stateflow.environment import declare
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.frames import source_frame
+from stateflow.runtime.spark.frames import in_order, source_frame
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
@@ -153,29 +155,51 @@ class Logged(msgspec.Struct):
     part: str | None
 
 
-def _logged_numbers(table: Path) -> list[int]:
-    """Returns the numbers in the order of versions, and of the files in each log entry."""
-    found: list[int] = []
-    for entry in sorted((table / "_delta_log").glob("*.json")):
-        for action in map(json.loads, entry.read_text().splitlines()):
-            if "add" in action:
-                file = pq.ParquetFile(table / unquote(action["add"]["path"]))
-                found += file.read(columns=["number"]).column(0).to_pylist()
-    return found
+def _logged_numbers(table: Path, *, by_time: bool) -> list[int]:
+    """Returns the numbers of the table in the order of its files: of their times and paths, or of the log."""
+    entries = sorted((table / "_delta_log").glob("*.json"))
+    actions = (json.loads(line) for entry in entries for line in entry.read_text().splitlines())
+    added = [action["add"] for action in actions if "add" in action]
+    if by_time:
+        added.sort(key=lambda add: (add["modificationTime"], add["path"]))
+    files = (pq.ParquetFile(table / unquote(add["path"])).read(columns=["number"]) for add in added)
+    return [number for file in files for number in file.column(0).to_pylist()]
+
+
+class _Spread:
+    """A transform that keeps all rows, and notes how many partitions have them in each batch."""
+
+    def __init__(self) -> None:
+        self.partitions: list[int] = []
+
+    def __call__(self, rows: DataFrame) -> DataFrame:
+        self.partitions.append(rows.selectExpr("spark_partition_id()").distinct().count())
+        return rows
 
 
 @pytest.mark.parametrize("start", ["earliest", 0])
 def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, tmp_path: Path, start: Any) -> None:
-    table, numbers = tmp_path / "a table", itertools.count()
+    table, numbers = tmp_path / "a +table", itertools.count()
     for count in [5, 2000, 1, 700, 30]:
-        # A version of several files is not the table as it is at the start, which Delta reads by time and path.
-        parts = ["x" if start == "earliest" else ["a b", "ü/=", None][n % 3] for n in range(count)]
+        parts = [["a b", "ü/=+", None][n % 3] for n in range(count)]
         rows = pa.table({"number": [next(numbers) for _ in range(count)], "part": pa.array(parts, pa.string())})
         write_deltalake(str(table), rows, mode="append", partition_by=["part"])
-    expected = _logged_numbers(table)
+    expected = _logged_numbers(table, by_time=start == "earliest")
     source = DeltaSource(table, schema=Logged, start=start)
-    for cut in [{}, {"splits": "1k"}, {"limits": SourceSettings(2)}]:
-        assert [row.number for row in arrivals.of(source, **cut)[0]] == expected, cut  # type: ignore[arg-type]
+    assert [row.number for row in arrivals.of(source, splits="1k")[0]] == expected
+    for limits in [SourceSettings(), SourceSettings(2)]:
+        spread = _Spread()
+        assert [row.number for row in arrivals.of(source, limits=limits, transform=spread)[0]] == expected
+        # Thirteen files, of which each batch but the last one has two.
+        assert spread.partitions == ([2] if limits == SourceSettings() else [2] * 6 + [1])
+
+
+def test_a_row_of_a_file_that_the_order_lacks_fails(spark_session: SparkSession) -> None:
+    place = "named_struct('version', CAST(NULL AS BIGINT), 'late', false, 'file', 'file:///t/c', 'block', 0L)"
+    rows = spark_session.range(3).selectExpr("id", f"{place} AS {ARRIVED}")
+    assert [row.id for row in in_order(["file:/t/b", "file:/t/c"], rows).collect()] == [0, 1, 2]
+    with pytest.raises(PySparkException, match="file:/t/c"):
+        in_order(["file:/t/a", "file:/t/b"], rows).collect()
 
 
 class Change(msgspec.Struct):
@@ -220,6 +244,29 @@ def test_a_mirror_of_a_change_data_feed_has_the_newest_rows(arrivals: Arrivals, 
         assert mirror == expected, cut
         seen.append([tuple(row) for row in rows])
     assert seen[0] == seen[1]
+
+
+def test_changes_of_one_version_are_divided(arrivals: Arrivals, tmp_path: Path) -> None:
+    table = str(tmp_path / "t")
+    source = DeltaSource(
+        table, schema=Change, changes=True, start=1, metadata={"change": "change", "version": "version"}
+    )
+    rows = pa.table({"key": range(8), "value": [0] * 8, "part": list("abcdabcd")})
+    feed = {"delta.enableChangeDataFeed": "true"}
+    write_deltalake(table, rows, partition_by=["part"], configuration=feed)
+    DeltaTable(table).update(updates={"value": "1"})
+    spread = _Spread()
+    [found] = arrivals.of(source, transform=spread)
+    # All rows before the change come before all rows after it, also those of other files.
+    assert [row.change for row in found] == ["update_preimage"] * 8 + ["update_postimage"] * 8
+    assert spread.partitions == [2]
+    write_deltalake(table, rows, mode="append", partition_by=["part"])
+    spread = _Spread()
+    source = DeltaSource(
+        table, schema=Change, changes=True, start=2, metadata={"change": "change", "version": "version"}
+    )
+    assert sorted(row.key for row in arrivals.of(source, transform=spread)[0]) == list(range(8))
+    assert spread.partitions == [2]
 
 
 class Shards(PartitionedSource):
