@@ -282,11 +282,13 @@ def _lineage(node: Node) -> str:
     if isinstance(node, SideOutputNode):
         return f"{node.parent.uid}'s {node.tag.name}"
     if isinstance(node, RecordsNode):
-        return f"{node.parent.uid} > rejected records" if node.rejected else node.parent.uid
+        return node.parent.uid
     ways = [_lineage(parent) for parent in parents_of(node)]
     if isinstance(node, UnionNode):
         return f"({' + '.join(ways)})"
     if isinstance(node, RowsNode):
+        if isinstance(node.parent, RecordsNode) and node.parent.rejected:
+            return f"{ways[0]} > dead letters"
         letters = "dead letters of " if node.step.emits_dead_letters else ""
         return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
     if isinstance(node, ReducedNode):
