@@ -16,6 +16,7 @@ import pyarrow as pa
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed, CorruptInput, StateflowError
 from stateflow.types.decoders import msgpack_decoder
+from stateflow.types.spark_sql import literal
 
 OnCorruptFile = Literal["fail", "quarantine"]
 FAIL, QUARANTINE = "fail", "quarantine"
@@ -43,6 +44,7 @@ _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
 _SHOWN_REASON = 300
 _CORRUPT_MARK = re.compile(r"\[stateflow-corrupt-file:([A-Za-z0-9+/=]+)\]")
+_NOT_TEXT = re.compile(r"\[stateflow-not-text:(?P<file>\S+)\] (?P<reason>[^\n]*)")
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 _corrupt = msgpack_decoder(tuple[str, str, str])
 
@@ -163,6 +165,17 @@ class UnreadableFile:
         )
 
 
+def not_text(file: str, column: str) -> str:
+    """Returns the expression of the text of an error of Spark, which `unreadable_in` finds.
+
+    Args:
+        file: expression of the percent-encoded URI of the file.
+        column: name of the column that has bytes that are not UTF-8.
+    """
+    reason = literal(f"] the column {column} has a text that is not UTF-8")
+    return f"concat('[stateflow-not-text:', {file}, {reason})"
+
+
 def hint_for(reason: str, otherwise: str) -> str:
     """Returns the hint for a file that Spark cannot read for `reason`; `otherwise` if there is no specific one."""
     return _MICROSECONDS if NANOSECONDS in reason else otherwise
@@ -186,6 +199,9 @@ def unreadable_in(text: str) -> UnreadableFile | None:
         path, reason, position = _corrupt.decode(base64.b64decode(mark[1]))
         uri = path if _SCHEME.match(path) else file_uri(PurePath(path))
         return UnreadableFile(uri, _with_position(reason, position), is_corrupt=True, by_task=True)
+    not_text = _NOT_TEXT.search(text)
+    if not_text is not None:
+        return UnreadableFile(not_text["file"], not_text["reason"].partition(" SQLSTATE")[0], is_corrupt=True)
     found = _READING.search(text)
     if found is None:
         missing = _MISSING.search(text)

@@ -7,6 +7,7 @@ Right values are those of Python's `json` and `csv` (strict), RFC 8259 and RFC 4
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -574,10 +575,11 @@ def test_lines_of_text() -> None:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-CONTENTS: list[tuple[str, type[Any], bytes]] = [
-    ("json", Nested, b"".join(b'{"whole": %d}\n' % n + b"\n" * (n % 3) for n in range(20)) + b'{"whole": 20}'),
-    ("csv", Pair, b"".join(b'"%d\n","""a\r\n""\n"\n' % n + b"x,y\n" * (n % 2) for n in range(20)) + b"1,2"),
-    ("text", Line, b"".join(b"%d\n" % n + b"\r" * (n % 3 == 1) for n in range(20)) + b"end"),
+CONTENTS: list[tuple[str, type[Any], bytes, dict[str, Any]]] = [
+    ("json", Nested, b"".join(b'{"whole": %d}\n' % n + b"\n" * (n % 3) for n in range(20)) + b'{"whole": 20}', {}),
+    ("csv", Pair, b"".join(b'"%d\n","""a\r\n""\n"\n' % n + b"x,y\n" * (n % 2) for n in range(20)) + b"1,2", {}),
+    ("csv", Pair, codecs.BOM_UTF8 + b"\n\r\n\n\none,two\n\na,b\n", {"header": "true", "enforceSchema": "true"}),
+    ("text", Line, b"".join(b"%d\n" % n + b"\r" * (n % 3 == 1) for n in range(20)) + b"end", {}),
 ]
 
 
@@ -591,15 +593,16 @@ def _read(format: DecodedFormat, share: FileShare, row_class: type[Any]) -> list
     return [row for batch in format.read(share, schema) for row in to_rows(batch.columns, schema)]
 
 
-@pytest.mark.parametrize(("format", "row_class", "content"), CONTENTS)
+@pytest.mark.parametrize(("format", "row_class", "content", "options"), CONTENTS)
 def test_shares_of_a_file_have_each_row_once_and_in_order(
-    tmp_path: Path, format: str, row_class: type[Any], content: bytes
+    tmp_path: Path, format: str, row_class: type[Any], content: bytes, options: dict[str, Any]
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(content)
-    reader = text_format(format, {}, str(tmp_path))
+    reader = text_format(format, options, str(tmp_path))
     assert reader.splits
-    whole = decode(content, row_class, format)
+    whole = decode(content, row_class, format, **options)
+    assert whole
     chosen = random.Random(1)
     cuts = [[], list(range(1, len(content))), *(sorted(chosen.sample(range(1, len(content)), 3)) for _ in range(100))]
     for cut in cuts:
@@ -668,6 +671,15 @@ class Dated(msgspec.Struct):
     note: str
 
 
+class Lined(msgspec.Struct):
+    day: date | None
+    value: str
+
+
+class Day(msgspec.Struct):
+    day: date
+
+
 def test_names_of_folders_are_values_of_columns(tmp_path: Path) -> None:
     folder = tmp_path / "p=1" / "day=2026-01-31" / ("Note=" + quote("a/b%", safe=""))
     folder.mkdir(parents=True)
@@ -678,6 +690,18 @@ def test_names_of_folders_are_values_of_columns(tmp_path: Path) -> None:
     other.mkdir(parents=True)
     (other / "a.json").write_bytes(b'{"whole": 5, "note": "y"}\n')
     assert _read(text_format("json", {}, base), _share(other / "a.json"), Dated) == [Dated(5, None, "x")]
+    cased = tmp_path / "p=1" / "DAY=2026-01-31" / "a.txt"
+    cased.parent.mkdir()
+    cased.write_bytes(b"x\n")
+    text = text_format("text", {}, base)
+    assert _read(text, _share(cased), Lined) == [Lined(date(2026, 1, 31), "x")]
+    plain = tmp_path / "p=1" / "a.txt"
+    plain.write_bytes(b"x\ny\n")
+    assert _read(text, _share(plain), Lined) == [Lined(None, "x"), Lined(None, "y")]
+    all_named = tmp_path / "day=2026-01-31" / "a.json"
+    all_named.parent.mkdir()
+    all_named.write_bytes(b"{}\n{}\n")
+    assert _read(text_format("json", {}, str(tmp_path)), _share(all_named), Day) == [Day(date(2026, 1, 31))] * 2
     wrong = tmp_path / "day=soon" / "a.json"
     wrong.parent.mkdir()
     wrong.write_bytes(b'{"whole": 5}\n')

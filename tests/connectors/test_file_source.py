@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyarrow import orc, parquet
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import unreadable_in
+from stateflow.api.input_files import file_uri, unreadable_in
+from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.files.source import FileSource
@@ -292,3 +295,50 @@ def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(spark: S
         assert _read(spark, FileSource(new, schema=Row), location, limits) == [[9]]
     finally:
         spark.conf.unset(interval)
+
+
+class Named(msgspec.Struct):
+    name: str
+
+
+class Texts(msgspec.Struct):
+    number: int
+    text: str | None
+    listed: list[str] | None
+    named: Named | None
+    by_text: dict[str, list[Named]] | None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("format", ["orc", "parquet"])
+def test_a_text_of_a_file_of_spark_that_is_not_utf_8_is_corrupt(
+    spark_session: SparkSession, tmp_path: Path, format: str
+) -> None:
+    """At each place of a value; with the file and the column."""
+    right, wrong = (pa.array([text]).view(pa.string()) for text in ("é".encode(), b"caf\xe9"))
+    kind = RowSchema.of(Texts).arrow
+
+    def values(text: pa.Array) -> dict[str, pa.Array]:
+        named = pa.StructArray.from_arrays([text], ["name"])
+        ends = pa.array([0, 1], pa.int32())
+        return {
+            "text": text,
+            "listed": pa.ListArray.from_arrays(ends, text),
+            "named": named,
+            "by_text": pa.MapArray.from_arrays(ends, text, pa.ListArray.from_arrays(ends, named)),
+        }
+
+    source = FileSource(tmp_path, schema=Texts, format=format)
+    for name in ("", *values(right)):
+        columns = {**values(right), **({name: values(wrong)[name]} if name else {})}
+        table = pa.table({"number": pa.array([1]), **columns})
+        path = tmp_path / f"of {name}.{format}"
+        parquet.write_table(table.cast(kind), path) if format == "parquet" else orc.write_table(table, str(path))
+        rows = source.read_files(spark_session, [file_uri(path)])
+        if not name:
+            assert [row.text for row in rows.collect()] == ["é"]
+            continue
+        with pytest.raises(PySparkException) as caught:
+            rows.collect()
+        found = unreadable_in(str(caught.value))
+        assert found is not None and found.is_corrupt and found.path == str(path) and name in found.reason

@@ -72,6 +72,21 @@ def test_names_in_any_case_and_hadoop_settings_are_accepted(format: str, options
     assert FileSource("/data", schema=Order, format=format, **options).format == format.lower()
 
 
+@pytest.mark.parametrize(
+    ("format", "option", "value"),
+    [
+        ("parquet", "datetimeRebaseMode", "JULIAN"),
+        ("parquet", "INT96RebaseMode", ""),
+        ("orc", "mergeSchema", "yes"),
+        ("json", "recursiveFileLookup", "1"),
+    ],
+)
+def test_a_value_that_spark_would_refuse_in_each_batch_is_refused(format: str, option: str, value: str) -> None:
+    with raises(ConfigError, option=option, value=value):
+        FileSource("/data", schema=Order, format=format, **{option: value})  # type: ignore[arg-type]
+    FileSource("/data", schema=Order, datetimeRebaseMode="legacy", mergeSchema="TRUE")
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("format", _CLASSES)
 def test_each_option_that_sparks_reader_declares_is_known(spark: SparkSession, format: str) -> None:

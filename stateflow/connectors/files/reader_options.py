@@ -5,11 +5,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping
 
-import pyarrow as pa
-
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.csv_files import SPECIALS, CsvRecords
-from stateflow.connectors.files.text_files import DecodedFormat, JsonDocument, JsonLines, Lines, TextLines
+from stateflow.connectors.files.text_files import DecodedFormat, JsonDocument, JsonLines, Lines, TextLines, text_column
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError
 from stateflow.similar_names import did_you_mean
@@ -56,6 +54,13 @@ _IMPLEMENTED: Mapping[str, frozenset[str]] = {
         "text": "wholetext",
     }.items()
 }
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("datetimerebasemode", "int96rebasemode"), ("EXCEPTION", "CORRECTED", "LEGACY")),
+    **dict.fromkeys(
+        ("mergeschema", "recursivefilelookup", "ignorecorruptfiles", "ignoremissingfiles"), ("true", "false")
+    ),
+}
+"""The values of options, in lower case, that Spark would refuse only when it reads the first file."""
 _HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
 _FAILFAST = "FAILFAST"
 _NOT_OF_FILES = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}
@@ -81,6 +86,9 @@ def check_reader(format: str, options: Mapping[str, object]) -> None:
             raise ConfigError(
                 "unknown option of a file source", hint=did_you_mean(name, sorted(known)), option=name, format=format
             )
+        choices = _CHOICES.get(name.lower())
+        if choices is not None and str(value).lower() not in map(str.lower, choices):
+            raise _unsupported(name, value, f"give {', '.join(choices[:-1])} or {choices[-1]}")
         if name.lower() in _HIDING and str(value).lower() == "true":
             raise ConfigError(
                 "the file source does not support a reader option",
@@ -113,7 +121,7 @@ def text_format(format: str, options: Mapping[str, object], base: str) -> Decode
     Args:
         format: one of `DECODED`.
         options: options of the source, which `check_reader` has accepted.
-        base: the path of the source.
+        base: URI of the folder below which names of folders have values of columns.
 
     Raises:
         ConfigError: the value of an option is not supported.
@@ -121,7 +129,6 @@ def text_format(format: str, options: Mapping[str, object], base: str) -> Decode
     given = {name.lower(): value for name, value in options.items()}
     encoding = _encoding(str(given.get("encoding", given.get("charset", "utf-8"))))
     separator = str(given.get("linesep", ""))
-    base = str(given.get("basepath", base))
     if format == "csv":
         if separator not in ("", "\n", "\r", "\r\n"):
             raise _unsupported("lineSep", separator, "lines of CSV end with LF, CR LF or CR")
@@ -151,7 +158,7 @@ def check_decoded(format: str, schema: RowSchema) -> None:
                 hint="declare the columns as str, and decode them in a function",
                 columns=nested,
             )
-    if format == "text" and not any(column.shape.arrow == pa.string() for column in schema.columns):
+    if format == "text" and text_column(schema.columns) is None:
         raise ConfigError(
             "a row class of text files needs a field of type str for the line",
             hint="declare value: str",

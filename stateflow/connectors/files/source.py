@@ -11,7 +11,7 @@ from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
@@ -24,6 +24,7 @@ from stateflow.api.input_files import (
     file_uri,
     hint_for,
     local_path,
+    not_text,
     reason_in,
     unreadable_in,
 )
@@ -49,6 +50,7 @@ from stateflow.connectors.files.reader_options import (
 from stateflow.connectors.files.skipped_files import skip_files
 from stateflow.connectors.files.text_files import can_decompress, is_divisible
 from stateflow.errors import ConfigError, CorruptFile
+from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import literal, quoted
 
@@ -119,7 +121,7 @@ class FileSource(Source):
         if columns is not None:
             check_names_columns(format)
         # Airflow starts each run in another directory, where the same relative path would mean other files.
-        self.path = str(path) if "://" in str(path) else os.path.abspath(path)
+        self.path = _absolute(path)
         self.schema = RowSchema.of(schema)
         self.start_kinds = frozenset({StartKind.EARLIEST, StartKind.LATEST, StartKind.TIMESTAMP})
         self.format = format.lower()
@@ -236,7 +238,8 @@ class FileSource(Source):
         # As Spark's own file source reads its files: their names are not patterns. Without `recursiveFileLookup`, Spark
         # takes several names as patterns nevertheless, and skips files that are not in a folder of a partition.
         own = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-        return self._as_declared(spark.read, schema).options(**own).load([unquote(file) for file in files])
+        rows = self._as_declared(spark.read, schema).options(**own).load([unquote(file) for file in files])
+        return rows if self._text is not None else _with_checked_texts(rows, schema)
 
     def _as_declared(self, reader: _Reader, schema: RowSchema) -> _Reader:
         """Returns a reader of Spark for the format, or for the bytes of files that `_rows` decodes."""
@@ -365,17 +368,16 @@ class FileSource(Source):
     @property
     def _base(self) -> str:
         """The folder below which the names of folders have values of columns."""
-        first = re.search(rf"[^/]*[{re.escape(_PATTERN_CHARACTERS)}]", self.path) if self._is_pattern else None
-        base = self.path if first is None else self.path[: first.start()]
-        return base if "://" in base else file_uri(Path(base))
+        given = next((str(v) for name, v in self.options.items() if name.lower() == "basepath"), None)
+        base = self.path if given is None else _absolute(given)
+        first = re.search(rf"[^/]*[{re.escape(_PATTERN_CHARACTERS)}]", base) if self._is_pattern else None
+        return _uri(base if first is None else base[: first.start()])
 
     @property
     def _local(self) -> Path | None:
         """The path of the files on this host; None when only Spark can read them."""
-        if "://" not in self.path:
-            return Path(self.path)
-        address = urlsplit(self.path)
-        return Path(unquote(address.path)) if address.scheme == "file" else None
+        path = re.sub("^file:/+", "/", self.path)
+        return None if "://" in path else Path(path)
 
     def _row_bytes(self, folder: Path) -> float | None:
         """Returns the average bytes of a row in the existing files; None when there are none.
@@ -392,6 +394,52 @@ class FileSource(Source):
             return bytes_per_row(files)
         except (OSError, lib.ArrowException) as e:
             raise self._unreadable(reason_in(e), _UNREADABLE_HINT) from e
+
+
+def _with_checked_texts(rows: DataFrame, schema: RowSchema) -> DataFrame:
+    """Returns the rows of files of Spark's own formats, which do not look at the bytes of texts."""
+    wrong = {column.name: _is_not_text(column.shape, quoted(column.name)) for column in schema.columns}
+    if not any(wrong.values()):
+        return rows
+    columns = []
+    for name, condition in wrong.items():
+        error = f"raise_error({not_text('_metadata.file_path', name)})"
+        columns.append(
+            f"CASE WHEN {condition} THEN {error} ELSE {quoted(name)} END AS {quoted(name)}"
+            if condition
+            else quoted(name)
+        )
+    return rows.selectExpr(*columns)
+
+
+def _is_not_text(shape: Shape, value: str, depth: int = 0) -> str:
+    """Returns the condition that a part of a value is a text that is not UTF-8; empty if it has no texts."""
+    if isinstance(shape, Leaf):
+        return f"NOT is_valid_utf8({value})" if shape.spark == "string" else ""
+    item, found = f"_sf_item{depth}", []
+    if isinstance(shape, Record):
+        found = [_is_not_text(p, f"{value}.{quoted(n)}", depth) for n, p in zip(shape.names, shape.fields, strict=True)]
+    elif isinstance(shape, Items):
+        inner = _is_not_text(shape.item, item, depth + 1)
+        found = [f"exists({value}, {item} -> {inner})"] if inner else []
+    else:
+        for part, items in ((shape.key, f"map_keys({value})"), (shape.value, f"map_values({value})")):
+            inner = _is_not_text(part, item, depth + 1)
+            found += [f"exists({items}, {item} -> {inner})"] if inner else []
+    return " OR ".join(f"({condition})" for condition in found if condition)
+
+
+def _absolute(path: str | Path) -> str:
+    return str(path) if "://" in str(path) else os.path.abspath(path)
+
+
+def _uri(path: str) -> str:
+    """Returns the percent-encoded URI of a path as users write it, in which ``%`` is an ordinary character."""
+    return (
+        quote(path, safe=":/")
+        if "://" in path and not path.startswith("file:")
+        else file_uri(Path(re.sub("^file:/+", "/", path)))
+    )
 
 
 def _nanosecond_file(local: Path | None) -> Path | None:

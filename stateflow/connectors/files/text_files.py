@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import codecs
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from pathlib import PurePath
 from typing import BinaryIO, Protocol
-from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
-from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, plain_path
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, file_uri
 from stateflow.api.schema import Column, RowSchema
+from stateflow.connectors.files.folder_columns import with_folders
 from stateflow.connectors.json_values import JsonObjects, reason_of
-from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts
-from stateflow.types.columns.shapes import Leaf
+from stateflow.connectors.text_values import TextForms
 
 _BLOCK = 4 << 20
 _ROWS = 1 << 14
@@ -34,8 +34,6 @@ _SPARK_CODECS = (".deflate", ".lz4", ".snappy")
 """Names of files that only Spark can decompress."""
 _BOM = codecs.BOM_UTF8
 _UTF8 = "utf-8"
-_SCHEME = "[A-Za-z][A-Za-z0-9+.-]*:/"
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 class WrongContent(ValueError):
@@ -81,7 +79,7 @@ class DecodedFormat:
 
     Attributes:
         decoder: the format.
-        base: the folder of the files. Folders below it with names such as ``day=2026-01-31`` have values of columns.
+        base: URI of the folder below which names of folders have values of columns.
         encoding: Python's name of the encoding of the files.
         quote: the byte that quotes ends of lines; empty if none does.
         is_csv: whether ends of lines may be within a row, or the first line may be a header.
@@ -106,12 +104,14 @@ class DecodedFormat:
             size = os.fstat(file.fileno()).st_size
             if size != share.size:
                 raise CannotRead(f"{share.path} has {size} bytes, and had {share.size} when the batch was planned")
-            begin, blocks = 0, _decompressed(share.path, file)
+            begin, blocks, is_start = 0, _decompressed(share.path, file), True
             if self.splits:
                 begin = _first_row(file, share.begin, self.quote)
                 blocks = _blocks(file, begin, max(begin, _first_row(file, share.end, self.quote)))
+                # Empty lines may come before the header.
+                is_start = begin == 0 or (self.is_csv and _is_blank(_blocks(file, 0, begin)))
             try:
-                yield from self.decode(blocks, share.path, schema, is_start=begin == 0)
+                yield from self.decode(blocks, file_uri(PurePath(share.path)), schema, is_start=is_start)
             except WrongContent as e:
                 line = e.line + _count(_blocks(file, 0, begin), b"\n")
                 raise CorruptContent(share.path, e.reason, f"{e.unit} {line}") from e
@@ -140,16 +140,15 @@ class DecodedFormat:
                 raise CorruptContent(uri, e.reason, f"{e.unit} {e.line}{after}") from e
 
     def decode(
-        self, blocks: Iterator[bytes], path: str, schema: RowSchema, *, is_start: bool
+        self, blocks: Iterator[bytes], uri: str, schema: RowSchema, *, is_start: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of bytes of a file, which are whole rows. Raises WrongContent."""
-        folders = _values_of_folders(path, self.base, schema)
-        columns = [column for column in schema.columns if column.name not in folders]
+        """Yields the rows of bytes of a file, which are whole rows. Raises WrongContent and CorruptContent."""
+        yield from with_folders(uri, self.base, schema, partial(self._decode, blocks, is_start))
+
+    def _decode(self, blocks: Iterator[bytes], is_start: bool, schema: RowSchema) -> Iterator[pa.RecordBatch]:
         texts = blocks if self.encoding == _UTF8 else _in_utf8(blocks, self.encoding)
-        for count, found in self.decoder.rows(texts, columns, is_start):
-            named = dict(zip((column.name for column in columns), found, strict=True))
-            constant = {name: pa.repeat(value, count) for name, value in folders.items()}
-            yield pa.RecordBatch.from_arrays([{**named, **constant}[n] for n in schema.names], schema=schema.arrow)
+        for _, found in self.decoder.rows(texts, schema.columns, is_start):
+            yield pa.RecordBatch.from_arrays(found, schema=schema.arrow)
 
 
 def _runs(batches: Iterable[pa.RecordBatch], end: bytes) -> Iterator[tuple[tuple[str, int], bytes]]:
@@ -158,29 +157,6 @@ def _runs(batches: Iterable[pa.RecordBatch], end: bytes) -> Iterator[tuple[tuple
         values, files, begins = (column.to_pylist() for column in batch.columns)
         for part, rows in groupby(zip(files, begins, values, strict=True), lambda row: (row[0], row[1])):
             yield part, b"".join(value + end for _, _, value in rows)
-
-
-def _values_of_folders(path: str, base: str, schema: RowSchema) -> dict[str, pa.Scalar]:
-    """Returns the values of declared columns that folders between `base` and a file have in their names.
-
-    Raises:
-        WrongContent: a value is not of the column's type.
-    """
-    names = {column.name.lower(): column for column in schema.columns}
-    found = {}
-    file, root = (plain_path(text) if re.match(_SCHEME, text) else text for text in (path, base))
-    below = file.removeprefix(root) if file.startswith(root) else ""
-    for folder in below.split("/")[:-1]:
-        name, equals, text = folder.partition("=")
-        column = names.get(unquote(name).lower())
-        if not equals or column is None or not isinstance(column.shape, Leaf):
-            continue
-        given = pa.array([None if text == _NULL_FOLDER else unquote(text)], pa.string())
-        try:
-            found[column.name] = column_of_texts(column.shape, given)[0]
-        except WrongText as e:
-            raise WrongContent(1, f"the folder {folder}: {e.reason}", "folder of") from e
-    return found
 
 
 def can_decompress(path: str) -> bool:
@@ -249,6 +225,11 @@ def _first_row(file: BinaryIO, at: int, quote: bytes) -> int:
         quotes += block.count(quote, begin) if quote else 0
         position += len(block)
     return position
+
+
+def _is_blank(blocks: Iterable[bytes]) -> bool:
+    """Returns whether there are only ends of lines, perhaps after a byte order mark."""
+    return not any(block.strip(b"\r\n") for block in without_bom(iter(blocks)))
 
 
 def _count(blocks: Iterable[bytes], byte: bytes) -> int:
@@ -381,11 +362,19 @@ class TextLines:
 
     def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[Rows]:
         """See `RowDecoder.rows`."""
+        column = text_column(columns)
         parts = [(0, [_whole(without_bom(blocks))])] if self.is_whole else self.lines.blocks(blocks, is_start)
         for before, lines in parts:
             for begin in range(0, len(lines), _ROWS):
-                part = lines[begin : begin + _ROWS]
-                yield len(part), [_texts(part, before + begin)]
+                texts = _texts(lines[begin : begin + _ROWS], before + begin)
+                # Other columns are those of names of folders: this file is not in one.
+                yield len(texts), [texts if c is column else pa.nulls(len(texts), c.arrow_type) for c in columns]
+
+
+def text_column(columns: Sequence[Column]) -> Column | None:
+    """Returns the column of the lines of text files: the first text that is called ``value``, or the first one."""
+    texts = [column for column in columns if column.arrow_type == pa.string()]
+    return next((column for column in texts if column.name == "value"), texts[0] if texts else None)
 
 
 def _texts(lines: Sequence[bytes], before: int) -> pa.Array:
