@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import datetime
+import enum
 import json
+import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -91,6 +93,33 @@ def test_a_value_with_a_null_where_none_may_be_is_rejected_with_its_path(spark_s
         assert reason in rejected.reason
     assert [row[REJECTED] for row in rows[len(_REASONS) :]] == [None] * len(good)
     assert rows[-1]["items"][0].asDict() == {"name": "b", "size": 2}
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Typed(msgspec.Struct, kw_only=True):
+    id: uuid.UUID
+    colours: list[Colour]
+    number: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+@pytest.mark.spark
+def test_a_value_that_is_not_of_its_declared_type_is_rejected_with_its_path(spark_session: SparkSession) -> None:
+    good = {"id": str(uuid.UUID(int=7)), "colours": ["red"], "number": None}
+    changes: list[dict[str, Any]] = [
+        {"id": "x"},
+        {"colours": ["red", "pink"]},
+        {"number": -1},
+        {"number": -1, "id": None},
+    ]
+    values = [json.dumps({**good, **change}).encode() for change in ({}, *changes, {})]
+    rows = _rows(spark_session, _source(Typed, on_error=DeadLetters(10)), [*values, None])
+    rejected = {row[REJECTED]["offset"]: row[REJECTED]["reason"] for row in rows if row[REJECTED]}
+    assert sorted(rejected) == [1, 2, 3, 4, 6]
+    for offset, path in ((1, "id"), (2, "colours[]"), (3, "number"), (4, "number")):
+        assert f"declared type: {path}: " in rejected[offset]
 
 
 @pytest.mark.spark

@@ -129,7 +129,7 @@ def test_spark_forwards_the_error_of_a_registry_that_does_not_answer() -> None:
     value_format = AvroFormat(registry=SchemaRegistry("http://127.0.0.1:1"))
     batch = pa.RecordBatch.from_pydict({"value": [b"\0\0\0\0\1x"]})
     with pytest.raises(RuntimeError) as failed:
-        list(formats._with_values(partial(ValueDecoder, value_format, _COLUMNS), [batch]))
+        list(formats._with_values(partial(ValueDecoder, value_format, _COLUMNS), _COLUMNS, [batch]))
     assert isinstance(error_in_text(f"PythonException: {failed.value}\n\tat org.apache"), StorageError)
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from stateflow import FileSource
 from stateflow.api.input_files import UnreadableFile
+from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.errors import BatchFailed, CorruptInput
+from stateflow.errors import BatchFailed, CorruptInput, SchemaMismatch
 from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
@@ -62,8 +65,8 @@ class FakeSource:
         return {file: "no footer" for file in files if file in self.broken}
 
 
-def _input(source: FakeSource) -> BatchInput:
-    node, location = SimpleNamespace(uid="rows"), SimpleNamespace(batch_files=lambda batch, at: FILES)
+def _input(source: FakeSource, files: Sequence[str] = FILES) -> BatchInput:
+    node, location = SimpleNamespace(uid="rows"), SimpleNamespace(batch_files=lambda batch, at: files)
     frame = cast(Any, SimpleNamespace(sparkSession=None))
     return BatchInput(cast(Any, [node]), cast(Any, {"rows": source}), cast(Any, location), batch_id=0, frame=frame)
 
@@ -104,6 +107,27 @@ def test_a_corrupt_file_that_no_source_reads_ends_the_run_and_other_errors_are_n
     with raises(CorruptInput):
         given.skip_corrupt(_failure("file:/lookup/table.parquet", GARBLED))
     assert not given.skip_corrupt(ValueError("reading file x"))
+
+
+class Numbered(msgspec.Struct):
+    number: int
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_an_error_about_a_value_has_the_file_of_its_row(tmp_path: Path, encoded: bool) -> None:
+    paths = [tmp_path / f"{name}.json" for name in "abc"]
+    for path, text in zip(paths, ['{"number": 1}\n', '{"number": 1}\n{"number": null}\n', "no json\n"], strict=True):
+        path.write_text(text)
+    source = FileSource(tmp_path, schema=Numbered, format="json")
+    given = _input(cast(Any, source), [path.as_uri() for path in paths])
+    error = SchemaMismatch("a null", column="number", row=repr({"number": None}))
+    if encoded:
+        with raises(SchemaMismatch, file=str(paths[1]), column="number"):
+            given.skip_corrupt(RuntimeError(message_with(error)))
+        return
+    assert not given.skip_corrupt(error) and error.facts["file"] == str(paths[1])
+    of_transform = SchemaMismatch("a null", column="number", row=repr({"number": 2}))
+    assert not given.skip_corrupt(of_transform) and "file" not in of_transform.facts
 
 
 def test_the_files_of_a_batch_are_those_between_two_offsets_of_the_source_log(tmp_path: Path) -> None:

@@ -170,6 +170,10 @@ UUID_TEXT = "0000000a-0000-0000-0000-000000000007"
         (Annotated[bytes, msgspec.Meta(max_length=1)], [b"", b"\0"], [b"ab"]),
         (list[Colour], [[], ["red"]], [["pink"], [None]]),
         (dict[uuid.UUID, int], [[(UUID_TEXT, 1)]], [[("x", 1)], [(UUID_TEXT, None)]]),
+        (Annotated[list[int], msgspec.Meta(min_length=1, max_length=2)] | None, [[1], [1, 2], None], [[], [1, 2, 3]]),
+        (Annotated[dict[str, int], msgspec.Meta(max_length=1)], [[], [("a", 1)]], [[("a", 1), ("b", 2)]]),
+        (dict[str, int] | None, [[("b", 1), ("a", 1)], [("a", 1)], None], [[("b", 1), ("a", 1), ("b", 2)]]),
+        (list[Annotated[list[int], msgspec.Meta(min_length=1)]], [[], [[1]]], [[[1], []]]),
     ],
     ids=str,
 )
@@ -184,6 +188,12 @@ def test_a_value_that_is_not_of_the_declared_type_is_found(kind: Any, good: list
         assert misfit_of(shape, column) is not None
         assert misfit_of(shape, column.slice(len(good), 1)) is not None
         assert misfit_of(shape, column.slice(0, len(good))) is None
+
+
+def test_a_text_that_is_not_utf_8_is_found() -> None:
+    column = pa.array([b"caf\xc3\xa9", b"caf\xe9"]).view(pa.string())
+    assert misfit_of(shape_of(str), column) is not None and misfit_of(shape_of(str), column.slice(0, 1)) is None
+    assert misfit_of(shape_of(list[str]), pa.ListArray.from_arrays(pa.array([0, 2]), column)) is not None
 
 
 def test_a_decimal_of_more_digits_than_its_type_is_found() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from stateflow.api.hidden_columns import RejectedRecord
@@ -17,6 +18,7 @@ from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.kafka.columns import VALUE, VALUE_ERROR
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.types.columns.conversion import NULL, misfit_of
 from stateflow.types.columns.shapes import without_classes
 from stateflow.types.spark_sql import literal, quoted
 
@@ -67,10 +69,17 @@ def decoded_in_tasks(records: DataFrame, columns: Sequence[Column], decoder: Cal
     value = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in columns)
     ddl = ", ".join([*given, f"{VALUE} struct<{value}>", f"{VALUE_ERROR} string"])
     # Not a function of columns, which Spark might call twice for a record.
-    return records.mapInArrow(partial(_with_values, decoder), ddl)
+    return records.mapInArrow(partial(_with_values, decoder, _without_user_classes(columns)), ddl)
 
 
-def _with_values(decoder: Callable[[], ValueColumns], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _without_user_classes(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Returns columns whose unpickling imports no module of the job."""
+    return tuple(Column(column.name, without_classes(column.shape)) for column in columns)
+
+
+def _with_values(
+    decoder: Callable[[], ValueColumns], columns: Sequence[Column], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Yields the batches of a Spark partition with `VALUE` and `VALUE_ERROR`.
 
     Raises:
@@ -80,10 +89,30 @@ def _with_values(decoder: Callable[[], ValueColumns], batches: Iterable[pa.Recor
     try:
         for batch in batches:
             values, errors = found.columns_of(batch.column("value").to_pylist())
+            errors = _with_misfits(values, errors, columns)
             names = [*batch.schema.names, VALUE, VALUE_ERROR]
             yield pa.RecordBatch.from_arrays([*batch.columns, values, errors], names=names)
     except StateflowError as e:
         raise RuntimeError(message_with(e)) from e
+
+
+def _with_misfits(values: pa.StructArray, errors: pa.Array, columns: Sequence[Column]) -> pa.Array:
+    """Returns the reasons, with one for each value that has a part of another type than declared.
+
+    Not for nulls, whose reasons `KafkaColumns.reason` has.
+    """
+    present = values.drop_null()
+    parts = [present.field(at) for at in range(len(columns))]
+    if all(misfit_of(column.shape, part) is None for column, part in zip(columns, parts, strict=True)):
+        return errors
+    reasons: list[str | None] = errors.to_pylist()
+    for at, row in enumerate(np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False)).tolist()):
+        for column, part in zip(columns, parts, strict=True):
+            found = misfit_of(column.shape, part.slice(at, 1))
+            if found is not None and found[1] != NULL and reasons[row] is None:
+                path, why = found
+                reasons[row] = f"the value is not of the declared type: {column.name}{path}: {why}"
+    return pa.array(reasons, pa.string())
 
 
 @dataclass(frozen=True)
@@ -115,7 +144,7 @@ class Json(ValueFormat):
         return TextForms.of({name.lower(): value for name, value in self.options.items()})
 
     def decode(self, records: DataFrame, columns: Sequence[Column]) -> DataFrame:
-        plain = tuple(Column(column.name, without_classes(column.shape)) for column in columns)
+        plain = _without_user_classes(columns)
         return decoded_in_tasks(records, columns, partial(_JsonValues, plain, self.forms()))
 
 

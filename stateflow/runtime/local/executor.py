@@ -31,6 +31,7 @@ from stateflow.api.graph.nodes import (
 from stateflow.api.graph.traversal import leaves_of, sources_of
 from stateflow.api.hidden_columns import RejectedRecord
 from stateflow.api.watermarks import event_time_reader
+from stateflow.errors import SchemaMismatch
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
 from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
@@ -130,6 +131,8 @@ class LocalExecutor(Executor):
             rows: row objects of the sources' row classes, by uid of the source.
         """
         check_no_transforms(work.plan)
+        for source in work.plan.sources:
+            _check_rows(source, rows.get(source.uid, ()))
         specs = level_specs(work)
         barrier = msgspec.msgpack.encode(BarrierMessage(work.info.id.generation, work.info.id.ordinal))
         controls: _Controls = [[barrier] for _ in range(work.plan.levels[0].targets)]
@@ -164,6 +167,15 @@ class LocalExecutor(Executor):
 
 
 # -- rows of a level's inputs -----------------------------------------------------------------------------------------
+
+
+def _check_rows(source: SourceNode, rows: Sequence[object]) -> None:
+    """Raises SchemaMismatch for a row of a source that is not of its declared class."""
+    try:
+        to_batch([row for row in rows if not isinstance(row, RejectedRecord)], source.schema)
+    except SchemaMismatch as e:
+        e.add_facts(source=source.uid)
+        raise
 
 
 def _rows_of(node: Node, inputs: _Rows, info: BatchInfo, seen: dict[str, int]) -> Iterator[_LocatedRow]:

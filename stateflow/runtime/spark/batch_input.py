@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,15 +12,29 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.hidden_columns import arrival, arrival_place
-from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, unreadable_in
+from stateflow.api.input_files import (
+    QUARANTINE,
+    CannotRead,
+    CorruptContent,
+    FileShare,
+    UnreadableFile,
+    local_path,
+    plain_path,
+    unreadable_in,
+)
 from stateflow.api.source import Source
-from stateflow.errors import BatchFailed
+from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
 from stateflow.runtime.quarantine import SkippedFile
 from stateflow.runtime.spark.file_reader import BatchFiles, FileReader, SourceRows
 from stateflow.runtime.spark.frames import empty_frame, in_order
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.task.row_conversion import check_declared
 
 log = logging.getLogger(__name__)
+
+_MOST_SEARCHED = 1 << 28
+"""How many bytes of files are searched for a row that an error is about."""
 
 
 class BatchInput:
@@ -104,6 +119,7 @@ class BatchInput:
         """
         found = unreadable_in(str(error))
         if found is None:
+            self._name_file(error)
             return False
         uid, file = self._owner(found)
         is_skipped = any(s.source == uid and s.file.file == file for s in self.skipped)
@@ -115,6 +131,41 @@ class BatchInput:
             raise found.error() from error
         self._skip(uid, found)
         return True
+
+    def _name_file(self, error: Exception) -> None:
+        """Adds the file of a row that is not of its declared class to the error.
+
+        Raises:
+            SchemaMismatch: the error that Spark's message has, with the file.
+        """
+        mismatch = error if isinstance(error, StateflowError) else error_in_text(str(error))
+        if not isinstance(mismatch, SchemaMismatch) or "row" not in mismatch.facts:
+            return
+        left = _MOST_SEARCHED
+        for uid, files in self._files().items():
+            for file in files:
+                path = local_path(file)
+                size = os.path.getsize(path) if path and os.path.exists(path) else left
+                left -= size
+                if left > 0 and self._has_row(self._sources[uid], file, size, mismatch):
+                    mismatch.add_facts(file=path)
+                    if mismatch is not error:
+                        raise mismatch from error
+                    return
+
+    def _has_row(self, source: Source, file: str, size: int, mismatch: SchemaMismatch) -> bool:
+        format, wanted = source.file_format([file]), {name: mismatch.facts.get(name) for name in ("column", "row")}
+        if format is None:
+            return False
+        share = FileShare(local_path(file) or "", 0, max(1, size), size)
+        try:
+            for batch in format.read(share, source.schema):
+                check_declared(batch.columns, source.schema)
+        except SchemaMismatch as e:
+            return wanted.items() <= e.facts.items()
+        except (CannotRead, CorruptContent, OSError):
+            return False
+        return False
 
     def _owner(self, found: UnreadableFile) -> tuple[str, str]:
         """Returns uid of the source and URI of its file; empty strings for a file that a transform reads."""

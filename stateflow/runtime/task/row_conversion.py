@@ -16,7 +16,7 @@ from stateflow.runtime.task_spec import Numbers
 from stateflow.runtime.user_code import described
 from stateflow.state.columnar.key_encoding import are_distinct
 from stateflow.types.columns.conversion import NULL, maker_of, misfit_of, to_column, to_objects, with_type
-from stateflow.types.columns.shapes import Leaf, Shape
+from stateflow.types.columns.shapes import Leaf, Record, Shape, is_constrained
 
 _NO_TIME = -(1 << 63)
 _PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
@@ -126,7 +126,7 @@ def check_partition(schema: RowSchema, batches: Iterable[pa.RecordBatch]) -> Ite
 
 def _declared_type(shape: Shape) -> str:
     named = shape.kind.__name__ if isinstance(shape, Leaf) and shape.is_converted else shape.spark.replace("`", "")
-    constraints = shape.constraints if isinstance(shape, Leaf) else ()
+    constraints = () if isinstance(shape, Record) else shape.constraints
     return ", ".join([named, *(f"{name}={value!r}" for name, value in constraints)])
 
 
@@ -165,7 +165,7 @@ def to_batch(rows: Sequence[object], schema: RowSchema) -> pa.RecordBatch:
     for column in schema.columns:
         try:
             values = list(map(attrgetter(column.name), rows))
-            arrays.append(with_type(to_column(column.shape, values), column.arrow_type))
+            arrays.append(with_type(_checked(column, values), column.arrow_type))
         except (AttributeError, TypeError, ValueError, OverflowError) as e:
             raise SchemaMismatch(
                 "an emitted row does not fit its row class",
@@ -177,6 +177,14 @@ def to_batch(rows: Sequence[object], schema: RowSchema) -> pa.RecordBatch:
                 **_row_fact(rows, schema),
             ) from e
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
+
+
+def _checked(column: Column, values: Sequence[object]) -> pa.Array:
+    made = to_column(column.shape, values)
+    found = misfit_of(column.shape, made) if is_constrained(column.shape) else None
+    if found is not None:
+        raise ValueError(": ".join(filter(None, found)))
+    return made
 
 
 def first_misfit(rows: Sequence[object], schema: RowSchema) -> int | None:
@@ -192,7 +200,7 @@ def _row_fact(rows: Sequence[object], schema: RowSchema) -> dict[str, str]:
 
 def _fits(row: object, column: Column) -> bool:
     try:
-        to_column(column.shape, [getattr(row, column.name)])
+        _checked(column, [getattr(row, column.name)])
     except (AttributeError, TypeError, ValueError, OverflowError):
         return False
     return True

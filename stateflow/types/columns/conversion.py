@@ -136,7 +136,18 @@ def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[object]:
         return list(map(stored_scalar, values))
     if shape.kind is datetime.time and any(value is not None and value.tzinfo for value in values):
         raise ValueError("a time has a time zone")
+    if shape.kind is datetime.datetime:
+        _check_datetimes(values, is_zoned=shape.arrow.tz is not None)
     return values
+
+
+def _check_datetimes(values: Sequence[datetime.datetime | None], is_zoned: bool) -> None:
+    """Raises ValueError for a datetime of which Arrow would drop the time zone or nanoseconds."""
+    for value in values:
+        if value is not None and value.tzinfo is not None and not is_zoned:
+            raise ValueError("a datetime has a time zone, and the declared type has none")
+        if getattr(value, "nanosecond", 0):
+            raise ValueError("a datetime has nanoseconds")
 
 
 # -- from Arrow to Python ---------------------------------------------------------------------------------------------
@@ -259,6 +270,11 @@ def misfit_of(shape: Shape, column: pa.Array) -> tuple[str, str] | None:
         reason = _misfit_of_scalars(shape, column)
         return None if reason is None else ("", reason)
     rows = column.drop_null() if column.null_count else column
+    broken = None if isinstance(shape, Record) else _broken(shape.constraints, rows)
+    if broken is None and isinstance(shape, Entries) and _has_equal_keys(rows):
+        broken = "two keys of a map are equal"
+    if broken is not None:
+        return "", broken
     for path, part, values in _parts(shape, rows):
         found = misfit_of(part, values)
         if found is not None:
@@ -273,10 +289,20 @@ def _misfit_of_scalars(shape: Leaf, column: pa.Array) -> str | None:
             return _unreadable(shape.kind, column.filter(pc.invert(_has_usual_form(shape.kind, column))))
         if shape.kind is decimal.Decimal and len(column):
             return _too_large(column)
-        broken = (name for name, bound in shape.constraints if not _holds(name, bound, column.drop_null()))
-        return next((f"a value does not have {name} {dict(shape.constraints)[name]!r}" for name in broken), None)
-    except UnicodeDecodeError as e:
+        if pa.types.is_string(column.type):
+            # Spark and Arrow read texts of files without a look at their bytes.
+            column.validate(full=True)
+        return _broken(shape.constraints, column.drop_null())
+    except (UnicodeDecodeError, pa.ArrowInvalid) as e:
         return f"it is not UTF-8: {e}"
+
+
+def _broken(constraints: Sequence[tuple[str, object]], column: pa.Array) -> str | None:
+    """Returns which constraint a value without nulls breaks."""
+    broken = (
+        f"a value does not have {name} {bound!r}" for name, bound in constraints if not _holds(name, bound, column)
+    )
+    return next(broken, None)
 
 
 def _has_usual_form(kind: type[object], column: pa.Array) -> pa.Array:
@@ -308,14 +334,30 @@ def _holds(name: str, bound: object, column: pa.Array) -> bool:
     """Returns whether all values meet a constraint of `msgspec.Meta`."""
     if name in _COMPARISONS:
         return bool(pc.all(_COMPARISONS[name](column, pa.scalar(bound, column.type)), min_count=0).as_py())
+    if name == "enum":
+        return bool(pc.all(pc.is_in(column, value_set=pa.array(bound, column.type)), min_count=0).as_py())
     if name == "multiple_of":
         return bool((np.fmod(column.to_numpy(zero_copy_only=False), cast(float, bound)) == 0).all())
     if name == "pattern":
         matches = re.compile(str(bound)).search
         return all(matches(text) is not None for text in pc.unique(column).to_pylist())
-    lengths = pc.binary_length(column) if pa.types.is_binary(column.type) else pc.utf8_length(column)
     compared = pc.greater_equal if name == "min_length" else pc.less_equal
-    return bool(pc.all(compared(lengths, bound), min_count=0).as_py())
+    return bool(pc.all(compared(_lengths(column), bound), min_count=0).as_py())
+
+
+def _has_equal_keys(column: pa.Array) -> bool:
+    """Returns whether a map without nulls has a key twice, which Arrow, and readers of files, do not look at."""
+    sizes = _lengths(column).to_numpy()
+    _, (first, count) = _bounds(column)
+    codes = column.keys.slice(first, count).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    entries = np.repeat(np.arange(len(sizes)), sizes) * (count + 1) + codes
+    return len(np.unique(entries)) < count
+
+
+def _lengths(column: pa.Array) -> pa.Array:
+    if pa.types.is_nested(column.type):
+        return pa.array(np.diff(column.offsets.to_numpy()))
+    return pc.binary_length(column) if pa.types.is_binary(column.type) else pc.utf8_length(column)
 
 
 def _parts(shape: Shape, column: pa.Array) -> list[tuple[str, Shape, pa.Array]]:

@@ -26,7 +26,7 @@ class Leaf:
         spark: Spark's name of the type.
         nullable: whether None is allowed.
         by_columns: whether stored bytes are converted without creating a Python object per value.
-        constraints: arguments of `msgspec.Meta`, by name.
+        constraints: arguments of `msgspec.Meta`, by name; ``enum`` has the values of an Enum whose class is left out.
     """
 
     kind: type
@@ -49,6 +49,7 @@ class Items:
     item: Shape
     nullable: bool = False
     by_columns: bool = False
+    constraints: tuple[tuple[str, object], ...] = ()
 
     @property
     def arrow(self) -> pa.DataType:
@@ -69,6 +70,7 @@ class Entries:
     value: Shape
     nullable: bool = False
     by_columns: bool = False
+    constraints: tuple[tuple[str, object], ...] = ()
 
     @property
     def arrow(self) -> pa.DataType:
@@ -173,8 +175,11 @@ def leaves_of(shape: Shape) -> Iterator[Leaf]:
 def without_classes(shape: Shape) -> Shape:
     """Returns a shape with the same columns, without classes of the user: who unpickles it need not import them."""
     if isinstance(shape, Leaf):
-        kind = (str if pa.types.is_string(shape.arrow) else int) if issubclass(shape.kind, enum.Enum) else shape.kind
-        return replace(shape, kind=kind)
+        if not issubclass(shape.kind, enum.Enum):
+            return shape
+        members = tuple(member.value for member in shape.kind)
+        kind = str if pa.types.is_string(shape.arrow) else int
+        return replace(shape, kind=kind, constraints=(("enum", members),))
     if isinstance(shape, Items):
         return replace(shape, item=without_classes(shape.item))
     if isinstance(shape, Entries):
@@ -191,6 +196,12 @@ def parts_of(shape: Shape) -> tuple[Shape, ...]:
     return shape.fields if isinstance(shape, Record) else ()
 
 
+def is_constrained(shape: Shape) -> bool:
+    """Returns whether a part of a shape has constraints."""
+    own = () if isinstance(shape, Record) else shape.constraints
+    return bool(own) or any(map(is_constrained, parts_of(shape)))
+
+
 def _shape(info: inspect.Type, enclosing: tuple[type, ...]) -> Shape:
     if isinstance(info, inspect.UnionType):
         types = [t for t in info.types if not isinstance(t, inspect.NoneType)]
@@ -205,7 +216,7 @@ def _shape(info: inspect.Type, enclosing: tuple[type, ...]) -> Shape:
     if isinstance(info, inspect.StructType | inspect.DataclassType):
         return _record(info, enclosing)
     if isinstance(info, inspect.ListType):
-        return Items(_shape(info.item_type, enclosing))
+        return Items(_shape(info.item_type, enclosing), constraints=_constraints(info))
     if isinstance(info, inspect.DictType):
         return _entries(info, enclosing)
     return _scalar(info)
@@ -224,9 +235,13 @@ def _scalar(info: inspect.Type) -> Leaf:
     if found is None:
         name = type(info).__name__.removesuffix("Type")
         raise UnsupportedType("the type has no column", name)
-    declared = ((name, getattr(info, name, None)) for name in _CONSTRAINTS)
-    constraints = tuple((name, value) for name, value in declared if value is not None)
+    constraints = _constraints(info)
     return Leaf(*found, by_columns=found[0] in _BY_COLUMNS and not constraints, constraints=constraints)
+
+
+def _constraints(info: inspect.Type) -> tuple[tuple[str, object], ...]:
+    declared = ((name, getattr(info, name, None)) for name in _CONSTRAINTS)
+    return tuple((name, value) for name, value in declared if value is not None)
 
 
 def _decimal(extra: dict[str, object] | None) -> Leaf:
@@ -252,7 +267,7 @@ def _entries(info: inspect.DictType, enclosing: tuple[type, ...]) -> Entries:
     if not isinstance(key, Leaf) or key.nullable:
         hint = "declare a dict whose keys are numbers, strings, dates or other scalars, and not None"
         raise UnsupportedType("the keys of a dict have no column", type(info.key_type).__name__, hint)
-    return Entries(key, _shape(info.value_type, enclosing))
+    return Entries(key, _shape(info.value_type, enclosing), constraints=_constraints(info))
 
 
 def _record(info: inspect.StructType | inspect.DataclassType, enclosing: tuple[type, ...]) -> Record:

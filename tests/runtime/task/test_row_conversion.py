@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -40,6 +41,9 @@ class Inner(msgspec.Struct):
     colours: list[Colour] = []
 
 
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Some = Annotated[list[int], msgspec.Meta(min_length=1)]
+AtMostOne = Annotated[dict[str, int], msgspec.Meta(max_length=1)]
 Price = Annotated[decimal.Decimal, precision(5, scale=2)]
 ID = uuid.UUID(int=7)
 DAY = datetime.timedelta(days=1)
@@ -63,6 +67,10 @@ GOOD: dict[Any, list[tuple[Any, Any]]] = {
     Inner: [(Inner(1, [Colour.RED, Colour.RED]),) * 2],
     list[Inner | None]: [([Inner(1), None],) * 2, ([], [])],
     dict[uuid.UUID, list[Price]]: [({ID: [decimal.Decimal("0.01")], uuid.UUID(int=8): []},) * 2],
+    Natural: [(0, 0)],
+    list[Natural]: [([1],) * 2],
+    Some: [([1],) * 2],
+    AtMostOne: [({"a": 1},) * 2],
 }
 BAD: dict[Any, list[Any]] = {
     int: [1.5, True, "1", decimal.Decimal("1.5"), np.float64(1), 1 << 63, [1]],
@@ -71,8 +79,8 @@ BAD: dict[Any, list[Any]] = {
     bool: [1, "true"],
     bytes: ["x"],
     datetime.date: [AT, 7, "2026-01-01"],
-    datetime.datetime: [AT.date(), 7, 1.5],
-    Instant: [7, "now"],
+    datetime.datetime: [AT.date(), 7, 1.5, AT_UTC],
+    Instant: [7, "now", pd.Timestamp("2026-01-02 03:04:05.000000001", tz="UTC")],
     Price: [1, 1.5, "1.50", decimal.Decimal("1.555"), decimal.Decimal(1000), decimal.Decimal("NaN")],
     datetime.time: [AT, "12:00", NOON.replace(tzinfo=datetime.UTC)],
     datetime.timedelta: [1, 1.5],
@@ -81,6 +89,10 @@ BAD: dict[Any, list[Any]] = {
     Colour: ["red", "blue", Number.ONE],
     Inner: [{"number": 1}, (1,), Inner("1"), Inner(1, ["red"]), Inner(1, [None])],  # type: ignore[arg-type,list-item]
     list[Inner | None]: ["ab", {1: 2}, [1], [Inner(None)], Inner(1)],  # type: ignore[arg-type]
+    Natural: [-1],
+    list[Natural]: [[0, -1]],
+    Some: [[]],
+    AtMostOne: [{"a": 1, "b": 2}],
     dict[uuid.UUID, list[Price]]: [[1], {"a": []}, {ID: None}, {ID: [1]}, {None: []}],
 }
 
