@@ -294,8 +294,10 @@ class SparkSettings:
             ``spark-logs/<job>-<process id>.log`` in ``local_dir``, of which the newest ten are kept. ``full`` is
             Spark's own log. A ``log4j2`` configuration of your own (``SPARK_CONF_DIR``,
             ``spark.driver.extraJavaOptions``) overrides both.
-        conf: Spark's setting ``NAME``, passed on unchanged. Unless set, Spark's web interface keeps 20 plans, 50 jobs
-            and 100 stages (``spark.sql.ui.retainedExecutions``, ``spark.ui.retainedJobs``,
+        conf: Spark's setting ``NAME``, passed on unchanged. Settings that change the meaning of rows or expressions
+            are fixed, and refused with other values: time zone (``UTC``), ANSI mode, case of names, rebasing of dates,
+            and others; those of ``spark-defaults.conf`` have no effect. Unless set, Spark's web interface keeps 20
+            plans, 50 jobs and 100 stages (``spark.sql.ui.retainedExecutions``, ``spark.ui.retainedJobs``,
             ``spark.ui.retainedStages``).
     """
 

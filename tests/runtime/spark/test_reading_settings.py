@@ -23,6 +23,8 @@ import msgspec
 from stateflow import FileSource
 from stateflow.config.sources import resolve
 from stateflow.runtime.spark.session.session import JobTraits, open_session
+from stateflow.runtime.spark.session.settings import READING
+from stateflow.types.spark_sql import literal
 
 class Row(msgspec.Struct):
     note: str
@@ -37,6 +39,8 @@ for format in ("json", "parquet"):
     source.check(session)
     rows = source.read_files(session, [file.as_uri() for file in sorted((folder / format).iterdir())])
     print("read", format, rows.dtypes, [tuple(map(str, row)) for row in rows.collect()])
+print("read sql", session.sql(f"SELECT {literal(chr(39) + chr(92))} AS a, TRY_CAST('1' AS INT) + 1 AS b").collect())
+print("kept", {key for key, value in READING.items() if session.conf.get(key).lower() != value.lower()})
 session.stop()
 """
 
@@ -49,10 +53,15 @@ def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> No
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    (tmp_path / "spark-defaults.conf").write_text(
-        "spark.sql.timestampType TIMESTAMP_NTZ\nspark.sql.columnNameOfCorruptRecord note\n"
-        "spark.sql.files.ignoreCorruptFiles true\nspark.sql.parquet.inferTimestampNTZ.enabled false\n"
-    )
+    opposite = {"true": "false", "false": "true"}
+    given = {
+        **{key: opposite.get(value, "LEGACY") for key, value in READING.items()},
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.columnNameOfCorruptRecord": "note",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    }
+    (tmp_path / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in given.items()))
     (tmp_path / "json").mkdir()
     (tmp_path / "json/a").write_text('{"note": "n", "time": "2026-01-31T10:00:00Z", "local": "2026-01-31T10:00:00"}\n')
     at = datetime.datetime(2026, 1, 31, 10)  # noqa: DTZ001 - a column without time zone
@@ -67,8 +76,9 @@ def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> No
     )
     kinds = [("note", "string"), ("time", "timestamp"), ("local", "timestamp_ntz")]
     row = ("n", "2026-01-31 10:00:00", "2026-01-31 10:00:00")
-    read = [line for line in done.stdout.splitlines() if line.startswith("read")]
-    assert read == [f"read {format} {kinds} [{row}]" for format in ("json", "parquet")], done.stderr[-3000:]
+    read = [line for line in done.stdout.splitlines() if line.startswith(("read", "kept"))]
+    rows = [f"read {format} {kinds} [{row}]" for format in ("json", "parquet")]
+    assert read == [*rows, 'read sql [Row(a="\'\\\\", b=2)]', "kept set()"], done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("key", READING)

@@ -69,7 +69,6 @@ _DEFAULTS = {
     "spark.sql.streaming.numRecentProgressUpdates": "10",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
 }
 """Defaults, unless the user, spark-submit or spark-defaults set them."""

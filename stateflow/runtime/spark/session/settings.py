@@ -24,19 +24,41 @@ READING = {
     # Rows would be missing without a message.
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
+    # A column in another case would be null.
+    "spark.sql.caseSensitive": "false",
+    # Old dates of other writers than Spark would move by days.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.binaryAsString": "false",
+    "spark.sql.parquet.int96AsTimestamp": "true",
+    "spark.sql.legacy.parquet.nanosAsLong": "false",
+    # The same statement of SQL has one meaning, before an operator, where Spark computes, and after it.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    "spark.sql.mapKeyDedupPolicy": "EXCEPTION",
+    "spark.sql.session.timeZone": "UTC",
+    # The literals and names of generated expressions are quoted for these.
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    # Tasks take columns of these Arrow types.
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
 }
-"""Settings that decide what the declared rows of a source are. They override ``spark-defaults.conf``."""
+"""Settings that decide the meaning of rows and expressions. They override ``spark-defaults.conf``."""
 
 
 def check_reading(given: Mapping[str, str]) -> None:
-    """Raises ConfigError when a setting of the job would change what rows of a source are."""
+    """Raises ConfigError when a setting of the job would change the meaning of rows or expressions."""
     for key, value in READING.items():
         if key in given and str(given[key]).lower() != value.lower():
             raise ConfigError(
-                "a Spark setting would change the meaning of a source's rows",
+                "a Spark setting would change the meaning of rows or expressions",
                 setting=key,
-                hint="remove it; a source has arguments for how its files are read, such as on_corrupt_file",
+                hint="remove it. Use an option of the source, such as datetimeRebaseMode or on_corrupt_file, or a "
+                "function in a transform, such as try_cast, try_divide or from_utc_timestamp",
                 found=given[key],
+                required=value,
             )
 
 
