@@ -48,6 +48,11 @@ _UNSEEN = (
     "convert",
     "DataFrames to the end: mapInPandas or mapInArrow in place of toPandas, collect, rdd and checkpoints",
 )
+_READ = (
+    "count, collect or write",
+    "DataFrames to the end: mapInPandas or mapInArrow, an operator after key_by(…), or a sink",
+)
+_READ_MARK = "stateflow: the rows of a stream are read"
 _REFUSED = {
     "Aggregate": ("aggregate", "keyed.aggregate_columns, a window, or GROUP BY in env.sql"),
     "AttachDistributedSequence": _NUMBERED,
@@ -73,7 +78,7 @@ _PER_BATCH = {"MonotonicallyIncreasingID", "SparkPartitionID"}
 _JOINED = {True: {"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, False: {"Inner", "Cross", "RightOuter"}}
 """By whether the stream is on the left: joins with a static table that emit rows for rows of the stream only."""
 _STREAM = (1 << 62) + 7
-"""Start of the empty range that is in the plan of a transform in place of the rows of the stream."""
+"""Start of the range that is in the plan of a transform in place of the rows of the stream."""
 
 Begin = Callable[[Node], tuple[DataFrame, ArrowFunction] | None]
 _KEY, _RANK, _ROW = "_sf_key", "_sf_rank", "_sf_row"
@@ -253,7 +258,7 @@ def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> 
     # The source may send rows of classes that the job has made.
     prepare_struct_classes()
     try:
-        source.stream(spark, limits)
+        frame = source.stream(spark, limits)
     except StateflowError:
         raise
     except Exception as e:
@@ -263,6 +268,21 @@ def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> 
             source=source.description,
             reason=reason_in(e),
         ) from e
+    walk = _PlanWalk(lambda plan: bool(plan.isStreaming()))
+    walk.reads_stream(_analyzed(frame))
+    # The number of a partition is known to sources, and no row depends on other rows by it.
+    refused = [each for each in walk.refused if each != _NUMBERED]
+    if refused:
+        operation, instead = refused[0]
+        raise JobDefinitionError(
+            f"a source cannot {operation} its rows: Spark's own state is in no checkpoint",
+            hint=f"use {instead}",
+            source=source.description,
+        )
+
+
+def _analyzed(frame: DataFrame) -> JavaObject:
+    return frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows plans as text only
 
 
 def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
@@ -275,50 +295,69 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
     """
     # Nothing runs, so no function uses the time.
     info = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
-    expressions = FrameBuilder(
-        lambda node: empty_frame(spark, node.schema, _STREAM), info, on_transformed=_check_stateless
-    )
+    expressions = FrameBuilder(lambda node: _unread_frame(spark, node.schema), info, on_transformed=_check_stateless)
     for level in plan.levels:
         for node in level.inputs:
-            expressions.frame(node)
+            try:
+                expressions.frame(node)
+            except UserCodeError as e:
+                if _READ_MARK not in str(e.__cause__):
+                    raise
+                raise _refusal(_READ, str(e.facts["transform"])) from e
+
+
+def _unread_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
+    """Returns a frame whose rows cannot be read: a transform that counts or collects them gets those of one batch."""
+    error = f"raise_error('{_READ_MARK}')"
+    # Of constants, Spark would compute conditions without a row.
+    columns = [f"CAST({error} AS {column.spark_type}) AS {quoted(column.name)}" for column in schema.columns]
+    rows = spark.range(_STREAM, _STREAM + 1).where(f"CASE WHEN id > 0 THEN {error} ELSE TRUE END")
+    return rows.selectExpr(*columns)
 
 
 def _check_stateless(node: TransformNode, frame: DataFrame) -> None:
     """Raises JobDefinitionError if what a transform returns for a row depends on other rows of its batch."""
-    plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows plans as text only
-    walk = _PlanWalk()
-    reads_stream = walk.reads_stream(plan)
-    operation, instead = walk.refused[0] if walk.refused else _UNSEEN
+    walk = _PlanWalk(lambda plan: _kind(plan) == "Range" and plan.start() == _STREAM)
+    reads_stream = walk.reads_stream(_analyzed(frame))
     if walk.refused or not reads_stream:
-        raise JobDefinitionError(
-            f"a transform gets the rows of one batch, so it cannot {operation} the rows of a stream",
-            hint=f"use {instead}. Static tables may be aggregated, and be joined with the stream",
-            transform=describe_function(node.function),
-        )
+        raise _refusal(walk.refused[0] if walk.refused else _UNSEEN, describe_function(node.function))
+
+
+def _refusal(refused: tuple[str, str], transform: str) -> JobDefinitionError:
+    operation, instead = refused
+    return JobDefinitionError(
+        f"a transform gets the rows of one batch, so it cannot {operation} the rows of a stream",
+        hint=f"use {instead}. Static tables may be aggregated, and be joined with the stream",
+        transform=transform,
+    )
 
 
 class _PlanWalk:
     """A walk through an analyzed plan of Spark, from its leaves, which include the rows of the stream.
+
+    Args:
+        is_stream: returns whether a leaf has the rows of the stream.
 
     Attributes:
         refused: what each operation does to all rows whose result for a row depends on other rows of the stream, and
             what to use instead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_stream: Callable[[JavaObject], bool]) -> None:
+        self._is_stream = is_stream
         self.refused: list[tuple[str, str]] = []
         self._of_with: dict[int, bool] = {}
 
     def reads_stream(self, plan: JavaObject) -> bool:
         """Returns whether rows of the stream determine which rows a plan has."""
-        kind = str(plan.getClass().getSimpleName())
+        kind = _kind(plan)
         if kind == "CTERelationRef":
             return self._of_with[plan.cteId()]
         reading = [self.reads_stream(child) for child in _sequence(plan.children())]
         related = [self.reads_stream(query) for query in _sequence(plan.subqueries())]
         if any(related):
             self.refused.append(_RELATED)
-        reads = any(reading) or (kind == "Range" and plan.start() == _STREAM)
+        reads = any(reading) or (not reading and self._is_stream(plan))
         if kind == "CTERelationDef":
             self._of_with[plan.id()] = reads
         if reads:
@@ -336,6 +375,10 @@ class _PlanWalk:
             self.refused.append(_ADDED)
         elif not plan.deterministic() and any(map(_is_per_batch, _sequence(plan.expressions()))):
             self.refused.append(_NUMBERED)
+
+
+def _kind(plan: JavaObject) -> str:
+    return str(plan.getClass().getSimpleName())
 
 
 def _sequence(found: JavaObject) -> list[JavaObject]:

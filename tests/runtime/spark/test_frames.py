@@ -17,9 +17,11 @@ from pyspark.sql.types import StructType
 
 from stateflow import StreamExecutionEnvironment, precision
 from stateflow.api.schema import RowSchema
+from stateflow.api.source import Source
+from stateflow.config.settings import SourceSettings
 from stateflow.errors import JobDefinitionError
 from stateflow.runtime.planning.physical_plan import plan_job
-from stateflow.runtime.spark.frames import check_transforms, empty_frame
+from stateflow.runtime.spark.frames import check_frame, check_transforms, empty_frame
 from tests.support.errors import raises
 from tests.support.graphs import Nowhere
 
@@ -107,6 +109,9 @@ _REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "sample": (lambda df: df.sample(0.5, 7), "hash"),
     "numbers": (lambda df: df.withColumn("value", f.monotonically_increasing_id().cast("bigint")), "map_with_state"),
     "partitions": (lambda df: df.where(f.spark_partition_id() == 0), "map_with_state"),
+    "count": (lambda df: df.withColumn("value", f.lit(df.count()).cast("bigint")), "key_by"),
+    "collect": (lambda df: df.where(f.col("value").isin([row[0] for row in df.select("value").collect()])), "key_by"),
+    "isEmpty": (lambda df: df.where("value > 1") if df.isEmpty() else df, "key_by"),
     "toPandas": (lambda df: df.sparkSession.createDataFrame(df.toPandas(), df.schema), "mapInPandas"),
     "rdd": (lambda df: df.rdd.map(lambda row: row).toDF(df.schema), "mapInPandas"),
     "a checkpoint": (lambda df: df.dropDuplicates().localCheckpoint(), "mapInPandas"),
@@ -185,3 +190,34 @@ def test_what_needs_other_rows_of_the_stream_is_refused_before_a_run(name: str, 
 def test_what_needs_one_row_and_static_tables_is_allowed(name: str, spark_session: SparkSession) -> None:
     _check(spark_session, _ALLOWED[name])
     _check(spark_session, _ALLOWED["where"], _ALLOWED[name])
+
+
+class OfSpark(Source):
+    """A source of the user, over a streaming frame of Spark."""
+
+    def __init__(self, function: Callable[[DataFrame], DataFrame]) -> None:
+        self.schema = RowSchema.of(Pair)
+        self._function = function
+
+    @property
+    def description(self) -> str:
+        return "rate"
+
+    def check(self, spark: SparkSession) -> None:
+        """Accepts everything."""
+
+    def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
+        rows = spark.readStream.format("rate").load()
+        return self._function(rows.selectExpr("CAST(value AS STRING) AS key", "value"))
+
+
+@pytest.mark.spark
+def test_a_source_whose_stream_has_state_of_spark_is_refused(spark_session: SparkSession) -> None:
+    limits = SourceSettings()
+    for name in ("where", "explode", "broadcast", "left anti", "mapInPandas"):
+        check_frame(OfSpark(_ALLOWED[name]), spark_session, limits)
+    for name in ("dropDuplicates", "groupBy", "limit", "a self-join"):
+        function, instead = _REFUSED[name]
+        with raises(JobDefinitionError, source="rate") as refused:
+            check_frame(OfSpark(function), spark_session, limits)
+        assert instead in refused.value.hint
