@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession, functions
 
 import stateflow
 from stateflow import (
@@ -313,6 +315,38 @@ def test_an_error_of_a_udf_names_its_line_and_is_not_retried(file: str, where: s
     assert error.facts.get("where", "") == where
     assert error.code == ("user-code" if where else "batch-failed")
     assert not where or "ZeroDivisionError: division by zero" in error.message
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("expression", "condition"),
+    [
+        ("CAST(concat(id, 'x') AS INT)", "CAST_INVALID_INPUT"),
+        ("id / (id - 1)", "DIVIDE_BY_ZERO"),
+        ("id + 9223372036854775807", "ARITHMETIC_OVERFLOW"),
+        ("map(id, 1, 1L, 2)", "DUPLICATED_MAP_KEY"),
+        ("raise_error(concat('no ', id))", "USER_RAISED_EXCEPTION"),
+    ],
+)
+def test_an_error_of_an_expression_because_of_a_value_is_not_retried(
+    spark_session: SparkSession, expression: str, condition: str
+) -> None:
+    with pytest.raises(PySparkException) as raised:
+        spark_session.range(1, 2).selectExpr(f"{expression} AS a").collect()
+    error = to_stateflow_error(raised.value)
+    assert (error.code, error.facts["condition"]) == ("user-code", condition)
+
+
+def divided() -> Column:
+    return functions.col("id") / functions.lit(0)
+
+
+@pytest.mark.spark
+def test_an_error_of_a_column_names_the_line_of_the_job(spark_session: SparkSession) -> None:
+    with pytest.raises(PySparkException) as raised:
+        spark_session.range(1, 2).select(divided()).collect()
+    line = inspect.getsourcelines(divided)[1] + 1
+    assert to_stateflow_error(raised.value).facts["where"] == f"{__file__}:{line}"
 
 
 POLICY = DeadLetters(budget=9)

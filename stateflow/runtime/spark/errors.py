@@ -17,6 +17,15 @@ from stateflow.errors import BatchFailed, SparkGone, StateflowError, UserCodeErr
 from stateflow.runtime.restart_strategy import is_restartable
 from stateflow.user_lines import line_in_traceback
 
+_OF_VALUE = re.compile(
+    r"\[(?P<condition>[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\]\s*(?P<reason>(?:(?!SQLSTATE: ).)*?)"
+    r"SQLSTATE: (?:2[123]\w{3}|P0\w{3}|42K0B)",
+    re.DOTALL,
+)
+"""An error of an expression because of its values, by the classes of SQLSTATE: each try would fail on the same rows."""
+_CALLED_FROM = re.compile(r"was called from\s+(?P<where>\S+:[0-9]+)")
+_EXPRESSION = re.compile(r"^== SQL[^\n]*==\n(?P<expression>[^\n]+)", re.MULTILINE)
+
 
 @contextmanager
 def translate_spark_errors(lives: Callable[[], bool]) -> Iterator[None]:
@@ -77,6 +86,15 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
             hint="fix the function; nothing of this batch was committed",
             where=where,
         )
+    of_value = _OF_VALUE.search(text)
+    if of_value is not None:
+        return UserCodeError(
+            f"an expression of Spark failed: {' '.join(of_value['reason'].split())[:1000]}",
+            hint="correct the input, or the expression in SQL or in a transform, with functions such as try_cast and "
+            "try_divide; nothing of this batch was committed",
+            condition=of_value["condition"],
+            **_place(text[of_value.end() :]),
+        )
     causes = re.findall(r"^\s*Caused by: (.+)$", str(error), flags=re.MULTILINE)
     cause = {"cause": causes[-1][:500]} if causes and causes[-1] not in text else {}
     return BatchFailed(
@@ -85,3 +103,11 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
         reason=text[:2000],
         **cause,
     )
+
+
+def _place(text: str) -> dict[str, str]:
+    """Returns where an expression is, as Spark says it: a line of the job, or the text of SQL."""
+    called, written = _CALLED_FROM.search(text), _EXPRESSION.search(text)
+    if called is not None:
+        return {"where": called["where"]}
+    return {} if written is None else {"expression": written["expression"].strip()[:300]}
