@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from tests.servers.certificates import certificate
 from tests.servers.kafka import Kafka, kafka_broker
@@ -53,6 +55,22 @@ def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
     job.send(5, partition=2)
     job.finish()
     job.check_rows()
+
+
+def test_records_of_a_partition_arrive_in_the_order_of_their_offsets(job: KafkaJob) -> None:
+    """Also when Spark divides the partition into several tasks, and however the input is cut into batches."""
+    job.send(40)
+    job.finish(job__splits=7)
+    job.send(40)
+    job.finish(job__splits=5, source__max_rows_per_batch=13)
+    ids: dict[str, list[int]] = {}
+    for order in job.sent:
+        ids.setdefault(order["name"], []).append(order["id"])
+    expected = {(name, n, last) for name, given in ids.items() for n, last in enumerate(given, 1)}
+    assert {(row["name"], row["count"], row["last"]) for row in job.table_rows("counts")} == expected
+    files = DeltaTable(str(job.folder / "newest")).file_uris()
+    newest = {row["name"]: row["last"] for uri in files for row in pq.read_table(uri).to_pylist()}
+    assert newest == {name: given[-1] for name, given in ids.items()}
 
 
 def test_metadata_of_a_record_are_columns(job: KafkaJob) -> None:

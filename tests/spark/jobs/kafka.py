@@ -42,6 +42,8 @@ class Order(msgspec.Struct, kw_only=True):
 class Count(msgspec.Struct):
     name: str
     count: int
+    last: int
+    """The number of the order that was counted last."""
 
 
 class Counter(KeyedProcessFunction[Order, Count]):
@@ -51,7 +53,7 @@ class Counter(KeyedProcessFunction[Order, Count]):
     def process_element(self, row: Order, ctx: Context) -> tuple[Count]:
         count = (self.count.value() or 0) + 1
         self.count.update(count)
-        return (Count(row.name, count),)
+        return (Count(row.name, count, row.id),)
 
 
 METADATA = {name: name for name in ("topic", "partition", "offset", "key", "headers")} | {"sent": "timestamp"}
@@ -96,6 +98,7 @@ def build(env: StreamExecutionEnvironment) -> None:
         start=_start(env.parameter("start", "earliest")),
         on_error=DeadLetters(budget) if budget else "fail",
         on_data_loss=env.parameter("on_data_loss", "fail"),  # type: ignore[arg-type]
+        options={"minPartitions": env.parameter("splits", "1")},
     )
     orders = letters = env.from_source(source, uid="orders")
     idle_s = env.parameter("idle_s", "")
