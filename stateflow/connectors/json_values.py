@@ -7,12 +7,13 @@ further look, are decoded at once, by msgspec; all others one by one, by `_Value
 from __future__ import annotations
 
 import binascii
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from types import GenericAlias
-from typing import Any as _Decoded  # a value that msgspec has decoded, or a type for its decoder
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -34,8 +35,9 @@ _PLAIN = (int, float, bool)
 _REASON = 300
 _INT64 = range(-(1 << 63), 1 << 63)
 
-_Values = Sequence[_Decoded]
-Decoder = Callable[[bytes], _Decoded]
+_Values = Sequence[object]
+_Decoder = Callable[[bytes], object]
+_Raws = Callable[[bytes], dict[str, Raw]]
 
 
 class WrongValue(ValueError):
@@ -71,7 +73,7 @@ class JsonObjects:
     def __init__(self, columns: Sequence[Column], forms: TextForms) -> None:
         arrow = pa.struct([pa.field(column.name, column.arrow_type) for column in columns])
         self._row = _Object([c.name for c in columns], [c.shape for c in columns], forms, arrow)
-        self._decode: Decoder = msgspec.json.Decoder(self._row.kind).decode
+        self._decode: _Decoder = msgspec.json.Decoder(self._row.kind).decode
 
     def decode(self, values: Sequence[bytes]) -> tuple[list[pa.Array], dict[int, str]]:
         """Returns the columns of values, and for each that is not such an object its position and the reason.
@@ -155,8 +157,8 @@ class _Scalar:
         self._is_plain = shape.kind in _PLAIN or pa.types.is_int64(shape.arrow)
         self._is_decimal = shape.kind is Decimal
         own = shape.kind if shape.kind in _PLAIN else int
-        self.kind: _Decoded = Raw if self._is_decimal else own if self._is_plain else str
-        self._decode: Decoder = msgspec.json.Decoder(self.kind).decode
+        self.kind: object = Raw if self._is_decimal else own if self._is_plain else str
+        self._decode: _Decoder = msgspec.json.Decoder(self.kind).decode
 
     @property
     def arrow(self) -> pa.DataType:
@@ -167,17 +169,19 @@ class _Scalar:
         if self._is_plain:
             return pa.array(values, self._shape.arrow)
         if self._is_decimal:
-            texts = [None if value is None or (text := bytes(value)) == b"null" else text for value in values]
+            raws = cast(Sequence[Raw | None], values)
+            texts = [None if raw is None or (text := bytes(raw)) == b"null" else text for raw in raws]
             seen.quotes += sum(text.count(b'"') for text in texts if text is not None)
             column = pa.array([text if text is None else text.strip(b'"') for text in texts], pa.binary())
             return column_of_texts(self._shape, column.cast(pa.string()), self._forms)
         column = pa.array(values, pa.string())
         seen.quotes += 2 * (len(column) - column.null_count)
         if self._shape.kind is bytes:
-            return pa.array([_base64(at, value) for at, value in enumerate(values)], pa.binary())
+            given = cast(Sequence[str | None], values)
+            return pa.array([_base64(at, text) for at, text in enumerate(given)], pa.binary())
         return column_of_texts(self._shape, column, self._forms)
 
-    def exact(self, raw: bytes) -> _Decoded:
+    def exact(self, raw: bytes) -> object:
         """Returns a value, as `column` takes it. Raises WrongValue or msgspec.DecodeError."""
         is_text = raw[:1] == b'"'
         if self._is_decimal:
@@ -206,20 +210,21 @@ class _List:
     def __init__(self, shape: Items, forms: TextForms) -> None:
         self._item = _value_of(shape.item, forms)
         self.arrow = with_nullable_parts(shape.arrow)
-        self._decode: Decoder = msgspec.json.Decoder(list[Raw]).decode
+        self._decode: Callable[[bytes], list[Raw]] = msgspec.json.Decoder(list[Raw]).decode
 
     @property
-    def kind(self) -> _Decoded:
+    def kind(self) -> object:
         return GenericAlias(list, (_or_null(self._item.kind),))
 
     def column(self, values: _Values, seen: _Seen) -> pa.Array:
-        present, places = _present(values)
+        values, places = _present(values)
+        present = cast(Sequence[list[object]], values)
         ends = pa.array(np.cumsum([0, *map(len, present)]), pa.int32())
         items = self._item.column([item for value in present for item in value], seen)
         found = pa.ListArray.from_arrays(ends, items, type=self.arrow)
         return found if places is None else found.take(places)
 
-    def exact(self, raw: bytes) -> _Decoded:
+    def exact(self, raw: bytes) -> object:
         items = self._decode(raw)
         return [_exact(self._item, bytes(item), f"[{at}]") for at, item in enumerate(items)]
 
@@ -230,14 +235,15 @@ class _Map:
         self._key, self._forms = shape.key, forms
         self._item = _value_of(shape.value, forms)
         self.arrow = with_nullable_parts(shape.arrow)
-        self._decode: Decoder = msgspec.json.Decoder(dict[str, Raw]).decode
+        self._decode: _Raws = msgspec.json.Decoder(dict[str, Raw]).decode
 
     @property
-    def kind(self) -> _Decoded:
+    def kind(self) -> object:
         return GenericAlias(dict, (str, _or_null(self._item.kind)))
 
     def column(self, values: _Values, seen: _Seen) -> pa.Array:
-        present, places = _present(values)
+        values, places = _present(values)
+        present = cast(Sequence[dict[str, object]], values)
         sizes = [0, *map(len, present)]
         texts = pa.array([key for value in present for key in value], pa.string())
         seen.quotes += 2 * len(texts)
@@ -249,7 +255,7 @@ class _Map:
         found = pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, items, type=self.arrow)
         return found if places is None else found.take(places)
 
-    def exact(self, raw: bytes) -> _Decoded:
+    def exact(self, raw: bytes) -> object:
         return {key: _exact(self._item, bytes(item), f"[{key[:50]!r}]") for key, item in self._decode(raw).items()}
 
 
@@ -270,18 +276,18 @@ class _Object:
         self.arrow = arrow
         self._ignored: dict[str, None] = {}
         self._known_ignored = 0
-        self._decode: Decoder = msgspec.json.Decoder(dict[str, Raw]).decode
-        self._class: _Decoded = None
+        self._decode: _Raws = msgspec.json.Decoder(dict[str, Raw]).decode
+        self._class: Callable[..., object] = object
 
     @property
-    def kind(self) -> _Decoded:
+    def kind(self) -> object:
         """A class whose attributes are numbered, since members may have any name."""
         names = [*self._names, *self._ignored]
         self._known_ignored = len(self._ignored)
         kinds = [*(_or_null(part.kind) for part in self._fields), *(Raw for _ in self._ignored)]
         self._class = msgspec.defstruct(
             "Object",
-            [(f"f{at}", kind | UnsetType, UNSET) for at, kind in enumerate(kinds)],
+            [(f"f{at}", operator.or_(kind, UnsetType), UNSET) for at, kind in enumerate(kinds)],
             rename={f"f{at}": name for at, name in enumerate(names)},
             forbid_unknown_fields=True,
         )
@@ -312,7 +318,7 @@ class _Object:
         found = pa.StructArray.from_arrays(self.columns(present, seen), fields=fields)
         return found if places is None else found.take(places)
 
-    def exact(self, raw: bytes) -> _Decoded:
+    def exact(self, raw: bytes) -> object:
         members = self._decode(raw)
         if _quotes_in(raw) != 2 * len(members) + sum(_quotes_in(bytes(member)) for member in members.values()):
             raise WrongValue("an object has a name twice")
@@ -326,7 +332,7 @@ class _Object:
         }
         return self._class(**found)
 
-    def empty(self) -> _Decoded:
+    def empty(self) -> object:
         """Returns an object without members."""
         return self._class()
 
@@ -344,9 +350,9 @@ def _value_of(shape: Shape, forms: TextForms) -> _Value:
     return _Object(shape.names, shape.fields, forms, with_nullable_parts(shape.arrow))
 
 
-def _or_null(kind: _Decoded) -> _Decoded:
+def _or_null(kind: object) -> object:
     # Raw has null, too.
-    return kind if kind is Raw else kind | None
+    return kind if kind is Raw else operator.or_(kind, None)
 
 
 def _present(values: _Values) -> tuple[_Values, pa.Array | None]:
@@ -357,7 +363,7 @@ def _present(values: _Values) -> tuple[_Values, pa.Array | None]:
     return [v for v in values if v is not None], pa.array(np.cumsum(~is_null) - 1, mask=is_null)
 
 
-def _exact(part: _Value, raw: bytes, path: str) -> _Decoded:
+def _exact(part: _Value, raw: bytes, path: str) -> object:
     """Returns a member or an item. Raises WrongValue with its path."""
     if raw.strip() == b"null":
         return None
