@@ -67,8 +67,8 @@ def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> No
     at = datetime.datetime(2026, 1, 31, 10)  # noqa: DTZ001 - a column without time zone
     (tmp_path / "parquet").mkdir()
     times = {"time": pa.array([at], pa.timestamp("us", "UTC")), "local": pa.array([at], pa.timestamp("us"))}
-    pq.write_table(pa.table({"note": ["n"], **times}), tmp_path / "parquet/a")
-    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    pq.write_table(pa.table({"note": ["n"], **times}), tmp_path / "parquet/ä")
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "LC_ALL": "C"}
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     done = subprocess.run(

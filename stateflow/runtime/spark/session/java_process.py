@@ -41,7 +41,7 @@ def start_java(conf: Mapping[str, str], local_folder: Path) -> None:
     if is_started():
         _connect()
         return
-    with _hidden(conf, local_folder):
+    with _hidden(conf, local_folder), _names_in_utf_8():
         _connect()
 
 
@@ -58,6 +58,24 @@ def _connect() -> None:
 def _options() -> list[str]:
     words = shlex.split(os.environ.get(_ARGUMENTS, _SHELL))
     return words[:-1] if words[-1:] == [_SHELL] else words
+
+
+@contextmanager
+def _names_in_utf_8() -> Iterator[None]:
+    """Lets Java, started by the body, take names of files for UTF-8, as Python does: in the locale C it reads ASCII."""
+    before = os.environ.get("LC_ALL")
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    if "utf" in locale.lower():
+        yield
+        return
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before
 
 
 @contextmanager
