@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -111,6 +111,14 @@ def test_an_error_about_a_declaration_names_operator_and_state(jobs: LocalJobs) 
     error = _error_of(jobs, _process(DeclaredTwice()))
     assert error.code in ("state", "job-definition")
     assert {"operator": "op", "name": "value"}.items() <= error.facts.items()
+
+
+def test_a_function_gets_no_row_that_is_not_of_the_class_of_its_source(jobs: LocalJobs) -> None:
+    seen: list[Any] = []
+    wrong = Row("b", cast(Any, "2"))
+    with raises(SchemaMismatch, column="number", row=repr(wrong)) as raised:
+        jobs.apply([Row("a", 1), wrong], lambda rows: rows.filter(seen.append))
+    assert "source" in raised.value.facts and not seen
 
 
 # -- emitted and read rows ------------------------------------------------------------------------------------------
