@@ -297,6 +297,16 @@ def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(spark: S
         spark.conf.unset(interval)
 
 
+def test_a_name_that_is_not_utf_8_is_refused_since_spark_skips_the_file(tmp_path: Path) -> None:
+    source = FileSource(tmp_path / "in", schema=Row, format="json")
+    (tmp_path / "in" / "é").mkdir(parents=True)
+    (tmp_path / "in" / "é" / "ü.json").touch()
+    source.check_settings(SourceSettings())
+    name = os.path.join(os.fsencode(tmp_path / "in"), b"caf\xe9.json")
+    with open(name, "wb"), raises(ConfigError, file=str(tmp_path / "in" / "caf\\udce9.json")):
+        source.check_settings(SourceSettings())
+
+
 class Named(msgspec.Struct):
     name: str
 

@@ -149,12 +149,24 @@ class FileSource(Source):
         return frozenset(LIMITS if counted else {"max_files_per_batch"})
 
     def check_settings(self, limits: SourceSettings) -> None:
-        """See `Source.check_settings`. Raises ConfigError for a missing folder, or a limit that has no effect."""
+        """See `Source.check_settings`.
+
+        Raises:
+            ConfigError: the folder is missing, a name is not UTF-8, or a limit has no effect.
+        """
         local = self._local
         if local is not None and not self._is_pattern and not local.is_dir():
             raise ConfigError(
                 "the source's folder does not exist", hint="create it, or correct the path", path=self.path
             )
+        for file in [] if local is None else _files(local):
+            if not _is_utf_8(str(file)):
+                raise ConfigError(
+                    "the name of a file is not UTF-8: Spark would skip the file without a message",
+                    hint="rename it",
+                    path=self.path,
+                    file=str(file).encode(errors="backslashreplace").decode(),
+                )
         self._limits(limits)
 
     def check(self, spark: SparkSession) -> None:
@@ -462,6 +474,11 @@ def _check_one_limit(files: int | None, rows: int) -> None:
             max_files_per_batch=files,
             max_rows_per_batch=rows,
         )
+
+
+def _is_utf_8(name: str) -> bool:
+    # Python decodes other bytes to surrogates.
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _files(local: Path) -> list[Path]:
