@@ -379,6 +379,7 @@ class _Runs:
             duration_s=round(seconds, 3),
             restarts=self._restarts,
             late_rows_dropped=run.totals.late_rows_dropped,
+            hot_keys=tuple(run.totals.hot_keys.values()),
             waiting=waiting_for_others(run.manifest.waiting if run.manifest else ()),
             quarantined_count=run.totals.quarantined_count,
             quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],

@@ -59,6 +59,7 @@ METRICS = {
     "num_records_in": _counter("rows that operators and sinks received from sources, after functions before them"),
     "num_records_out": _counter("rows written to sinks; visible with their checkpoint"),
     "num_late_records_dropped": _counter("rows that windows, joins and patterns dropped because they were too late"),
+    "hot_key_pairs": _gauge("1", "pairs of rows of one key that a join compared in the newest batch, if ten million"),
     "num_records_waiting": _gauge("1", "rows above the watermark of their operator, which other sources hold back"),
     "num_request_watch_failures": _counter("failed polls for requests to the run, and unanswered requests"),
     "num_collection_failures": _counter("failed garbage collections"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from stateflow.observability.exporters import telemetry
 from stateflow.observability.logging import log_event
 from stateflow.runtime.idle import find_idle
+from stateflow.runtime.job.job import HotKey
 from stateflow.runtime.preflight import StartContext
 from stateflow.runtime.watermarks import Waiting, waiting_for_others
 
@@ -33,6 +34,8 @@ class RunResult:
         quarantined_count: number of corrupt input files that the run skipped.
         quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
         late_rows_dropped: number of rows that operators dropped because they were too late.
+        hot_keys: of each join that has compared millions of pairs of rows of one key in a batch, the key with most;
+            see `HotKey`.
         waiting: rows that wait for rows of other sources, by operator and input; see `Waiting`.
         idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
             `generation` is that of the last run.
@@ -54,6 +57,7 @@ class RunResult:
     quarantined_count: int = 0
     quarantined: list[dict[str, str]] = field(default_factory=list)
     late_rows_dropped: int = 0
+    hot_keys: tuple[HotKey, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     idle: bool = False
 

@@ -34,6 +34,7 @@ RETURNED = {
     "quarantined_count": 0,
     "quarantined": [],
     "late_rows_dropped": 2,
+    "hot_keys": [],
     "waiting": [],
     "idle": False,
     "duration_s": 0.1,

@@ -33,7 +33,7 @@ from stateflow.errors import ConfigError
 from stateflow.observability.exporters import telemetry
 from stateflow.observability.metrics import METRICS, Kind, MemoryRecorder
 from stateflow.runtime.driver.checkpointing.record import report_metrics
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job.job import BatchResult, HotKey
 from stateflow.runtime.local.run_loop import run_local
 from tests.servers.otlp import otlp_collector
 from tests.servers.running import ROOT, free_port
@@ -124,6 +124,29 @@ def test_rows_that_are_dropped_because_they_are_late_are_counted(tmp_path: Path,
     assert recorder.counters["num_late_records_dropped"] == run.totals.late_rows_dropped == dropped
 
 
+def test_the_key_of_which_a_join_compares_most_pairs_is_in_the_totals_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.api.joins.pairs.HOT", 10_000)
+    rows = [Row("cold", 1), *(Row("hot", n) for n in range(300))]
+    recorder, source = MemoryRecorder(), Growing(rows, Row)
+    jobs = LocalJobs(tmp_path, ManualClock(), source__max_rows_per_batch=1000)
+    jobs.recorder = recorder
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        keyed = env.from_source(source, uid="rows").key_by("key")
+        join = keyed.regular_join(keyed)
+        pairs = join.apply(lambda left, right: left, output=Row, where=lambda left, right: False, uid="join")
+        pairs.sink_to(jobs.sink("out"), uid="out")
+
+    run = jobs.prepare(build)
+    run.start()
+    run_local(run, {"rows": source}, lambda result: None)
+    found = run.totals.hot_keys["join"]
+    assert found == HotKey("join", "'hot'", found.pairs) and 10_000 <= found.pairs <= 300 * 300
+    assert recorder.gauges["hot_key_pairs"] == found.pairs
+
+
 def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_time(tmp_path: Path) -> None:
     """25 rows of three keys, ten to a batch, with an hour between the batches."""
     clock, recorder, source = ManualClock(), MemoryRecorder(), Growing([Row(f"k{i % 3}", i) for i in range(25)], Row)
@@ -160,6 +183,7 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
             "last_checkpoint_files": record.files,
             "last_checkpoint_new_files": record.new_files,
             "last_batch_duration": r.seconds,
+            "hot_key_pairs": 0,
             "num_records_waiting": 0,
             "last_checkpoint_restore_timestamp": datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000,
         }

@@ -23,6 +23,7 @@ RETURNED = (
     "quarantined_count",
     "quarantined",
     "late_rows_dropped",
+    "hot_keys",
     "waiting",
     "idle",
     "duration_s",

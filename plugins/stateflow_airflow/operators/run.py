@@ -64,6 +64,7 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``started_from``,
     ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
+    ``hot_keys`` (of joins that compare millions of pairs of one key: ``operator``, ``key``, ``pairs``),
     ``waiting`` (rows that wait for rows of other sources: ``operator``, ``input``, ``rows``, ``waits_for``,
     ``watermark``), ``idle`` (whether there was nothing to do, so that Spark was not started) and ``duration_s``, with a
     warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in each source's format, such as

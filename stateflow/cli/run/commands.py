@@ -187,10 +187,11 @@ def _summary(result: RunResult) -> str:
     attempts = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     late = f", {count_of(result.late_rows_dropped, 'late row')} dropped" if result.late_rows_dropped else ""
+    hot = "".join(f"; {each}" for each in result.hot_keys)
     return (
         f"{result.job}: {count_of(result.batches, 'batch')}, {_row_counts(result.rows_in, result.rows_out)}, from "
         f"{result.started_at} to checkpoint {result.checkpoint_id}, stopped: {result.stopped_because}, "
-        f"{result.duration_s:.1f} s{attempts}{skipped}{late}{waiting}"
+        f"{result.duration_s:.1f} s{attempts}{skipped}{late}{hot}{waiting}"
     )
 
 

@@ -15,6 +15,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState, Quaranti
 from stateflow.checkpoint.log.records import Spread
 from stateflow.errors import BatchFailed
 from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.job.job import HotKey
 from stateflow.runtime.task.dead_letters import check_budgets
 from stateflow.runtime.task.operator_state import check_memory
 from stateflow.state.backends.memory import check_limit
@@ -108,6 +109,7 @@ class CompletedBarrier:
         rows_out: rows in `output`, by uid of the sink.
         quarantined: input files that the batch skipped.
         late_rows_dropped: rows that operators dropped because they were too late.
+        hot_keys: keys of which joins have compared many pairs of rows.
         metrics: the metrics for the checkpoint's history record.
     """
 
@@ -119,6 +121,7 @@ class CompletedBarrier:
     quarantined: tuple[QuarantinedFile, ...] = ()
     metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
     late_rows_dropped: int = 0
+    hot_keys: tuple[HotKey, ...] = ()
 
 
 def barrier_metrics(began: datetime, trigger_ms: float, reports: Iterable[TaskReport]) -> BarrierMetrics:

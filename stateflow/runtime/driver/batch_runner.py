@@ -24,7 +24,7 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.observability.logging import set_log_context
 from stateflow.runtime.driver.barrier import CompletedBarrier, barrier_metrics, operator_states_after, run_to_barrier
 from stateflow.runtime.executor import BatchWork, Executor
-from stateflow.runtime.job.job import Job, PositionCapture, Positions
+from stateflow.runtime.job.job import HotKey, Job, PositionCapture, Positions
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.quarantine import quarantine_fields
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
@@ -130,6 +130,7 @@ class BatchRunner:
             positions.quarantined,
             barrier_metrics(began_at, trigger_ms, pending.reports.values()),
             sum(report.late_rows_dropped for report in pending.reports.values()),
+            tuple(HotKey(r.uid, key, n) for r in pending.reports.values() for key, n in r.hot_keys.items()),
         )
 
     def advance(self, barrier: CompletedBarrier) -> None:

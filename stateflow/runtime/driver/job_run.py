@@ -285,6 +285,8 @@ class JobRun:
         recorder.count("num_records_in", result.rows_in)
         recorder.count("num_records_out", sum(result.rows_out.values()))
         recorder.gauge("last_batch_duration", result.seconds)
+        self.totals.heat(barrier.hot_keys)
+        recorder.gauge("hot_key_pairs", max((each.pairs for each in barrier.hot_keys), default=0))
         waiting = waiting_for_others(barrier.manifest.waiting)
         recorder.gauge("num_records_waiting", sum(each.rows for each in waiting))
 

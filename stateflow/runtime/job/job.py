@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -104,6 +104,24 @@ class Job:
         return declared_states_if_known(self.plan, self.root.job.max_parallelism)
 
 
+@dataclass(frozen=True)
+class HotKey:
+    """A key of which a join has compared so many pairs of rows in a batch that they take most of its time.
+
+    Attributes:
+        operator: uid of the join.
+        key: the key, as text.
+        pairs: their number.
+    """
+
+    operator: str
+    key: str
+    pairs: int
+
+    def __str__(self) -> str:
+        return f"{self.operator} has compared {self.pairs:,} pairs of the key {self.key} in a batch"
+
+
 @dataclass
 class RunTotals:
     """Counts of a run and its restarts.
@@ -114,6 +132,7 @@ class RunTotals:
         quarantined_count: number of skipped input files.
         quarantined: records of the newest of them.
         late_rows_dropped: rows that operators dropped because they were too late.
+        hot_keys: of each join with such keys, the one with the most pairs in a batch, by uid.
     """
 
     batches: int = 0
@@ -122,6 +141,14 @@ class RunTotals:
     quarantined_count: int = 0
     quarantined: Sequence[QuarantinedFile] = ()
     late_rows_dropped: int = 0
+    hot_keys: dict[str, HotKey] = field(default_factory=dict)
+
+    def heat(self, keys: Iterable[HotKey]) -> None:
+        """Adds keys of which joins have compared many pairs of rows."""
+        for key in keys:
+            known = self.hot_keys.get(key.operator)
+            if known is None or known.pairs < key.pairs:
+                self.hot_keys[key.operator] = key
 
     def skip(self, files: Sequence[QuarantinedFile], late_rows: int = 0) -> None:
         """Adds skipped input files, and rows that were dropped because they were too late."""
