@@ -140,11 +140,13 @@ _BEGINNING = (
 )
 
 
-@Row(24, "new-roots", plays=(0, 6, 60), mutant="any-table", within=6, is_slow=True)
+@Row(24, "new-roots", plays=(0, 6, 60), mutant="any-table", within=6, is_slow=True, more_mutants=("no-take-over",))
 def test_a_new_root_continues_a_savepoint(round_: Round) -> int:
-    """A run that begins a new job root with a savepoint is killed; the tables may have newer versions.
+    """A run that begins a new job root with a savepoint is killed; the tables may have newer versions, or a run of the
+    old root is stopped between its COMMIT and its publication, and continues late.
 
-    Rows and state are those of the oracle, without duplicates; tables that contain more than the savepoint are refused.
+    Rows and state are those of the oracle, without duplicates; tables that contain more than the savepoint are refused,
+    and the late run reports that it is fenced.
     """
     rng = round_.rng
     roots = NewRoot(AccountsJob(round_.folder / "job"), round_.folder)
@@ -153,13 +155,21 @@ def test_a_new_root_continues_a_savepoint(round_: Round) -> int:
         if has_gone_on:
             roots.old.deliver(50 + 10 * rng.randrange(1, 4))
             roots.old.finish()
+        late = None
         if rng.random() < 0.5:
             shutil.rmtree(roots.old.root)
+        elif not has_gone_on:
+            roots.old.deliver(60)
+            late = roots.old.start("publish.before:1:stop").wait_stopped()
         roots.new.deliver(100)
         if has_gone_on:
             refused = roots.run("--tables", "continue", own_tables=False)
             assert refused.code != 0, "rows after the savepoint are written a second time"
-        return has_gone_on + _begin_with_kills(roots, rng, own_tables=has_gone_on)
+        injected = has_gone_on + _begin_with_kills(roots, rng, own_tables=has_gone_on)
+        if late is not None:
+            late.resume().wait().check_error(3, "fenced", by_job=roots.new.job_uuid)
+            roots.new.check_results()
+        return injected + (late is not None)
     finally:
         for job in (roots.old, roots.new):
             job.end_all()

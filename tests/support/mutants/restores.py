@@ -48,6 +48,13 @@ def _without_token_when_kept(sink: BoundSink, rewind: Rewind, root: JobRoot, pla
     return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=rewind.seq)
 
 
+@MUTANTS.plant("no-take-over", (rewind, "_rewind_table"))
+def _without_take_over(sink: BoundSink, rewind: Rewind, root: JobRoot, planned_now: bool) -> PublishedOutput:
+    """A new job root continues in tables without fencing the root that wrote them."""
+    intents = {uid: replace(intent, takes_over={}) for uid, intent in rewind.sinks.items()}
+    return _rewind_table(sink, replace(rewind, sinks=intents), root, planned_now)
+
+
 @MUTANTS.plant("blind-rewind", (rewind, "_version_to_restore"), rules="S4", plan="shared")
 def _version_of_the_intent(sink: BoundSink, table: SinkTable, rewind: Rewind, _: bool) -> int | None:
     """A table is restored to the version of the intent, although other writers have committed since."""
