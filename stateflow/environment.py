@@ -251,7 +251,8 @@ def declare(build: Build, name: str, layers: tuple[SettingsLayer, ...]) -> tuple
             build(env)
     except StateflowError:
         raise
-    except Exception as e:
+    # A job file that ends the process would choose the exit code, such as the one of a fenced run.
+    except (Exception, SystemExit) as e:
         raise JobDefinitionError(
             f"build raised {type(e).__name__}: {e}", hint="fix the job file", where=innermost(e)
         ) from e

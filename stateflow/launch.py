@@ -201,7 +201,8 @@ def run_job(request: RunRequest) -> RunResult:
 
 def _record_failed_start(job_root: str, error: StateflowError) -> None:
     """Adds the error of a run that has not begun to the history of its job, if the job exists and can be reached."""
-    if isinstance(error, (Fenced, StorageError, WrongJobRoot)):
+    # Not where the storage of the job root has failed: another request would wait as long. Other systems may be away.
+    if isinstance(error, (Fenced, WrongJobRoot)) or (isinstance(error, StorageError) and "storage" in error.facts):
         return
     try:
         record_failed_start(JobRoot.open(open_storage(job_root), SystemClock()), error)

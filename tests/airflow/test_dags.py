@@ -19,6 +19,8 @@ HEAVY = {"pyspark", "rocksdict", "obstore", "pyarrow", "pandas", "deltalake", "s
 LOAD = """
 import json, sys
 from airflow.dag_processing.dagbag import DagBag
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.serialization.serialized_objects import DagSerialization
 before = set(sys.modules)
 bag = DagBag(sys.argv[1])
 runs = {dag.dag_id: dag.get_task("run") for dag in bag.dags.values() if dag.task_ids == ["run"]}
@@ -27,16 +29,26 @@ print(json.dumps({
     "seconds": {stat.file: stat.duration.total_seconds() for stat in bag.dagbag_stats},
     "modules": sorted({name.split(".")[0] for name in set(sys.modules) - before}),
     "dags": {dag.dag_id: [dag.fileloc, dag.catchup, dag.max_active_runs] for dag in bag.dags.values()},
+    "versions": {dag.dag_id: SerializedDagModel.hash(DagSerialization.to_dict(dag)) for dag in bag.dags.values()},
     "runs": {name: {"job": run.job, "root": run.job_root, "settings": run.settings} for name, run in runs.items()},
 }))
 """
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Airflow's folder, which is part of a serialized DAG."""
+    return str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def loaded(home: str) -> dict[str, Any]:
     """What a fresh DAG processor makes of the folder."""
-    home = str(tmp_path_factory.mktemp("home"))
-    environment = {**os.environ, "AIRFLOW_HOME": home, "PYTHONPATH": str(REPOSITORY / "plugins")}
+    return _load(home)
+
+
+def _load(home: str, **more: str) -> dict[str, Any]:
+    environment = {**os.environ, "AIRFLOW_HOME": home, "PYTHONPATH": str(REPOSITORY / "plugins"), **more}
     command = [sys.executable, "-W", "ignore", "-c", LOAD, str(REPOSITORY / "dags")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -55,6 +67,13 @@ def test_every_file_is_one_family_that_runs_one_at_a_time_and_never_catches_up(l
     assert not HEAVY & set(loaded["modules"])
     assert sorted(loaded["seconds"]) == [f"{name}.py" for name in FILES]
     assert all(seconds < 1 for seconds in loaded["seconds"].values()), loaded["seconds"]
+
+
+@pytest.mark.slow
+def test_another_process_makes_no_new_version_of_a_dag(loaded: dict[str, Any], home: str) -> None:
+    """Nor does a savepoint in between: a DAG file does not import the library that reads job roots."""
+    again = _load(home, PYTHONHASHSEED="4711")
+    assert again["versions"] == loaded["versions"] and len(again["versions"]) == 4 * len(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)

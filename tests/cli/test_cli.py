@@ -385,14 +385,21 @@ def test_a_start_that_fails_before_the_claim_is_in_the_status_and_the_history_un
     cli.run()
     for _ in range(2):  # such as two tries of a task
         assert invoke(*cli.command("--set", "parallelism=x")).exit_code == 2
-    cli.write("def build(env):\n    raise OSError('the broker is away')\n")
-    assert invoke(*cli.command()).exit_code != 0
+    for text in ("import sys\nsys.exit(3)\n", "import sys\ndef build(env):\n    sys.exit(3)\n"):
+        cli.write(text)
+        assert invoke(*cli.command()).exit_code == 2
+        assert "SystemExit: 3" in _data(cli, "status")["failed_start"]["message"]
+    # As a sink whose server does not answer, which is not the storage of the job root.
+    away = "raise StorageError('the broker is away')"
+    cli.write(f"from stateflow.errors import StorageError\ndef build(env):\n    {away}\n")
+    assert invoke(*cli.command()).exit_code == 5
     found = _data(cli, "status")
     assert found["failure"] is None and "the broker is away" in found["failed_start"]["message"]
     assert "the broker is away" in invoke("status", "--job-root", cli.root).output
     failed = [record for record in _history(cli) if record.get("kind") == "failed-start"]
     # Once in an hour, which may have ended between the two.
-    assert {"config"} < {record["facts"]["code"] for record in failed} and 2 <= len(failed) <= 3
+    assert {record["facts"]["code"] for record in failed} == {"config", "job-definition", "storage"}
+    assert 4 <= len(failed) <= 5
     cli.write(BUILD)
     cli.run()
     assert _data(cli, "status")["failed_start"] is None

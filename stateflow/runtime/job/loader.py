@@ -66,7 +66,7 @@ def load_file(path: Path, what: str) -> ModuleType:
         raise
     except ImportError as e:
         raise _cannot_import(path, what, e) from e
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise JobDefinitionError(
             f"the {what} cannot be imported: {type(e).__name__}: {e}",
             hint=f"run python {path.name} with the same Python to see the traceback",
