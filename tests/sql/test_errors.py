@@ -139,7 +139,13 @@ REFUSED = [
     ("SELECT CURRENT_TIMESTAMP AS p FROM bid", "CURRENT_TIMESTAMP"),
     ("SELECT FLOOR(at TO CENTURY) AS f FROM bid", "CENTURY"),
     ("SELECT TIMESTAMPDIFF(DECADE, at, at) AS f FROM bid", "DECADE"),
+    ("SELECT COUNT(*) AS n FROM bid GROUP BY auction", "COUNT(*) AS n"),
     ("SELECT COUNT(*) AS n FROM bid GROUP BY TUMBLE(at, INTERVAL '1' HOUR)", "TUMBLE(at"),
+    (
+        "SELECT COUNT(*) AS n FROM TABLE(TUMBLE(DATA => TABLE bid, TIMECOL => DESCRIPTOR(at), GAP => INTERVAL '1' "
+        "HOUR)) GROUP BY window_start, window_end",
+        "DESCRIPTOR(at",
+    ),
     ("SELECT TUMBLE_START(at, INTERVAL '1' HOUR) AS n FROM bid", "TUMBLE_START(at"),
     ("SELECT channel LIKE 'a!b' ESCAPE '!' AS f FROM bid", "'a!b'"),
     ("SELECT DATE_FORMAT(at, '{}') AS f FROM bid", "DATE_FORMAT"),

@@ -206,6 +206,10 @@ FLINK: list[tuple[str, object]] = [
     ("1.00 / 3000000000", Decimal("0.0000000003333333333333")),
     ("1 / 3.0", Decimal("0.333333")),
     ("CAST(2 AS DECIMAL(38, 0)) / CAST(3 AS DECIMAL(38, 0))", Decimal("0.666667")),
+    # More than 38 digits: fewer after the point, but at least six.
+    ("CAST(2 AS DECIMAL(38, 6)) - CAST(1.25 AS DECIMAL(6, 2))", Decimal("0.750000")),
+    ("CAST(2.5 AS DECIMAL(30, 10)) * CAST(1.0000002 AS DECIMAL(30, 10))", Decimal("2.500001")),
+    ("CAST(0.123456789 AS DECIMAL(38, 9)) + CAST(1 AS DECIMAL(38, 0))", Decimal("1.123457")),
     ("-7 / 2", -3),
     ("ROUND(125.315, 2)", Decimal("125.32")),
     ("ROUND(-2.5E0)", -3.0),

@@ -110,15 +110,16 @@ TRANSLATED = [
         "HAVING COUNT(*) > 1",
     ),
     (
-        "SELECT channel, window_end AS w FROM TABLE(HOP(TABLE bid, DESCRIPTOR(at), INTERVAL '5' SECOND, INTERVAL '10' "
-        "SECOND)) GROUP BY channel, window_start, window_end HAVING COUNT(*) > 3",
+        "SELECT channel, window_end AS w FROM TABLE(HOP(DATA => TABLE bid, TIMECOL => DESCRIPTOR(at), SIZE => "
+        "INTERVAL '10' SECOND, SLIDE => INTERVAL '5' SECOND)) GROUP BY channel, window_start, window_end "
+        "HAVING COUNT(*) > 3",
         f"SELECT channel, w FROM (SELECT channel, ({SECONDS}) / 5 * 5 + 5 AS w FROM bid UNION ALL SELECT channel, "
         f"({SECONDS}) / 5 * 5 + 10 FROM bid) GROUP BY 1, 2 HAVING COUNT(*) > 3",
     ),
     (
         "WITH dear AS (SELECT auction, at FROM bid WHERE price > 9) SELECT auction, window_start AS w, COUNT(*) AS n "
-        "FROM TABLE(SESSION(TABLE dear PARTITION BY auction, DESCRIPTOR(at), INTERVAL '6' SECOND)) "
-        "GROUP BY auction, window_start, window_end",
+        "FROM TABLE(SESSION(DATA => TABLE dear PARTITION BY auction, TIMECOL => DESCRIPTOR(at), GAP => INTERVAL '6' "
+        "SECOND)) GROUP BY auction, window_start, window_end",
         f"WITH dear AS (SELECT auction, {SECONDS} AS s FROM bid WHERE price > 9), begun AS (SELECT *, "
         "s - LAG(s, 1, -9) OVER (PARTITION BY auction ORDER BY s) >= 6 AS is_first FROM dear), "
         "numbered AS (SELECT *, SUM(is_first) OVER (PARTITION BY auction ORDER BY s) AS number FROM begun) "

@@ -18,6 +18,8 @@ LONGEST = 100_000
 _MOST_NODES = 20_000
 _DEEPEST = 100
 """Levels of a parsed statement: later steps call themselves for each level."""
+ARGUMENT = "argument"
+"""The meta data of an argument of a window function with its name."""
 _WINDOWS = ("TUMBLE", "HOP", "SESSION", "CUMULATE")
 E = TypeVar("E", bound=exp.Expr)
 _PARSED = ("CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM")
@@ -64,15 +66,31 @@ class FlinkDialect(Dialect):
         def _window_function(self) -> exp.Anonymous:
             name = self._tokens[self._index - 2]
             args: list[exp.Expr] = []
+            self._argument_name()
             if self._match(TokenType.TABLE):
                 args.append(self.expression(exp.Table(this=self._parse_id_var())))
                 if self._match(TokenType.PARTITION_BY):
                     # Keys and the other arguments follow each other with the same commas.
-                    args.append(self.expression(exp.Tuple(expressions=self._parse_csv(self._parse_assignment))))
+                    args.append(self.expression(exp.Tuple(expressions=self._parse_csv(self._window_argument))))
                     return self.expression(exp.Anonymous(this=name.text, expressions=args), token=name)
                 self._match(TokenType.COMMA)
-            args += self._parse_csv(self._parse_assignment)
+            args += self._parse_csv(self._window_argument)
             return self.expression(exp.Anonymous(this=name.text, expressions=args), token=name)
+
+        def _window_argument(self) -> exp.Expr | None:
+            name = self._argument_name()
+            value = self._parse_assignment()
+            if value is not None and name:
+                value.meta[ARGUMENT] = name
+            return value
+
+        def _argument_name(self) -> str:
+            """Returns the name of ``NAME => value``, and takes it with the arrow; empty without one."""
+            if self._curr is None or self._next is None or self._next.token_type is not TokenType.FARROW:
+                return ""
+            name: str = self._curr.text.upper()
+            self._advance(2)
+            return name
 
 
 def parsed(text: str) -> list[exp.Expr]:

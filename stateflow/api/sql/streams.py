@@ -44,7 +44,7 @@ from stateflow.api.windows.assigners import (
     TumblingEventTimeWindows,
     WindowAssigner,
 )
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
 
 if TYPE_CHECKING:
@@ -126,7 +126,15 @@ class StreamBuilder:
         return self.shared[plan.name]
 
     def _computed(self, plan: Computed, needs: Needs) -> DataStream:
-        return computed(self.stream(plan.input, needs), plan.items, is_keyed=needs.keyed)
+        stream = self.stream(plan.input, needs)
+        try:
+            return computed(stream, plan.items, is_keyed=needs.keyed)
+        except JobDefinitionError as e:
+            if "upsert_key" not in e.facts or stream._changelog is None:
+                raise
+            hint = "select the columns of GROUP BY, or those that identify a row, under their names"
+            key = list(stream._changelog.keys)
+            raise error_at(plan.at, "a result that is corrected lacks its key", hint, key=key) from e
 
     def _filtered(self, plan: Filtered, needs: Needs) -> DataStream:
         return filtered(self.stream(plan.input, replace(needs, retracts=True)), plan.condition)

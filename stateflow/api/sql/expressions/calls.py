@@ -179,7 +179,7 @@ def _shifted(function: str, args: Sequence[Expression]) -> Expression | None:
 
 
 def _of_decimals(function: str, args: Sequence[Expression]) -> Expression | None:
-    """Returns arithmetic of exact numbers, whose results have all digits."""
+    """Returns arithmetic of exact numbers, of Flink's type: with all digits, or at least six after the point of 38."""
     if any(arg.type.name == "double" for arg in args):
         return _strict(function, [cast(arg, DOUBLE) for arg in args])
     if not all(arg.type.is_decimal or arg.type.name == "bigint" for arg in args):
@@ -187,8 +187,16 @@ def _of_decimals(function: str, args: Sequence[Expression]) -> Expression | None
     exact = [arg if arg.type.is_decimal else cast(arg, _decimal_of(arg)) for arg in args]
     (p, s), (q, t) = (arg.type.digits for arg in exact)
     digits, scale = (p + q + 1, s + t) if function == "mul" else (max(p - s, q - t) + max(s, t) + 1, max(s, t))
-    result = decimal(digits, scale)
-    return Call(function, tuple(exact), result.with_null(_has_null(args))) if result else None
+    return Call(function, tuple(exact), _of_digits(digits, scale).with_null(_has_null(args)))
+
+
+def _of_digits(digits: int, scale: int) -> SqlType:
+    """Returns a type of decimals; with too many digits, one with fewer after the point, but six of them at least."""
+    if digits > MOST_DIGITS:
+        scale = max(MOST_DIGITS - (digits - scale), min(scale, _LEAST_SCALE))
+    made = decimal(min(digits, MOST_DIGITS), scale)
+    assert made is not None
+    return made
 
 
 def _decimal_of(expression: Expression) -> SqlType:
@@ -215,12 +223,7 @@ def _decimal_quotient(args: Sequence[Expression]) -> Expression | None:
     exact = [arg if arg.type.is_decimal else cast(arg, _operand_of(arg)) for arg in args]
     (p, s), (q, t) = (arg.type.digits for arg in exact)
     scale = max(_LEAST_SCALE, s + q + 1)
-    digits = p - s + t + scale
-    if digits > MOST_DIGITS:
-        scale = max(MOST_DIGITS - (digits - scale), min(scale, _LEAST_SCALE))
-    result = decimal(min(digits, MOST_DIGITS), scale)
-    assert result is not None
-    return Call("quotient of decimals", tuple(exact), result.with_null(_has_null(args)))
+    return Call("quotient of decimals", tuple(exact), _of_digits(p - s + t + scale, scale).with_null(_has_null(args)))
 
 
 def _operand_of(expression: Expression) -> SqlType:

@@ -9,6 +9,7 @@ from sqlglot import exp
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import INTERVAL, TIMESTAMP, Field
 from stateflow.api.sql.expressions.tree import Ref, columns_of
+from stateflow.api.sql.parser import ARGUMENT
 from stateflow.api.sql.planning.names import Relation, RelationScope
 from stateflow.api.sql.planning.plan import BOUNDS, Plan, Window, WindowTable, time_of, windows_of
 from stateflow.api.sql.problems import SqlText
@@ -17,6 +18,13 @@ _FORMS = {
     "TUMBLE": "TUMBLE(TABLE t, DESCRIPTOR(time), INTERVAL '10' SECOND)",
     "HOP": "HOP(TABLE t, DESCRIPTOR(time), slide, size)",
     "SESSION": "SESSION(TABLE t PARTITION BY key, DESCRIPTOR(time), gap)",
+}
+
+
+_ARGUMENTS = {
+    "TUMBLE": ("TIMECOL", "SIZE", "OFFSET"),
+    "HOP": ("TIMECOL", "SLIDE", "SIZE", "OFFSET"),
+    "SESSION": ("TIMECOL", "GAP"),
 }
 
 
@@ -49,6 +57,7 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
         args = list(args[0].expressions)
         while args and isinstance(args[0], exp.Column):
             keys += columns_of(scope.column(args.pop(0)))
+    args = _in_order(text, name, args)
     wanted = 3 if name == "HOP" else 2
     if not wanted <= len(args) <= wanted + (name != "SESSION"):
         text.fail(call, "a window function has other arguments", f"write {_FORMS[name]}", function=name)
@@ -58,6 +67,18 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
     taken = {each.name for each in plan.fields}
     fields = (*plan.fields, *(Field(bound, TIMESTAMP) for bound in BOUNDS if bound not in taken))
     return WindowTable(plan, window, fields, tuple(keys), text.of(call))
+
+
+def _in_order(text: SqlText, name: str, args: list[exp.Expr]) -> list[exp.Expr]:
+    """Returns the arguments after the table in the order without names."""
+    names = [each.meta.get(ARGUMENT, "") for each in args]
+    if not any(names):
+        return args
+    wanted = [each for each in _ARGUMENTS[name] if each in names]
+    if sorted(wanted) != sorted(names) or wanted != list(_ARGUMENTS[name][: len(wanted)]):
+        hint = f"name {', '.join(_ARGUMENTS[name])}, or none"
+        text.fail(args[0], "arguments of a window function have other names", hint, function=name, given=names)
+    return [args[names.index(each)] for each in wanted]
 
 
 def _hint_without_time(plan: Plan) -> str:
