@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from stateflow import StreamExecutionEnvironment, precision
 from stateflow.api.changelog import Changelog
 from stateflow.errors import StateflowError
+from stateflow.testing import KeyedHarness, KeyedInput, sql_query
 from tests.sql.sql_jobs import BIDS, START, TABLES, WATERMARKS, Auction, Bid, Rows, declared
 from tests.support.local_jobs import LocalJobs
 
@@ -330,6 +331,15 @@ def test_late_rows_correct_their_window_for_a_time_and_then_go_to_a_table(
     jobs.run(build)
     assert [(row["window_start"][-2:], row["n"]) for row in jobs.sink("out").rows()] == results
     assert [(row["at"][-2:], row["channel"]) for row in jobs.sink("late").rows()] == late
+
+
+def test_a_statement_with_lateness_is_tested_in_the_harness() -> None:
+    query = f"SELECT auction, window_end, COUNT(*) AS n FROM {TUMBLE} GROUP BY auction, window_start, window_end"
+    declared_query = sql_query(query, "bid", allowed_lateness=timedelta(seconds=10))
+    with KeyedHarness(declared_query, KeyedInput(Bid, event_time="at", out_of_orderness=timedelta())) as h:
+        for at in (1, 15, 4, 31, 5):
+            h.push(Bid(1, 1, 5, "a", START + timedelta(seconds=at)))
+        assert [(row.window_end.second, row.n) for row in h.output] == [(10, 1), (10, 2), (20, 1)]
 
 
 def test_rows_that_do_not_pass_extend_no_session(tmp_path: Path) -> None:

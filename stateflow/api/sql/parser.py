@@ -18,8 +18,6 @@ LONGEST = 100_000
 _MOST_NODES = 20_000
 _DEEPEST = 100
 """Levels of a parsed statement: later steps call themselves for each level."""
-ARGUMENT = "argument"
-"""The meta data of an argument of a window function with its name."""
 _WINDOWS = ("TUMBLE", "HOP", "SESSION", "CUMULATE")
 E = TypeVar("E", bound=exp.Expr)
 _PARSED = ("CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM")
@@ -80,9 +78,7 @@ class FlinkDialect(Dialect):
         def _window_argument(self) -> exp.Expr | None:
             name = self._argument_name()
             value = self._parse_assignment()
-            if value is not None and name:
-                value.meta[ARGUMENT] = name
-            return value
+            return self.expression(exp.Kwarg(this=exp.Var(this=name), expression=value)) if name else value
 
         def _argument_name(self) -> str:
             """Returns the name of ``NAME => value``, and takes it with the arrow; empty without one."""

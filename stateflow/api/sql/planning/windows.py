@@ -9,7 +9,6 @@ from sqlglot import exp
 from stateflow.api.sql.expressions.analysis import Analysis
 from stateflow.api.sql.expressions.sql_types import INTERVAL, TIMESTAMP, Field
 from stateflow.api.sql.expressions.tree import Ref, columns_of
-from stateflow.api.sql.parser import ARGUMENT
 from stateflow.api.sql.planning.names import Relation, RelationScope
 from stateflow.api.sql.planning.plan import BOUNDS, Plan, Window, WindowTable, time_of, windows_of
 from stateflow.api.sql.problems import SqlText
@@ -71,14 +70,14 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
 
 def _in_order(text: SqlText, name: str, args: list[exp.Expr]) -> list[exp.Expr]:
     """Returns the arguments after the table in the order without names."""
-    names = [each.meta.get(ARGUMENT, "") for each in args]
+    names = [each.name if isinstance(each, exp.Kwarg) else "" for each in args]
     if not any(names):
         return args
     wanted = [each for each in _ARGUMENTS[name] if each in names]
     if sorted(wanted) != sorted(names) or wanted != list(_ARGUMENTS[name][: len(wanted)]):
         hint = f"name {', '.join(_ARGUMENTS[name])}, or none"
         text.fail(args[0], "arguments of a window function have other names", hint, function=name, given=names)
-    return [args[names.index(each)] for each in wanted]
+    return [args[names.index(each)].expression for each in wanted]
 
 
 def _hint_without_time(plan: Plan) -> str:
