@@ -219,7 +219,9 @@ class SinkTable(Protocol):
         """Adds the files and sets the token atomically. Returns the table's new version.
 
         Returns None if the table has changed since this handle was made, by this application or another one: open the
-        table again and decide again.
+        table again and decide again. A table that many applications change at once may ignore others, except before
+        the first publication of its own application: then another job's sink of the same uid must not have published
+        since. So of two new job roots, one finds the other.
         """
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:

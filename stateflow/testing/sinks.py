@@ -164,7 +164,8 @@ class _Table:
         self.version = len(self._versions) - 1
         self.token: int | None = max((v["token"] for v in self._versions if self._is_ours(v)), default=0)
         ended = (v["taken_over"].get(application) for v in self._versions if "taken_over" in v)
-        self.successor = next((Successor.parse(text) for text in ended if text), None)
+        last = next((text for text in reversed(list(ended)) if text), "")
+        self.successor = Successor.parse(last) if last else None
 
     def missing(self, committables: list[Committable]) -> list[str]:
         return [c.path for c in committables if not self._has(c)]

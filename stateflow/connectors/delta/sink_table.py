@@ -169,7 +169,9 @@ class DeltaSinkTable(SinkTable):
             "userMetadata": f"rewind of {self._context.application}: {result}, token {token}",
             "engineInfo": ENGINE,
         }
-        ends = [{"txn": {"appId": name, "version": token, "lastUpdated": now}} for name in taken_over]
+        # Tokens of several successors have no order.
+        at = self.version + 1
+        ends = [{"txn": {"appId": name, "version": at, "lastUpdated": now}} for name in taken_over]
         return [{"commitInfo": info}, self._transaction(token, now), *ends, *change.actions(now)]
 
     def _transaction(self, token: int, now: int) -> Action:
@@ -252,10 +254,10 @@ class UpsertTable(DeltaSinkTable):
 
 
 def successor_of(transactions: Mapping[str, int], application: str) -> Successor | None:
-    """Returns the sink that has taken over a table from an application, by the transactions in the table's log."""
+    """Returns the last sink that has taken over a table from an application, by the transactions in its log."""
     start = f"{application}{TAKEN_OVER}-by "
-    found = [name.removeprefix(start) for name in transactions if name.startswith(start)]
-    return Successor.parse(found[0]) if found else None
+    found = {version: name.removeprefix(start) for name, version in transactions.items() if name.startswith(start)}
+    return Successor.parse(found[max(found)]) if found else None
 
 
 def add_action(file: Committable, now: int) -> Action:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 
 from stateflow.api.changelog import Changelog
@@ -14,7 +14,7 @@ from stateflow.connectors.kafka.client import checked_brokers
 from stateflow.connectors.kafka.records import JSON, RAW, RecordLayout, Value
 from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.kafka.sink_table import KafkaTable
-from stateflow.connectors.kafka.transactions import Connection, Transactions
+from stateflow.connectors.kafka.transactions import Connection, Transactions, writers
 from stateflow.connectors.staged_output import StagedSink
 from stateflow.connectors.upserts import UpsertSettings
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused
@@ -147,11 +147,7 @@ class KafkaSink(StagedSink):
         return topic_id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        names = (g.removeprefix(_GROUP) for g in self._connection.groups() if g.startswith(_GROUP))
-        found = (name.partition("/") for name in names)
-        jobs = {job for job, _, uid in found if uid == context.uid} - {context.job_uuid}
-        # One application after the other: few jobs have a sink of one uid.
-        return frozenset(job for job in jobs if self._transactions_of(f"{job}/{context.uid}").is_writing())
+        return frozenset(application.partition("/")[0] for application in self._others(context, False))
 
     def prepare(self, context: SinkContext) -> str:
         table_id = self.check(context)
@@ -168,7 +164,8 @@ class KafkaSink(StagedSink):
                 "the topic of a sink no longer exists", hint="restore it, or give the sink a new uid", sink=context.uid
             ) from e
         settings = self._settings
-        return KafkaTable(context, table_id, (settings.layout, settings.cancels), self._transactions_of)
+        output, others = (settings.layout, settings.cancels), partial(self._others, context)
+        return KafkaTable(context, table_id, output, self._transactions_of, others)
 
     def shadow(self) -> KafkaSink:
         layout = self._settings.layout
@@ -179,6 +176,15 @@ class KafkaSink(StagedSink):
         """Returns this sink with all settings, also those that are no arguments."""
         self._settings = settings
         return self
+
+    def _others(self, context: SinkContext, only_published: bool) -> frozenset[str]:
+        """Returns the applications of other jobs with a sink of the same uid that write to the topic."""
+        own = f"{_GROUP}{context.application}"
+        names = (g for g in self._connection.groups() if g.startswith(_GROUP) and g != own)
+        named = [name for name in names if name.partition("/")[2] == context.uid]
+        topic = self._settings.layout.topic
+        found = writers(self._connection, topic, named, own=own, only_published=only_published)
+        return frozenset(name.removeprefix(_GROUP) for name in found)
 
     def _transactions_of(self, application: str) -> Transactions:
         found = self._transactions.get(application)

@@ -32,6 +32,8 @@ class KafkaTable(StagedTable):
         table_id: id of the topic.
         output: how rows become records; and how rows of a checkpoint cancel, or None if they do not.
         transactions: returns the transactions of an application.
+        others: returns the applications of other jobs that write to the topic with a sink of the same uid; with True,
+            only those that have published.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class KafkaTable(StagedTable):
         table_id: str,
         output: tuple[RecordLayout, UpsertSettings | None],
         transactions: Callable[[str], Transactions],
+        others: Callable[[bool], frozenset[str]],
     ) -> None:
         super().__init__(context)
         self.table_id = table_id
@@ -50,13 +53,24 @@ class KafkaTable(StagedTable):
         self.successor = Successor.parse(successor) if successor else None
         self.version = self.token or 0
         self._layout, self._cancels = output
+        self._others = others
+        # An open transaction does not count: it may be aborted, and its application commit later.
+        self._known = frozenset() if self.token else others(True)
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         if self.token is None:
             self._check_not_expired(committables)
         with closing(self._records(committables)) as records:
-            is_committed = self._transactions.commit(self.token, token, records)
+            is_committed = self._transactions.commit(self.token, token, records, is_overtaken=self._is_overtaken)
         return token if is_committed else None
+
+    def _is_overtaken(self) -> bool:
+        """Returns whether another job root may publish for the first time as well, since this handle was made.
+
+        Its transactions are not fenced by those of this application. Each one asks when the other one can see its open
+        transaction, so at least one finds the other.
+        """
+        return not self.token and not self._others(False) <= self._known
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         if self.token is None:
@@ -94,12 +108,22 @@ class KafkaTable(StagedTable):
 
     def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
         # Transactions of the former applications: the start of their producers fences the producers of their drivers.
+        found: list[tuple[bool, str, int | None]] = []
         for application, published in former.items():
             transactions = self._transactions_of(application)
             seen = transactions.read_token()
-            if (seen or 0) != published:
+            before = Successor.parse(transactions.successor).application
+            if (seen or 0) != published or not (before in ("", by.application) or before in former):
                 return None
-            if transactions.successor != by.text and not transactions.commit(seen, published, successor=by.text):
+            found.append((before in former, application, seen))
+        # Those that already have a successor among the former ones come last: whenever this ends, the successors lead
+        # from each of them to the one that may write.
+        for _, application, seen in sorted(found, key=lambda each: each[0]):
+            transactions = self._transactions_of(application)
+            before = transactions.successor
+            if before != by.text and not transactions.commit(
+                seen, former[application], successor=by.text, before=before
+            ):
                 return None
         return self.rewind(None, token)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -37,6 +37,8 @@ _LATE_SECONDS = 2.0
 _COMMIT_TRIES = 4
 _UNSTABLE_SECONDS = 3.0
 """How long a token is waited for whose transaction is being committed, before that transaction is fenced."""
+_SHORTEST_SECONDS = 1.0
+"""How long the token of an application is waited for at least."""
 _POLL_ROWS = 1024
 _NO_SUCCESSOR = ""
 _DEFAULTS: Mapping[str, str | int] = {
@@ -229,11 +231,6 @@ class Transactions:
             self._start_producer()
             return self._token
 
-    def is_writing(self) -> bool:
-        """Returns whether the application has published, or is publishing, and has no successor; fences no driver."""
-        is_stable, token, successor = self._read(_UNSTABLE_SECONDS)
-        return (bool(token) or not is_stable) and not successor
-
     def start(self) -> None:
         """Fences all earlier producers. Raises StorageError or SinkRefused."""
         with self._lock:
@@ -241,7 +238,14 @@ class Transactions:
                 self._start_producer()
 
     def commit(
-        self, seen: int | None, token: int, records: Iterable[Record] = (), successor: str = _NO_SUCCESSOR
+        self,
+        seen: int | None,
+        token: int,
+        records: Iterable[Record] = (),
+        *,
+        successor: str = _NO_SUCCESSOR,
+        before: str = _NO_SUCCESSOR,
+        is_overtaken: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Writes records and the token in one transaction.
 
@@ -250,10 +254,12 @@ class Transactions:
             token: the new token.
             records: the records.
             successor: the application that takes over; this one can commit nothing after that.
+            before: the successor that the caller has read.
+            is_overtaken: asked when others can see that this application commits; if it returns True, it does not.
 
         Returns:
-            False if the token has changed since it was read, or if it is not known whether the transaction was
-            committed: read it again and decide again.
+            False if the token has changed since it was read, if the application was overtaken, or if it is not known
+            whether the transaction was committed: read it again and decide again.
 
         Raises:
             SinkRefused: Kafka refuses a record for good; nothing is visible then.
@@ -263,10 +269,11 @@ class Transactions:
             if self._producer is None:
                 self._start_producer()
             assert self._producer is not None
-            if self._token != seen or self.successor not in (_NO_SUCCESSOR, successor):
+            if (self._token, self.successor) != (seen, before):
                 return False
+            written = self._written(records, token, successor)
             try:
-                is_committed = self._transaction(self._producer, token, records, successor)
+                is_committed = self._transaction(self._producer, written, is_overtaken)
             except _FencedByAnother:
                 is_committed = False
             except NotAnswered:
@@ -278,16 +285,29 @@ class Transactions:
                 self._producer = None
             return is_committed
 
-    def _transaction(self, producer: Producer, token: int, records: Iterable[Record], successor: str) -> bool:
+    def _written(self, records: Iterable[Record], token: int, successor: str) -> Callable[[Producer], None]:
+        """Returns what writes the records and the token within a transaction."""
+
+        def write(producer: Producer) -> None:
+            self._write(producer, records)
+            failpoints.hit("transaction.written")
+            self._send_token(producer, token, successor)
+            failpoints.hit("transaction.token")
+
+        return write
+
+    def _transaction(
+        self, producer: Producer, write: Callable[[Producer], None], is_overtaken: Callable[[], bool]
+    ) -> bool:
         from confluent_kafka import KafkaException
 
         try:
             producer.begin_transaction()
             failpoints.hit("transaction.begun")
-            self._write(producer, records)
-            failpoints.hit("transaction.written")
-            self._send_token(producer, token, successor)
-            failpoints.hit("transaction.token")
+            write(producer)
+            if is_overtaken():
+                self._abort(producer)
+                return False
             is_committed = self._commit(producer)
         except KafkaException as e:
             cause = self._cause(producer, e.args[0])
@@ -395,34 +415,80 @@ class Transactions:
         self._producer, self._token, self.successor = producer, token, successor
 
     def _read(self, seconds: float) -> tuple[bool, int | None, str]:
-        """Returns whether the token was read within some seconds; the token, None without one; and the successor.
-
-        It is not read while a transaction with a token is open.
-        """
-        from confluent_kafka import KafkaException, TopicPartition
-
-        deadline = _clock.monotonic() + seconds
-        while (left := deadline - _clock.monotonic()) > 0:
-            try:
-                # Not by the admin client, which crashes the process when the group has moved to another broker.
-                (found,) = self._group.committed([TopicPartition(self._topic, 0)], left)
-            except KafkaException as e:
-                if e.args[0].name() not in _TRY_AGAIN:
-                    raise self._connection.error(e.args[0]) from e
-                _clock.sleep(_POLL)
-                continue
-            if found.error is not None:
-                raise self._connection.error(found.error)
-            return True, found.offset if found.offset >= 0 else None, _successor_in(found.metadata)
-        return False, None, _NO_SUCCESSOR
+        return _read(self._connection, self._group, self._topic, seconds)
 
     @cached_property
     def _group(self) -> Consumer:
-        """The client for the group with the token, which it never joins."""
-        from confluent_kafka import Consumer
+        return _group(self._connection, self._name)
 
-        options = {"group.id": self._name, "isolation.level": "read_committed", "enable.auto.commit": False}
-        return Consumer({**self._connection.options(), **options}, logger=log)
+
+def writers(
+    connection: Connection, topic: str, names: Iterable[str], *, own: str = "", only_published: bool = False
+) -> frozenset[str]:
+    """Returns those that have published, or are publishing, and have no successor; fences none of them.
+
+    Args:
+        connection: the cluster.
+        topic: as for `Transactions`.
+        names: names of `Transactions`.
+        own: of the application that asks. It waits for others with a greater name, whose transaction is open, and
+            those do not wait for it: so of two that ask at once, one can commit.
+        only_published: whether open transactions do not count.
+
+    Raises StorageError or SinkRefused.
+    """
+    began, found = _clock.monotonic(), set()
+    # With one client at a time, which is closed: there may be many jobs, and clients have threads. All together wait as
+    # long as one, because a token is read in milliseconds unless a transaction is open.
+    for name in sorted(names):
+        left = began + _UNSTABLE_SECONDS - _clock.monotonic() if name > own else 0.0
+        with closing(_group(connection, name, "read_uncommitted")) as group:
+            is_read, token, successor = _read(connection, group, topic, TIMEOUT_SECONDS)
+        if not is_read:
+            raise StorageError(
+                "the token of another job's sink could not be read",
+                hint="check that all replicas of __consumer_offsets are available",
+                sink=name,
+            )
+        if not token and not successor and not only_published:
+            with closing(_group(connection, name)) as group:
+                is_stable, token, successor = _read(connection, group, topic, max(left, _SHORTEST_SECONDS))
+            token = token if is_stable else 1
+        if token and not successor:
+            found.add(name)
+    return frozenset(found)
+
+
+def _group(connection: Connection, name: str, isolation: str = "read_committed") -> Consumer:
+    """Returns a client for the group with a token, which it never joins."""
+    from confluent_kafka import Consumer
+
+    options = {"group.id": name, "isolation.level": isolation, "enable.auto.commit": False}
+    return Consumer({**connection.options(), **options}, logger=log)
+
+
+def _read(connection: Connection, group: Consumer, topic: str, seconds: float) -> tuple[bool, int | None, str]:
+    """Returns whether the token was read within some seconds; the token, None without one; and the successor.
+
+    It is not read while a transaction with a token is open, unless the client reads what is not committed as well: then
+    it is the token before.
+    """
+    from confluent_kafka import KafkaException, TopicPartition
+
+    deadline = _clock.monotonic() + seconds
+    while (left := deadline - _clock.monotonic()) > 0:
+        try:
+            # Not by the admin client, which crashes the process when the group has moved to another broker.
+            (found,) = group.committed([TopicPartition(topic, 0)], left)
+        except KafkaException as e:
+            if e.args[0].name() not in _TRY_AGAIN:
+                raise connection.error(e.args[0]) from e
+            _clock.sleep(_POLL)
+            continue
+        if found.error is not None:
+            raise connection.error(found.error)
+        return True, found.offset if found.offset >= 0 else None, _successor_in(found.metadata)
+    return False, None, _NO_SUCCESSOR
 
 
 def _successor_in(metadata: str | None) -> str:

@@ -125,6 +125,10 @@ class PostgresTable(StagedTable):
         if not own_tables_exist(connection, self._settings, relation.oid, self._settings.undo is not None):
             return False
         application = self.context.application
+        if not self._position.token:
+            # Two new job roots have rows of their own to lock: without this lock, both would find that no other one has
+            # published. Before the row of the application, so that two transactions do not wait for each other.
+            self._tokens.lock_first(connection)
         self._tokens.insert(connection, application, self.table_id)
         return self._tokens.read(connection, application, lock=True) == self._position
 

@@ -71,6 +71,10 @@ _INSERT = sql.SQL(
     "DO NOTHING"
 )
 _SELECT = sql.SQL("SELECT table_id, token, version FROM {tokens} WHERE table_oid = {oid} AND application = {name}")
+_END = sql.SQL(
+    "INSERT INTO {tokens} VALUES ({oid}, {application}, {successor}, 0, 0) ON CONFLICT (table_oid, application) "
+    "DO UPDATE SET table_id = excluded.table_id"
+)
 _UPDATE = sql.SQL(
     "UPDATE {tokens} SET token = {token}, version = {version} WHERE table_oid = {oid} AND application = {name}"
 )
@@ -90,12 +94,14 @@ class Position:
         token: the last published checkpoint.
         version: how often the sink has published or rewound.
         successor: the sink that has taken over the table; empty if none has.
+        others: before the sink's first publication, the jobs whose sink of the same uid has published.
     """
 
     table_id: str
     token: int
     version: int
     successor: str = ""
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,8 @@ class TokenTable:
         found = self._row(connection, application, lock)
         # After the lock, which the transaction of a successor holds.
         successor = self._row(connection, application + _TAKEN_OVER, lock=False)
-        return Position(identity.table_id, found.token, found.version, successor.table_id)
+        others = frozenset() if found.token else self.other_jobs(connection, application.partition("/")[2])
+        return Position(identity.table_id, found.token, found.version, successor.table_id, others)
 
     def _row(self, connection: Connection, application: str, lock: bool) -> Position:
         query = _SELECT.format(tokens=self._name, oid=self.oid, name=application)
@@ -139,6 +146,10 @@ class TokenTable:
         """Gives the table its id, unless it has one."""
         self.insert(connection, _IDENTITY, table_id)
 
+    def lock_first(self, connection: Connection) -> None:
+        """Lets no other application publish for the first time before the end of this transaction."""
+        self._row(connection, _IDENTITY, lock=True)
+
     def set(self, connection: Connection, application: str, token: int, version: int) -> None:
         """Sets the token of an application."""
         query = _UPDATE.format(tokens=self._name, oid=self.oid, name=application, token=token, version=version)
@@ -146,7 +157,10 @@ class TokenTable:
 
     def end(self, connection: Connection, application: str, successor: str) -> None:
         """Records that another application has taken over the table from one whose row is locked."""
-        self.insert(connection, application + _TAKEN_OVER, successor)
+        name = application + _TAKEN_OVER
+        # The newest successor, which may have taken over from the one before as well.
+        query = _END.format(tokens=self._name, oid=self.oid, application=name, successor=successor)
+        connection.execute(query)
 
     def other_jobs(self, connection: Connection, uid: str) -> frozenset[str]:
         """Returns the ids of jobs whose sink of that uid has published, and still may."""

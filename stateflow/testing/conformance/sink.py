@@ -35,6 +35,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,9 +46,10 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from stateflow import failpoints
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Delivery, Sink, SinkContext, Successor
-from stateflow.errors import ConfigError, Fenced, SchemaMismatch, SinkRefused
+from stateflow.errors import ConfigError, Fenced, SchemaMismatch, SinkRefused, StateflowError
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage
 from stateflow.testing.conformance.publishing_job import UID, PublishingJob, SinkRow, rows_of
@@ -302,6 +304,46 @@ class SinkConformance(SinkRewindConformance):
             second.publisher.publish_pending(pending)
         assert "--tables keep" in refused.value.hint
         self._check_rows(new_table, 2)
+
+    def test_of_two_job_roots_whose_first_output_is_published_at_once_one_is_refused(
+        self, new_table: TableUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each has read the table, and found no other one, before one of them commits."""
+        self._require_several_jobs()
+        both, arrived = threading.Barrier(2), set[int]()
+
+        def hit(name: str) -> None:
+            if name == "publish.before" and threading.get_ident() not in arrived:
+                arrived.add(threading.get_ident())
+                both.wait(_DEADLINE)
+
+        def end_of(job: PublishingJob) -> str:
+            try:
+                job.run(2)
+            except StateflowError as e:
+                return e.code
+            return ""
+
+        monkeypatch.setattr(failpoints, "hit", hit)
+        jobs = [PublishingJob(new_table.sink, tmp_path / root) for root in ("first", "second")]
+        with ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(end_of, jobs)) == ["", "config"]
+        self._check_rows(new_table, 2)
+
+    def test_a_table_is_taken_over_again_from_a_job_root_and_its_successor(self, table: TableUnderTest) -> None:
+        self._require_several_jobs()
+        second, third = self._of_job(table, "2" * 32), self._of_job(table, "1" * 32)
+        table.put(4, [1])
+        by = Successor(second.context.application, "file:///second")
+        former = {table.context.application: 4}
+        assert second.open().take_over(3, former, by) is not None
+        by, asleep, files = replace(by, application=third.context.application), second.open(), second.write([20], 9)
+        former[second.context.application] = 3
+        assert third.open().take_over(3, former, by) is not None
+        assert asleep.commit(9, files) is None
+        assert [each.open().successor for each in (table, second, third)] == [by, by, None]
+        third.put(4, [3])
+        assert table.ids() == [1, 3]
 
     def test_missing_files_are_named(self, table: TableUnderTest, tmp_path: Path) -> None:
         files = [*table.write([1]), *table.write([2])]

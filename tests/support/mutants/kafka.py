@@ -21,11 +21,11 @@ _send_token = Transactions._send_token
 
 
 @MUTANTS.plant("token-after-records", (Transactions, "_send_token"))
-def _send_token_later(self: Transactions, producer: Producer, token: int) -> None:
+def _send_token_later(self: Transactions, producer: Producer, token: int, successor: str = "") -> None:
     """The records of a checkpoint are committed before its token, not in one transaction with it."""
     producer.commit_transaction()
     producer.begin_transaction()
-    _send_token(self, producer, token)
+    _send_token(self, producer, token, successor)
 
 
 @MUTANTS.plant("own-transactional-id", (Transactions, "_start_producer"))
