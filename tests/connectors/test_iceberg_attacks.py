@@ -138,30 +138,55 @@ def _server(answers: dict[str, Any]) -> Iterator[str]:
         server.server_close()
 
 
-@pytest.mark.parametrize("with_keys", [False, True])
-def test_a_rest_catalog_gives_credentials_and_an_address_only_for_them(table: IcebergTable, with_keys: bool) -> None:
+_OWN = {
+    "s3.access-key-id": "own", "s3.secret-access-key": "own", "s3.session-token": "own", "client.role-arn": "own",
+    "gcs.oauth2.token": "own", "adls.account-key": "own", "adls.client-secret": "own", "adls.account-name": "own",
+}  # fmt: skip
+_PAIR = ("access-key-id", "secret-access-key")
+_OF_STORES = {"gcs.oauth2.token-expires-at": "9", "adls.sas-token-expires-at-ms.evil": "9"}
+
+
+@pytest.mark.parametrize(
+    ("vended", "replaced", "has_address"),
+    [
+        ({}, (), False),
+        ({f"s3.{name}": "vended" for name in _PAIR}, ("s3.", "client."), True),
+        ({f"client.{name}": "vended" for name in _PAIR}, ("s3.", "client."), False),
+        ({"s3.access-key-id": "vended", "client.secret-access-key": "vended"}, (), False),
+        ({"s3.session-token": "vended", **_OF_STORES}, (), False),
+        ({"gcs.oauth2.token": "vended"}, ("gcs.",), False),
+        ({"adls.sas-token.evil": "vended"}, ("adls.account-key", "adls.client-secret"), False),
+    ],
+    ids=["nothing", "s3", "client", "halves", "tokens", "gcs", "adls"],
+)
+def test_credentials_of_a_rest_catalog_are_used_alone_and_its_address_only_with_them(
+    table: IcebergTable, vended: dict[str, str], replaced: tuple[str, ...], has_address: bool
+) -> None:
     _plant(table, {**_EVIL, "s3.session-token": "of the table"})
     loaded = table.table
-    keys = {"s3.access-key-id": "vended", "s3.secret-access-key": "vended"} if with_keys else {}
-    config = {"s3.endpoint": "http://vended.invalid", "py-io-impl": f"{_HERE}.EvilIO", "s3.region": "r", **keys}
+    config = {"s3.endpoint": "http://vended.invalid", "py-io-impl": f"{_HERE}.EvilIO", "s3.region": "r", **vended}
     metadata = json.loads(loaded.metadata.model_dump_json(by_alias=True))
     answers = {
-        "/v1/config": {"defaults": {"s3.region": "d"}, "overrides": {**_EVIL, "prefix": "p", "uri": ""}},
+        "/v1/config": {
+            "defaults": {"s3.region": "d", "client.region": "x@evil.invalid/"},
+            "overrides": {**_EVIL, "prefix": "p"},
+        },
         "/v1/p/namespaces/db/tables/t": {
             "metadata-location": loaded.metadata_location,
             "metadata": metadata,
             "config": config,
         },
     }
-    del answers["/v1/config"]["overrides"]["uri"]
     _CALLS.clear()
     with _server(answers) as uri:
-        given = {"type": "rest", "uri": uri, "s3.access-key-id": "own", "s3.secret-access-key": "own"}
+        given = {"type": "rest", "uri": uri, **_OWN}
         settings = IcebergSettings(("db", "t"), "rest", "refuse", properties=tuple(given.items()))
         found = Connection(settings).find_table()
     assert found is not None and _CALLS == []
     properties = found.io.properties
-    assert properties["s3.access-key-id"] == ("vended" if with_keys else "own")
-    assert properties.get("s3.endpoint") == ("http://vended.invalid" if with_keys else None)
+    kept = {name: value for name, value in _OWN.items() if not (replaced and name.startswith(replaced))}
+    used = {name: value for name, value in properties.items() if value in ("own", "vended", "9")}
+    assert used == {**kept, **(vended if replaced else {})}
+    assert properties.get("s3.endpoint") == ("http://vended.invalid" if has_address else None)
     assert properties["s3.region"] == "r"
-    assert not properties.keys() & {"py-io-impl", "s3.proxy-uri", "s3.session-token"}
+    assert not properties.keys() & {"py-io-impl", "s3.proxy-uri", "client.region"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +13,7 @@ from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError, TableAlreadyExistsError
 from pyiceberg.io import FileIO
+from pyiceberg.io import load_file_io as file_io_of
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable, Table, TableProperties
@@ -22,19 +25,49 @@ from stateflow.connectors.iceberg.settings import IcebergSettings
 from stateflow.errors import EnvironmentUnsupported, SinkRefused, StateflowError, StorageError
 
 _LONGEST_REASON = 500
-_OF_PROTOCOL = frozenset(
-    {"prefix", "warehouse", "namespace-separator", "view-endpoints-supported", "s3.region", "client.region"}
-)
+_OF_PROTOCOL = frozenset({"prefix", "warehouse", "namespace-separator", "view-endpoints-supported"})
 """Properties of a REST catalog that its server sets."""
-_KEYS = (
-    frozenset({"s3.access-key-id", "s3.secret-access-key"}),
-    frozenset({"client.access-key-id", "client.secret-access-key"}),
+_REGIONS = frozenset({"s3.region", "client.region"})
+"""Properties that it sets as well, if they are names: the name is a part of the address."""
+_REGION = re.compile(r"[a-z0-9-]{1,63}")
+
+
+@dataclass(frozen=True)
+class _Vended:
+    """Credentials that a REST catalog gives for a table, which replace the operator's for the same storage.
+
+    Attributes:
+        needed: properties, all of which it must give; for one of an account, a dot and its name follow.
+        taken: beginnings of the properties that are taken from its answer.
+        replaced: beginnings of the operator's properties that are dropped.
+    """
+
+    needed: tuple[str, ...]
+    taken: tuple[str, ...]
+    replaced: tuple[str, ...]
+
+
+_PAIR = ("access-key-id", "secret-access-key")
+_S3 = tuple(f"s3.{name}" for name in _PAIR)
+_CLIENT = tuple(f"client.{name}" for name in _PAIR)
+_OF_AWS = tuple(
+    f"{prefix}.{name}"
+    for prefix in ("s3", "client")
+    for name in (*_PAIR, "session-token", "profile-name", "role-", "anonymous")
 )
-_VENDED = frozenset({"s3.session-token", "s3.region", "client.region", "client.session-token"}).union(*_KEYS)
-_VENDED_PREFIXES = ("gcs.oauth2.token", "adls.sas-token")
-"""Credentials that a REST catalog gives for a table."""
-_ADDRESSES = frozenset({"s3.endpoint", "s3.force-virtual-addressing"})
-"""Properties that it may choose as well if requests have credentials from it, and none from the operator."""
+_OF_AZURE = tuple(
+    f"adls.{name}"
+    for name in ("account-key", "anon", "client-", "connection-string", "credential", "sas-token", "tenant-id", "token")
+)
+_ADDRESSES = ("s3.endpoint", "s3.force-virtual-addressing")
+_CREDENTIALS = (
+    _Vended(_CLIENT, (*_CLIENT, "client.session-token"), _OF_AWS),
+    # After those of `client`, which PyIceberg prefers these to. Only with these, an address: requests to it must have
+    # no credentials of the operator.
+    _Vended(_S3, (*_S3, "s3.session-token", *_ADDRESSES), _OF_AWS),
+    _Vended(("gcs.oauth2.token",), ("gcs.oauth2.token",), ("gcs.oauth2.",)),
+    _Vended(("adls.sas-token",), ("adls.sas-token",), _OF_AZURE),
+)
 
 
 def refusal_of(metadata: TableMetadata) -> tuple[str, str] | None:
@@ -77,12 +110,14 @@ def _guarded(catalog: Catalog, given: Mapping[str, str]) -> Catalog:
     replaced: dict[str, object] = {"_load_file_io": of_catalog}
     if isinstance(catalog, RestCatalog):
         of_server = {name: value for name, value in catalog.properties.items() if name in _OF_PROTOCOL}
-        catalog.properties = {**given, **of_server}
+        catalog.properties = {**given, **of_server, **_regions(catalog.properties)}
 
         def table_of(identifier: tuple[str, ...], answer: TableResponse) -> Table:
             resolve = catalog._resolve_storage_credentials  # noqa: SLF001 - as above
             credentials = resolve(answer.storage_credentials, answer.metadata_location)
-            io = load_file_io(_vended({**answer.config, **credentials}), answer.metadata_location)
+            own = load_file_io(EMPTY_DICT, answer.metadata_location).properties
+            properties = _with_vended(own, {**answer.config, **credentials})
+            io = file_io_of(properties, answer.metadata_location)
             return Table(identifier, answer.metadata, str(answer.metadata_location), io, catalog, answer.config)
 
         replaced["_response_to_table"] = table_of
@@ -101,11 +136,21 @@ def _guarded(catalog: Catalog, given: Mapping[str, str]) -> Catalog:
     return catalog
 
 
-def _vended(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the credentials that a REST catalog has given, and addresses only together with keys."""
-    found = {n: v for n, v in properties.items() if n in _VENDED or n.startswith(_VENDED_PREFIXES)}
-    if any(keys <= found.keys() for keys in _KEYS):
-        found |= {name: value for name, value in properties.items() if name in _ADDRESSES}
+def _regions(answer: Mapping[str, object]) -> dict[str, str]:
+    return {n: v for n, v in answer.items() if n in _REGIONS and isinstance(v, str) and _REGION.fullmatch(v)}
+
+
+def _with_vended(own: Mapping[str, object], answer: Mapping[str, str]) -> dict[str, object]:
+    """Returns the operator's properties with the credentials that a REST catalog has given for a table.
+
+    No request has credentials of both: the answer would otherwise choose where the operator's are used.
+    """
+    found: dict[str, object] = {**own, **_regions(answer)}
+    given = {name: value for name, value in answer.items() if value}
+    for each in _CREDENTIALS:
+        if all(any(name == n or name.startswith(f"{n}.") for name in given) for n in each.needed):
+            found = {name: value for name, value in found.items() if not name.startswith(each.replaced)}
+            found |= {name: value for name, value in given.items() if name.startswith(each.taken)}
     return found
 
 
