@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import ssl
 import threading
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self, TypedDict, TypeVar, Unpack
 
 import httpx
 
 from stateflow.clock import Clock, SystemClock
-from stateflow.errors import UnknownJob, UnknownKey
+from stateflow.errors import NotYetAvailable, QueryError, UnknownJob, UnknownKey
 from stateflow.serving.answers import Format
 from stateflow.serving.lookups import LARGEST_ANSWER
 from stateflow.serving.protocol import Protocol
@@ -38,6 +42,8 @@ R = TypeVar("R")
 
 _LARGEST = 2 * LARGEST_ANSWER
 _CONNECT_SECONDS = 3.0
+_GRACE = timedelta(seconds=20)
+"""How much longer than its time a query may take: its last request, and a storage that does not answer."""
 FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError)
 """What sending a request raises; UnicodeError for a name of a host that cannot be encoded."""
 
@@ -57,8 +63,51 @@ class _Leases:
         return leases
 
 
+class _Worker:
+    """The event loop and the connections of a client in one process.
+
+    Args:
+        client: carries out queries.
+    """
+
+    def __init__(self, client: AsyncQueryableStateClient) -> None:
+        self.client = client
+        # Requests run in an event loop: only there has a call a deadline as a whole, however its bytes trickle in.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="stateflow-query", daemon=True)
+        self._thread.start()
+
+    def submit(self, steps: Generator[Step, Result, R]) -> concurrent.futures.Future[R]:
+        """Starts a query; not called during or after `close`."""
+        return asyncio.run_coroutine_threadsafe(self.client.run(steps), self._loop)
+
+    def close(self) -> None:
+        """Cancels the queries, and ends the thread."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        queries = asyncio.all_tasks() - {asyncio.current_task()}
+        for query in queries:
+            query.cancel()
+        await asyncio.gather(*queries, return_exceptions=True)
+        await self.client.close()
+
+
+@dataclass
+class _OfProcess:
+    """A client's worker in one process: after a fork, locks may stay locked, and threads do not exist."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    worker: _Worker | None = None
+
+
 class QueryableStateClient:
     """Queries the committed state of a job. Threads may share a client; `close` it, or use it in a `with` block.
+
+    A process that is forked may use the client, too: it makes connections of its own.
 
     Args:
         job_root: path or URI of the job root, which has the addresses of the job's state servers.
@@ -77,11 +126,12 @@ class QueryableStateClient:
         timeout: timedelta = timedelta(seconds=30),
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        # Requests run in an event loop: only there has a call a deadline as a whole, however its bytes trickle in.
-        self._client = AsyncQueryableStateClient(job_root, token=token, timeout=timeout, tls=tls)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="stateflow-query", daemon=True)
-        self._thread.start()
+        self._new_client = partial(AsyncQueryableStateClient, job_root, token=token, timeout=timeout, tls=tls)
+        # Now, so that it raises what is wrong with the arguments.
+        self._first, self._owner = self._new_client(), os.getpid()
+        self._timeout, self._is_closed = timeout, False
+        # Those of other processes are never used, and are kept: the descriptors of a loop that is closed are shared.
+        self._processes: dict[int, _OfProcess] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -92,17 +142,17 @@ class QueryableStateClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; a client that is closed may be closed again."""
-        if self._loop.is_closed():
-            return
-        self._wait(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Closes the connections; queries of other threads raise QueryError. A closed client may be closed again."""
+        own = self._own
+        with own.lock:
+            self._is_closed = True
+            worker, own.worker = own.worker, None
+            if worker is not None:
+                worker.close()
 
     def states(self) -> list[StateDescription]:
         """Returns the states that can be queried. Raises UnknownJob or NotYetAvailable."""
-        return self._run(self._client.protocol.states()).states
+        return self._run(lambda protocol: protocol.states()).states
 
     def get(self, name: str, key: object, map_key: object = None, **options: Unpack[QueryOptions]) -> QueryResult:
         """Returns the value of a key.
@@ -121,6 +171,7 @@ class QueryableStateClient:
             NotYetAvailable: no server answered in time, or none has a checkpoint that is as new as requested.
             CheckpointNotServed: servers no longer have the checkpoint `exactly` open, or not for a key that has moved.
             Unauthorized: the token is missing or wrong.
+            QueryError: the client is closed.
         """
         (result,) = self.get_many(name, [key], None if map_key is None else [map_key], **options)
         return _found(result, name, key, map_key)
@@ -145,7 +196,7 @@ class QueryableStateClient:
 
         Raises as `get` does, but not UnknownKey.
         """
-        return self._run(self._client.protocol.get_many(name, keys, map_keys, options))
+        return self._run(lambda protocol: protocol.get_many(name, keys, map_keys, options))
 
     def scan(
         self, name: str, key: object, prefix: str | None = None, **options: Unpack[QueryOptions]
@@ -165,7 +216,7 @@ class QueryableStateClient:
         after = ""
         while True:
             page = ScanRequest(state=name, key=[], prefix=prefix, after=after, limit=PAGE)
-            entries, after = self._run(self._client.protocol.scan_page(name, key, page, options))
+            entries, after = self._run(partial(Protocol.scan_page, name=name, key=key, page=page, options=options))
             yield from entries
             if not after:
                 return
@@ -174,14 +225,31 @@ class QueryableStateClient:
         """Yields the keys that have a value, in order of key groups, page by page; see `scan`."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
-            entries, at = self._run(self._client.protocol.keys_page(name, at, PAGE, options))
+            entries, at = self._run(partial(Protocol.keys_page, name=name, at=at, limit=PAGE, options=options))
             yield from entries
 
-    def _run(self, steps: Generator[Step, Result, R]) -> R:
-        return self._wait(self._client.run(steps))
+    def _run(self, query: Callable[[Protocol], Generator[Step, Result, R]]) -> R:
+        own = self._own
+        with own.lock:
+            if self._is_closed:
+                raise _closed()
+            if own.worker is None:
+                own.worker = _Worker(self._first if os.getpid() == self._owner else self._new_client())
+            answer = own.worker.submit(query(own.worker.client.protocol))
+        try:
+            return answer.result((self._timeout + _GRACE).total_seconds())
+        except concurrent.futures.CancelledError:
+            raise _closed() from None
+        except TimeoutError:
+            if not answer.cancel():
+                raise
+            raise NotYetAvailable(
+                "the query did not end in time", hint="check the storage of the job root", timeout=str(self._timeout)
+            ) from None
 
-    def _wait(self, work: Coroutine[object, object, R]) -> R:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    @property
+    def _own(self) -> _OfProcess:
+        return self._processes.setdefault(os.getpid(), _OfProcess())
 
 
 class AsyncQueryableStateClient:
@@ -263,7 +331,9 @@ class AsyncQueryableStateClient:
                 yield entry
 
     async def run(self, steps: Generator[Step, Result, R]) -> R:
-        """Carries out the steps of a query of `protocol`, and returns its result."""
+        """Carries out the steps of a query of `protocol`, and returns its result. Raises QueryError if closed."""
+        if self._http.is_closed:
+            raise _closed()
         result: Result = None
         while True:
             try:
@@ -344,6 +414,10 @@ def _reason(error: BaseException) -> str:
 
 def _method(call: HttpCall) -> str:
     return "GET" if call.body is None else "POST"
+
+
+def _closed() -> QueryError:
+    return QueryError("the client is closed", hint="make a new one, or close it after the last query")
 
 
 def _found(result: QueryResult, name: str, key: object, map_key: object) -> QueryResult:

@@ -1,15 +1,21 @@
-"""Answers of a state server have a largest size, and a client reuses its connection."""
+"""Answers of a state server have a largest size, and a client reuses its connection, until it is closed."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
-from stateflow.errors import QueryTooLarge
+from stateflow.errors import NotYetAvailable, QueryError, QueryTooLarge
+from stateflow.serving import client as client_module
 from stateflow.serving import lookups
-from stateflow.serving.client import QueryableStateClient
+from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 from stateflow.serving.connections import BoundedProtocol
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
@@ -63,3 +69,58 @@ def test_queries_of_a_client_use_one_connection(jobs: ShopsJob, monkeypatch: pyt
         for key, total in wanted.totals.items():
             assert client.get("totals", key, value_type=Total).value == total
     assert len(made) == 1
+
+
+_FORKED = """
+import os, signal, sys
+from stateflow.serving.client import QueryableStateClient
+
+def found():
+    return sorted(entry.key for entry in client.keys("totals"))
+
+with QueryableStateClient(sys.argv[1], token=sys.argv[2]) as client:
+    before = found()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(found() != before)
+    assert os.waitpid(child, 0)[1] == 0
+    assert before and found() == before
+"""
+
+
+def test_a_process_that_was_forked_makes_connections_of_its_own(jobs: ShopsJob) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKED, jobs.root, TOKEN]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_queries_of_a_closed_client_are_errors_and_none_hangs(jobs: ShopsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = QueryableStateClient(jobs.root, token=TOKEN)
+    began = threading.Event()
+
+    async def hang(*_: object) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(AsyncQueryableStateClient, "run", hang)
+        query = pool.submit(client.states)
+        assert began.wait(60)
+        client.close()
+        with raises(QueryError):
+            query.result(60)
+        patch.setattr(client_module, "_GRACE", timedelta(milliseconds=50))
+        with QueryableStateClient(jobs.root, timeout=timedelta(0)) as other, raises(NotYetAvailable):
+            other.states()
+    client.close()
+    with raises(QueryError):
+        client.states()
+
+    async def closed() -> None:
+        async with AsyncQueryableStateClient(jobs.root, token=TOKEN) as other:
+            assert await other.states()
+        with raises(QueryError):
+            await other.states()
+
+    asyncio.run(closed())
