@@ -67,7 +67,7 @@ class Lookups:
 
         Args:
             request: the keys.
-            largest: bytes of all values, if less than an answer may have; only a few more values are read.
+            largest: bytes of all values, if less than an answer may have; at most one value more is read.
 
         Raises:
             WrongKeyType: a key is not of the recorded types.
@@ -78,9 +78,10 @@ class Lookups:
         stored = self._stored_keys(request)
         times, found, size = Counter(stored), dict[bytes, bytes](), 0
         limit = LARGEST_ANSWER if largest is None else min(largest, LARGEST_ANSWER)
+        at_once = _KEYS_AT_ONCE if largest is None else 1
         for store, keys in self._by_store(sorted(times)):
-            for at in range(0, len(keys), _KEYS_AT_ONCE):
-                portion = keys[at : at + _KEYS_AT_ONCE]
+            for at in range(0, len(keys), at_once):
+                portion = keys[at : at + at_once]
                 for key, data in zip(portion, store.multi_get(portion), strict=True):
                     if data is not None and not self.state.is_expired(data):
                         found[key] = without_timestamp(data)

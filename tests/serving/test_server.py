@@ -26,10 +26,10 @@ from stateflow.errors import (
     UnknownState,
     WrongKeyType,
 )
-from stateflow.serving import connections, lookups
+from stateflow.serving import app, connections, lookups
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 from stateflow.serving.server import ServerSettings, StateServer, uvicorn_config
-from stateflow.state.backends.rocksdb.backend import RocksDBBackend
+from stateflow.state.backends.memory import DictBackend
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
 from tests.support.errors import raises
@@ -284,13 +284,21 @@ def test_copies_of_a_key_are_read_once_and_count_each_time(
     ((_, wanted),) = jobs.expected.items()
     key, total = next(iter(wanted.totals.items()))
     read: list[int] = []
-    multi_get = RocksDBBackend.multi_get
+    multi_get = DictBackend.multi_get
 
-    def counted(store: RocksDBBackend, keys: list[bytes]) -> list[bytes | None]:
+    def counted(store: DictBackend, keys: list[bytes]) -> list[bytes | None]:
         read.append(len(keys))
         return multi_get(store, keys)
 
-    monkeypatch.setattr(RocksDBBackend, "multi_get", counted)
+    monkeypatch.setattr(DictBackend, "multi_get", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "_INLINE_BYTES", 1)
+        few = list(wanted.totals.items())[:16]
+        found = client.get_many("totals", [each for each, _ in few], value_type=Total)
+    assert [result.value for result in found] == [each for _, each in few]
+    # Where other requests wait, no second value is read after one that is too large.
+    assert read[0] == 1 < max(read)
+    read.clear()
     found = client.get_many("totals", [key, ("none", 0), key] * 300, value_type=Total)
     assert [result.value for result in found] == [total, None, total] * 300
     assert sum(read) <= 4
