@@ -255,12 +255,13 @@ def _is_ahead(source: SourceWatermark, reached: int | None) -> bool:
 
 
 def _holding(deciding: Iterable[SourceWatermark], ended: Container[str]) -> list[str]:
-    """Returns the sources with the lowest watermark, or with none yet; with splits, the splits of them."""
+    """Returns the sources with the lowest watermark, or with none yet; with splits, the splits of them.
+
+    Idle ones count only if all are: then the watermark stays, so rows wait although no source holds it back.
+    """
     waiting: list[tuple[str, int | None]] = []
-    for source in deciding:
-        if source.uid in ended or source.idle:
-            continue
-        waiting += [(f"{source.uid} ({split.name})", split.watermark) for split in source.splits if not split.idle]
+    for source in _not_idle([source for source in deciding if source.uid not in ended]):
+        waiting += [(f"{source.uid} ({split.name})", split.watermark) for split in _not_idle(source.splits)]
         waiting += [(source.uid, source.watermark)] if not source.splits else []
     known = [at for _, at in waiting if at is not None]
     lowest = None if len(known) < len(waiting) else min(known, default=None)

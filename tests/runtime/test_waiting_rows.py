@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,18 +52,11 @@ class Priced(msgspec.Struct):
 _TIMES = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 
 
-def declare(
-    env: StreamExecutionEnvironment,
-    orders: list[int],
-    prices: list[int],
-    kind: type[Growing],
-    *,
-    times: WatermarkStrategy = _TIMES,
-) -> None:
+def declare(env: StreamExecutionEnvironment, orders: list[int], prices: list[int], kind: type[Growing]) -> None:
     """Declares a join of orders with the price of their time; the rows are given in minutes after noon."""
     left = env.from_source(Growing([Order("a", NOON + at * MINUTE) for at in orders], Order), uid="orders")
     right = env.from_source(kind([Price("a", NOON + at * MINUTE, at) for at in prices], Price), uid="products")
-    timed = [each.assign_timestamps_and_watermarks(times).key_by("product") for each in (left, right)]
+    timed = [each.assign_timestamps_and_watermarks(_TIMES).key_by("product") for each in (left, right)]
     joined = timed[0].temporal_join(timed[1])
     made = joined.apply(lambda order, price: Priced(order.product, price.price), output=Priced, uid="price")
     made.sink_to(FolderSink(env.parameter("out")), uid="out")
@@ -76,19 +69,11 @@ class Shop(LocalJobs):
         super().__init__(folder, ManualClock(), max_parallelism=8, parallelism=2)
         self.recorded = self.recorder = MemoryRecorder()
 
-    def read(
-        self,
-        orders: list[int],
-        prices: list[int],
-        rows: int = 10_000,
-        *,
-        kind: type[Growing] = Growing,
-        times: WatermarkStrategy = _TIMES,
-    ) -> None:
+    def read(self, orders: list[int], prices: list[int], rows: int = 10_000, kind: type[Growing] = Growing) -> None:
         """Runs the job, given the minutes after noon of all rows so far, with at most `rows` of each in a batch."""
 
         def build(env: StreamExecutionEnvironment) -> None:
-            declare(env, orders, prices, kind, times=times)
+            declare(env, orders, prices, kind)
 
         self.run(build, job__out=self.folder / "out", source__max_rows_per_batch=rows)
 
@@ -157,13 +142,16 @@ def test_no_row_waits_for_a_source_that_has_ended_or_after_a_drain(shop: Shop) -
     assert len(shop.rows()) == 19, "the last order waits for later ones"
 
 
-def test_rows_that_wait_because_all_sources_are_idle_are_reported(shop: Shop) -> None:
-    times = _TIMES.with_idleness(timedelta())
-    shop.read(list(range(20)), [0, 11], times=times)
-    assert len(shop.rows()) == 11
-    assert [str(each) for each in shop.waiting] == ["9 rows of orders wait for products, at 2026-01-20T12:11:00"]
-    shop.read(list(range(25)), [0, 11], times=times)
-    assert (len(shop.rows()), shop.waiting) == (24, ()), "the orders have gone on, the products are idle"
+@pytest.mark.parametrize("both", [True, False])
+def test_rows_wait_for_an_idle_source_only_while_all_are_idle(both: bool) -> None:
+    partitions = [SplitWatermark(name=name, watermark=at, active_at=0, idle=both) for name, at in (("0", 8), ("1", 9))]
+    orders = SourceWatermark(uid="orders", watermark=8, active_at=0, idle=both, splits=partitions)
+    products = SourceWatermark(uid="products", watermark=4, active_at=0, idle=True)
+    names = {"orders", "products"}
+    chain: Any = SimpleNamespace(uid="op", watermark_sources=names, sources=names, waiting_inputs=("orders",))
+    taken = {("op", "orders"): [TimeSpan(first=7, last=7, rows=2)]}
+    found = waiting_rows([chain], (), taken, [orders, products], watermarks={"op": 4}, ended=())
+    assert waiting_for_others(found) == ((Waiting("op", "orders", 2, ("products",), 4),) if both else ())
 
 
 def test_no_row_waits_where_both_sources_are_equally_far(shop: Shop) -> None:

@@ -187,7 +187,7 @@ class StateStores:
         if operator is None and len(numbers) > 1:
             raise ConfigError(
                 "the query has several operators with state",
-                hint="pass the number of one of them: operator=N",
+                hint="pass the number of one of them: operator=N, in the command spark:CHECKPOINT#operator=N",
                 path=self.path,
                 known=self._known(),
             )
