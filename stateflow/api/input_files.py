@@ -44,7 +44,7 @@ _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
 _SHOWN_REASON = 300
 _CORRUPT_MARK = re.compile(r"\[stateflow-corrupt-file:([A-Za-z0-9+/=]+)\]")
-_NOT_TEXT = re.compile(r"\[stateflow-not-text:(?P<file>\S+)\] (?P<reason>[^\n]*)")
+_UNFIT = re.compile(r"\[stateflow-unfit:(?P<file>\S+)\] (?P<reason>[^\n]*)")
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 _corrupt = msgpack_decoder(tuple[str, str, str])
 
@@ -115,6 +115,18 @@ class CorruptContent(Exception):
         return f"{self.path}: {_with_position(reason, position)} [stateflow-corrupt-file:{mark}]"
 
 
+class UnfitFile(Exception):
+    """A file whose columns Spark would read as other values: the run ends with `CorruptInput`, or skips the file.
+
+    Args:
+        file: percent-encoded URI.
+        reason: what does not fit, in words.
+    """
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"[stateflow-unfit:{file}] {reason}")
+
+
 @dataclass(frozen=True)
 class UnreadableFile:
     """A file that could not be read.
@@ -173,7 +185,7 @@ def not_text(file: str, column: str) -> str:
         column: name of the column that has bytes that are not UTF-8.
     """
     reason = literal(f"] the column {column} has a text that is not UTF-8")
-    return f"concat('[stateflow-not-text:', {file}, {reason})"
+    return f"concat('[stateflow-unfit:', {file}, {reason})"
 
 
 def hint_for(reason: str, otherwise: str) -> str:
@@ -199,9 +211,9 @@ def unreadable_in(text: str) -> UnreadableFile | None:
         path, reason, position = _corrupt.decode(base64.b64decode(mark[1]))
         uri = path if _SCHEME.match(path) else file_uri(PurePath(path))
         return UnreadableFile(uri, _with_position(reason, position), is_corrupt=True, by_task=True)
-    not_text = _NOT_TEXT.search(text)
-    if not_text is not None:
-        return UnreadableFile(not_text["file"], not_text["reason"].partition(" SQLSTATE")[0], is_corrupt=True)
+    unfit = _UNFIT.search(text)
+    if unfit is not None:
+        return UnreadableFile(unfit["file"], unfit["reason"].partition(" SQLSTATE")[0], is_corrupt=True)
     found = _READING.search(text)
     if found is None:
         missing = _MISSING.search(text)

@@ -6,8 +6,10 @@ import json
 import os
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -16,10 +18,12 @@ from pyarrow import orc, parquet
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import file_uri, unreadable_in
+from stateflow import precision
+from stateflow.api.input_files import UnfitFile, file_uri, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.files.parquet_files import check_types
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
 from stateflow.runtime.spark.location.source_paths import FolderMove, relocate_log
@@ -305,6 +309,50 @@ def test_a_name_that_is_not_utf_8_is_refused_since_spark_skips_the_file(tmp_path
     name = os.path.join(os.fsencode(tmp_path / "in"), b"caf\xe9.json")
     with open(name, "wb"), raises(ConfigError, file=str(tmp_path / "in" / "caf\\udce9.json")):
         source.check_settings(SourceSettings())
+
+
+_AT = datetime(2026, 1, 31, tzinfo=UTC)
+_Price = Annotated[Decimal, precision(12, scale=2)]
+
+
+@pytest.mark.parametrize(
+    ("format", "declared", "kind", "value"),
+    [
+        ("orc", int, pa.float64(), 7.5),
+        ("orc", int, pa.string(), "7"),
+        ("orc", int, pa.decimal128(5, 2), Decimal("1.50")),
+        ("orc", float, pa.int64(), (1 << 53) + 1),
+        ("orc", _Price, pa.decimal128(12, 4), Decimal("1.2345")),
+        ("orc", bool, pa.int32(), 7),
+        ("parquet", int, pa.timestamp("us", "UTC"), _AT),
+        ("parquet", int, pa.date32(), _AT.date()),
+    ],
+)
+def test_a_type_whose_values_spark_changes_without_an_error_is_corrupt(
+    tmp_path: Path, format: str, declared: Any, kind: pa.DataType, value: object
+) -> None:
+    path = tmp_path / f"a.{format}"
+    table = pa.table({"V": pa.array([value], kind)})
+    parquet.write_table(table, path) if format == "parquet" else orc.write_table(table, str(path))
+    source = FileSource(tmp_path, schema=msgspec.defstruct("Row", [("v", declared | None)]), format=format)
+    with pytest.raises(UnfitFile) as caught:
+        source.read_files(cast(Any, None), [file_uri(path)])
+    found = unreadable_in(str(caught.value))
+    assert found is not None and found.is_corrupt and found.path == str(path)
+
+
+def test_narrower_types_of_orc_are_not_corrupt(tmp_path: Path) -> None:
+    narrower: dict[Any, list[pa.DataType]] = {
+        int: [pa.int8(), pa.int32(), pa.int64()],
+        float: [pa.float32(), pa.int32(), pa.float64()],
+        _Price: [pa.decimal128(5, 1), pa.int32(), pa.decimal128(12, 2)],
+        bool: [pa.bool_()],
+    }
+    for declared, kinds in narrower.items():
+        for kind in kinds:
+            path = tmp_path / "a.orc"
+            orc.write_table(pa.table({"v": pa.array([1], pa.int8()).cast(kind)}), str(path))
+            check_types(path, path.as_uri(), "orc", RowSchema.of(msgspec.defstruct("Row", [("v", declared)])))
 
 
 class Named(msgspec.Struct):

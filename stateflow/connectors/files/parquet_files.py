@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from pyarrow import lib, parquet
+from pyarrow import lib, orc, parquet
 
-from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, reason_in
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnfitFile, reason_in
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.parquet_batches import read_batches
 
@@ -100,6 +100,42 @@ def first_with_nanoseconds(files: Iterable[Path]) -> Path | None:
         if any(str(kind).startswith("timestamp[ns") for kind in types):
             return file
     return None
+
+
+def check_types(file: Path, uri: str, format: str, schema: RowSchema) -> None:
+    """Checks the types that Spark's reader converts without an error: those of ORC, and times of Parquet.
+
+    Raises:
+        UnfitFile: a column has another type than declared.
+    """
+    try:
+        found = parquet.read_schema(file) if format == "parquet" else orc.ORCFile(str(file)).schema
+    except (OSError, lib.ArrowException):
+        return  # Spark's error says what is wrong.
+    kinds = {field.name.lower(): field.type for field in found}
+    for column in schema.columns:
+        kind = kinds.get(column.name.lower())
+        if kind is not None and not _is_kept(kind, column.arrow_type, is_orc=format == "orc"):
+            raise UnfitFile(uri, f"the column {column.name} has the type {kind}, and {column.spark_type} is declared")
+
+
+def _is_kept(given: pa.DataType, wanted: pa.DataType, *, is_orc: bool) -> bool:
+    """Returns False if Spark's reader changes values of a type without an error."""
+    kinds = pa.types
+    is_time = kinds.is_timestamp(given) or kinds.is_date(given) or kinds.is_time(given)
+    if kinds.is_int64(wanted) and (is_orc or is_time):
+        return bool(kinds.is_integer(given))
+    if not is_orc:
+        return True
+    if kinds.is_decimal(wanted):
+        digits, scale = (given.precision, given.scale) if kinds.is_decimal(given) else (_DIGITS.get(given, 99), 0)
+        return bool(scale <= wanted.scale and digits - scale <= wanted.precision - wanted.scale)
+    if kinds.is_float64(wanted):
+        return bool(kinds.is_floating(given) or (given in _DIGITS and given != pa.int64()))
+    return all(not of(wanted) or of(given) for of in (kinds.is_boolean, kinds.is_date32))
+
+
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
 def _rows_of_group(

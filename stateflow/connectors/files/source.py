@@ -232,11 +232,21 @@ class FileSource(Source):
         if self._text is not None:
             # It takes columns from names of folders itself.
             return self._rows(self._loaded(spark, self.schema, files), arrange)
+        self._check_types(files)
         by_folder: dict[FolderValues, list[str]] = {}
         for file in files:
             by_folder.setdefault(folder_values(file, self._base, self.schema), []).append(file)
         frames = [self._read_folder(spark, values, own) for values, own in by_folder.items()]
         return arrange(reduce(lambda first, second: first.union(second), frames))
+
+    def _check_types(self, files: Sequence[str]) -> None:
+        from stateflow.connectors.files.parquet_files import check_types
+
+        for file in files:
+            path = local_path(file)
+            if path is not None:
+                named = folder_values(file, self._base, self.schema)
+                check_types(Path(path), file, self.format, without_columns(self.schema, named))
 
     def _read_folder(self, spark: SparkSession, values: FolderValues, files: Sequence[str]) -> DataFrame:
         """Returns the rows of files whose folders have the same values of columns."""
