@@ -26,7 +26,13 @@ from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.data_files import own_names
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
 from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import Metadata, entry_path, read_head, unreferenced_files
+from stateflow.connectors.delta.log.table_log import (
+    Metadata,
+    entry_path,
+    read_head,
+    read_transactions,
+    unreferenced_files,
+)
 from stateflow.connectors.delta.maintenance.compaction import Compaction
 from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum
 from stateflow.connectors.delta.source import DeltaSource
@@ -271,9 +277,10 @@ def test_a_link_in_the_log_is_an_error(table: Path, victim: _Victim, name: str) 
 
 
 @pytest.mark.parametrize("path", ["../../../victim/_delta_log/_sidecars/a", "/etc/passwd", "s3://b/a", "..", "a%2Fb"])
-@pytest.mark.parametrize("ending", ["json", "parquet"])
+@pytest.mark.parametrize("ending", ["json", "parquet", "classic"])
 def test_a_sidecar_outside_of_the_log_is_an_error(table: Path, ending: str, path: str) -> None:
-    file = table / LOG_FOLDER / f"{1:020d}.checkpoint.{uuid.UUID(int=1)}.{ending}"
+    middle = "parquet" if ending == "classic" else f"{uuid.UUID(int=1)}.{ending}"
+    file = table / LOG_FOLDER / f"{1:020d}.checkpoint.{middle}"
     sidecar = {"path": path, "sizeInBytes": 1, "modificationTime": 0}
     if ending == "json":
         file.write_text(json.dumps({"sidecar": sidecar}))
@@ -330,3 +337,29 @@ def test_a_source_reads_a_small_file_of_long_texts_in_parts(tmp_path: Path) -> N
     for batch in ParquetFormat().read(share, RowSchema.of(Pair)):
         count += len(batch)
     assert count == 2_000 and peak.bytes() <= 2 * LIMIT
+
+
+def test_a_small_checkpoint_of_many_rows_takes_no_memory_when_transactions_are_read(table: Path) -> None:
+    kind = pa.struct([("appId", pa.string()), ("version", pa.int64())])
+    rows = pa.concat_arrays([pa.nulls(20_000_000, kind), pa.array([{"appId": "a", "version": 7}], kind)])
+    path = table / LOG_FOLDER / f"{1:020d}.checkpoint.parquet"
+    pq.write_table(pa.table({"txn": rows}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    peak = MemoryPeak()
+    assert read_transactions(table)["a"] == 7
+    assert peak.bytes() <= 2 * LIMIT
+
+
+@pytest.mark.parametrize("values", [[7], [{"appId": 7, "version": 7}], [{"other": 7}]])
+def test_transactions_of_another_type_are_a_corrupt_file(table: Path, values: list[object]) -> None:
+    path = table / LOG_FOLDER / f"{1:020d}.checkpoint.parquet"
+    pq.write_table(pa.table({"txn": values}), path)
+    with raises(CorruptFile, file=str(path)):
+        read_transactions(table)
+
+
+def test_a_checkpoint_that_is_a_fifo_is_an_error_when_transactions_are_read(table: Path) -> None:
+    path = table / LOG_FOLDER / f"{1:020d}.checkpoint.parquet"
+    os.mkfifo(path)
+    with raises(CorruptFile):
+        read_transactions(table)

@@ -28,6 +28,7 @@ from stateflow.connectors.delta.data_files import UnnamedFile, disk_error, own_n
 from stateflow.connectors.delta.log.checkpoint import checkpoint
 from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
 from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log, log_names
+from stateflow.connectors.parquet_batches import read_batches
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 from stateflow.types.decoders import json_decoder
 
@@ -84,6 +85,7 @@ class _Checkpoint(msgspec.Struct):
 
 _sidecar = json_decoder(_Checkpoint)
 _V2_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:json|parquet)")
+_CLASSIC_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
@@ -247,15 +249,18 @@ def _transactions(path: Path) -> Iterator[_Transaction]:
         with opened_log_file(path) as file:
             yield from (a.txn for a in _decoded(path, log_lines(file, path)) if a.txn)
         return
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        rows = pq.ParquetFile(path).read(columns=["txn"]).to_pylist()
-        found = [row["txn"] for row in rows if row.get("txn")]
-        yield from (_Transaction(txn["appId"], txn["version"]) for txn in found)
-    except (pa.ArrowException, LookupError) as e:
+        yield from (msgspec.convert(each, _Transaction) for each in _checkpoint_values(path, "txn"))
+    except (pa.ArrowException, msgspec.ValidationError) as e:
         raise CorruptFile("a checkpoint in the Delta table's log cannot be read", file=str(path), reason=str(e)) from e
+
+
+def _checkpoint_values(path: Path, column: str) -> Iterator[object]:
+    """Yields the values of a column of a checkpoint that are not null, which few are."""
+    with opened_log_file(path) as file, pq.ParquetFile(file) as opened:
+        if column in opened.schema_arrow.names:
+            for batch in read_batches(file, opened, [column]):
+                yield from batch.column(0).drop_null().to_pylist()
 
 
 def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
@@ -326,8 +331,11 @@ def check_log(table: Path, *, is_view: bool = False) -> None:
     """
     if not (table / LOG_FOLDER).is_dir():
         return
-    for name in log_names(table, is_view=is_view):
-        if not _V2_CHECKPOINT.fullmatch(name):
+    names = [*log_names(table, is_view=is_view)]
+    # One of the older name may have sidecars, too. Only the newest is read; a log has hundreds.
+    classic = max(filter(_CLASSIC_CHECKPOINT.fullmatch, names), default="")
+    for name in names:
+        if name != classic and not _V2_CHECKPOINT.fullmatch(name):
             continue
         path = table / LOG_FOLDER / name
         if is_view:
@@ -354,11 +362,9 @@ def _sidecars_of_text(path: Path) -> Iterator[str]:
 
 def _sidecars_of_parquet(path: Path) -> Iterator[str]:
     try:
-        with suppress(FileNotFoundError), opened_log_file(path) as file, pq.ParquetFile(file) as opened:
-            if "sidecar" in opened.schema_arrow.names:
-                found = opened.read(columns=["sidecar"]).column("sidecar").to_pylist()
-                yield from (str(each["path"]) for each in found if each is not None)
-    except pa.ArrowException as e:
+        with suppress(FileNotFoundError):
+            yield from (msgspec.convert(each, _Sidecar).path for each in _checkpoint_values(path, "sidecar"))
+    except (pa.ArrowException, msgspec.ValidationError) as e:
         message = "a checkpoint of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
