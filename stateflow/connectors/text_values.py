@@ -28,7 +28,9 @@ _ZONE = "(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
 _LOCAL = rf"^{_DATE}(?:[T ]{_TIME})?$"
 _INSTANT = rf"^{_DATE}(?:[T ]{_TIME}{_ZONE}?)?$"
 _HAS_ZONE = rf"[T ].*{_ZONE}$"
-_INTERVAL = re.compile(r"(-?)([0-9]{1,9}) ([0-9]{1,2}):([0-9]{1,2}):([0-9]{1,2})(?:\.([0-9]{1,6})0*)?")
+_LASTING = r"([0-9]{1,9}) ([0-9]{1,2}):([0-9]{1,2}):([0-9]{1,2})(?:\.([0-9]{1,6})0*)?"
+_INTERVAL = re.compile(rf"(-?){_LASTING}|INTERVAL '(-?){_LASTING}' DAY TO SECOND")
+"""The second form is the one in which Spark writes intervals."""
 _SECOND = 1_000_000
 _MIDNIGHT = 719_162 * 86_400 * _SECOND
 """Microseconds between 0001-01-01 and 1970-01-01."""
@@ -327,7 +329,7 @@ def _duration(at: int, text: str | None) -> datetime.timedelta | None:
     found = _INTERVAL.fullmatch(text)
     if found is None:
         raise WrongText(at, f"{text[:_SHOWN]!r} is not a duration such as 1 02:03:04.5")
-    sign, days, *parts, fraction = found.groups(default="")
+    sign, days, *parts, fraction = found.groups(default="")[-6 if found[2] is None else 0 :][:6]
     hours, minutes, seconds = map(int, parts)
     if hours > 23 or minutes > 59 or seconds > 59 or int(days) > _MOST_DAYS:
         raise WrongText(at, f"{text[:_SHOWN]!r} is not a valid duration")
