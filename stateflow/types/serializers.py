@@ -8,8 +8,8 @@ order of a dict is data, and stays.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -32,6 +32,10 @@ TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
 _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
+_OF_SCALARS: Mapping[type, frozenset[str]] = dict.fromkeys(_SCALARS, frozenset())
+_CLASSES = inspect.StructType | inspect.DataclassType | inspect.NamedTupleType
+_SETS = inspect.SetType | inspect.FrozenSetType | inspect.AnyType
+"""Types whose values may be sets."""
 _encode = msgspec.msgpack.Encoder().encode
 _ITEMS = msgpack_decoder(list[msgspec.Raw])
 _PLAIN_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
@@ -62,6 +66,7 @@ class ValueSerializer(Generic[T]):
             within = list(types_within(inspect.type_info(self.value_type)))
             self._has_sets = any(isinstance(info, inspect.SetType | inspect.FrozenSetType) for info in within)
             self._may_have_sets = any(isinstance(info, inspect.AnyType) for info in within)
+            self._set_fields = _set_fields(within)
         except TypeError as e:
             raise JobDefinitionError(
                 "a state's type cannot be stored", hint=SUPPORTED, type=repr(value_type), reason=str(e)
@@ -87,14 +92,14 @@ class ValueSerializer(Generic[T]):
         try:
             data = self._encoder.encode(value)
             if self._has_sets:
-                data = with_sorted_sets(value, data)
+                data = with_sorted_sets(value, data, self._set_fields)
             if len(data) > self._unchecked:
                 self._check(data)
             # A checkpoint with a value that does not decode could never be restored.
             decoded = self._decoder.decode(data)
             if self._may_have_sets and not self._has_sets and decoded != value:
                 # Without a declared type, a set is decoded as a list, which differs from it.
-                data = with_sorted_sets(value, data)
+                data = with_sorted_sets(value, data, self._set_fields)
             return VALUE_FORMAT + data
         except TooMuchMemory as e:
             raise EntryTooLarge(
@@ -146,23 +151,42 @@ class ValueSerializer(Generic[T]):
         return CorruptFile(message, hint=hint, declared=self.type_name, reason=str(cause), **self._of)
 
 
-def with_sorted_sets(value: object, data: bytes) -> bytes:
+def _set_fields(types: Iterable[inspect.Type]) -> dict[type, frozenset[str]]:
+    """Returns the fields of each class that may have sets in their values; `types` as of `types_within`."""
+    found = dict(_OF_SCALARS)
+    for info in types:
+        if isinstance(info, _CLASSES):
+            names = {f.name for f in info.fields if any(isinstance(part, _SETS) for part in types_within(f.type))}
+            cls = get_origin(info.cls) or info.cls
+            found[cls] = found.get(cls, frozenset()) | names
+    return found
+
+
+def with_sorted_sets(value: object, data: bytes, fields: Mapping[type, frozenset[str]] = _OF_SCALARS) -> bytes:
     """Returns encoded data with the elements of each set in the order of their bytes.
 
     Args:
         value: the value that msgspec has encoded as `data`: it visits sets in the order in which Python does here.
+        fields: the fields that may have sets in their values, by class; values of other classes are searched.
     """
-    if type(value) in _SCALARS or not data or data[0] not in ARRAYS + MAPS:
+    if not data or data[0] not in ARRAYS + MAPS or _is_plain((type(value),), fields):
         return data
     header, size = _header(data)
-    if isinstance(value, set | frozenset | list | tuple) and _SCALARS.issuperset(map(type, value)):
-        is_set = isinstance(value, set | frozenset)
-        return data[:header] + b"".join(sorted(map(_encode, value))) if is_set else data
+    if isinstance(value, set | frozenset) and _SCALARS.issuperset(map(type, value)):
+        return data[:header] + b"".join(sorted(map(_encode, value)))
+    if isinstance(value, list | tuple) and _is_plain(set(map(type, value)), fields):
+        return data
     items = _ITEMS.decode(b"\xdd" + size.to_bytes(4, "big") + data[header:])
-    parts = [with_sorted_sets(each, bytes(item)) for each, item in zip(_items_of(value, items), items, strict=True)]
+    given = zip(_items_of(value, items, fields), items, strict=True)
+    parts = [with_sorted_sets(each, bytes(item), fields) for each, item in given]
     if isinstance(value, set | frozenset):
         parts.sort()
     return data[:header] + b"".join(parts)
+
+
+def _is_plain(kinds: Iterable[type], fields: Mapping[type, frozenset[str]]) -> bool:
+    """Returns whether values of classes have no sets."""
+    return all(kind in fields and not fields[kind] for kind in kinds)
 
 
 def _header(data: bytes) -> tuple[int, int]:
@@ -172,25 +196,28 @@ def _header(data: bytes) -> tuple[int, int]:
     return start, size * (2 if tag in MAPS else 1)
 
 
-def _items_of(value: Any, items: Sequence[msgspec.Raw]) -> Iterable[object]:
-    """Returns the objects that the items of an encoded container were made of; None for other items.
+def _items_of(value: Any, items: Sequence[msgspec.Raw], fields: Mapping[type, frozenset[str]]) -> Iterable[object]:
+    """Returns the objects that the items of an encoded container were made of; None for items without sets.
 
     Args:
         items: keys and values in turn for a dict or an object that is encoded as a map.
+        fields: as for `with_sorted_sets`.
     """
     if isinstance(value, dict):
         return [part for entry in value.items() for part in entry]
     if isinstance(value, set | frozenset | list | tuple):
         return value
+    searched = fields.get(type(value))
     names = getattr(type(value), "__struct_fields__", None)
     if names is not None and value.__struct_config__.array_like:
-        fields = [getattr(value, name) for name in names]
-        return [None] * (len(items) - len(fields)) + fields  # a tag comes first
+        own = [getattr(value, name) if searched is None or name in searched else None for name in names]
+        return [None] * (len(items) - len(own)) + own  # a tag comes first
     attributes = dict(zip(type(value).__struct_encode_fields__, names, strict=True)) if names is not None else {}
     found: list[object] = []
     for key in items[::2]:
-        name = msgspec.msgpack.decode(key)
-        found += [None, getattr(value, attributes.get(name, name), None)]
+        encoded = msgspec.msgpack.decode(key)
+        name = attributes.get(encoded, encoded)
+        found += [None, getattr(value, name, None) if searched is None or name in searched else None]
     return found
 
 

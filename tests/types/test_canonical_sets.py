@@ -12,13 +12,14 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional, TypedDict
+from typing import Any, Generic, NamedTuple, Optional, TypedDict, TypeVar
 
 import msgspec
 import pytest
 
 from stateflow.state.schema.describe import type_schema
 from stateflow.types.serializers import ValueSerializer, decode_untyped
+from tests.support.calls import count_calls
 from tests.support.processes import ROOT
 
 
@@ -61,6 +62,20 @@ class Typed(TypedDict):
 class WithDefaults(msgspec.Struct):
     names: frozenset[str] = frozenset(("ab", "cd", "ef", "gh", "ij"))
     nested: Tagged = Tagged(frozenset(("ab", "cd", "ef", "gh", "ij")))
+
+
+T = TypeVar("T")
+
+
+class Box(msgspec.Struct, Generic[T]):
+    content: T
+
+
+class Boxes(msgspec.Struct):
+    """Of one class, one field has sets, and one has none."""
+
+    plain: Box[int]
+    filled: Box[frozenset[str]]
 
 
 Make = Callable[[random.Random], Any]
@@ -116,6 +131,7 @@ def _drawn(rng: random.Random, depth: int = 2) -> tuple[Any, Make]:
         5: (Any, lambda r: {"a": {_text(r) for _ in range(9)}, "b": [1, (2, frozenset(("x", "y", "z")))]}),
         6: (Typed, lambda r: {"names": set(_names(r))}),
         7: (_of(Optional, inner), make_inner),
+        8: (Boxes, lambda r: Boxes(Box(1), Box(_names(r)))),
     }
     return found[wrap]
 
@@ -157,6 +173,20 @@ def test_sets_of_any_size_have_the_header_that_msgpack_gives_them(size: int) -> 
     stored = _codec(frozenset[str]).encode(value)
     assert msgspec.msgpack.decode(stored[1:], type=frozenset[str]) == value
     assert stored[1:] == msgspec.msgpack.encode(sorted(value, key=msgspec.msgpack.encode))
+
+
+@dataclass
+class Seen:
+    names: set[str]
+    points: list[Point]
+    rows: list[list[int]]
+
+
+def test_only_fields_that_may_have_sets_are_searched() -> None:
+    codec = _codec(Seen)
+    few, many = (Seen({"b", "a"}, [Point("x")] * count, [[1]] * count) for count in (1, 100))
+    assert len(codec.encode(many)) < codec.unchecked_bytes
+    assert count_calls(lambda: codec.encode(few)) == count_calls(lambda: codec.encode(many))
 
 
 def _main() -> None:
