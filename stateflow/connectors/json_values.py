@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import binascii
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
 from types import GenericAlias
@@ -21,13 +22,17 @@ import pyarrow as pa
 from msgspec import UNSET, Raw, UnsetType
 
 from stateflow.api.schema import Column
-from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts
+from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts, convert_each
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Shape
 
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _MOST_IGNORED = 256
 """Undeclared names of an object that decoding at once remembers."""
+_MOST_UNUSED = 16
+"""As many of these are kept when a batch has none of them."""
+_MANY_VALUES = 1000
+"""In smaller batches, names cost less than forgetting and learning them."""
 _NUMERIC = frozenset("+-.0123456789")
 """The first characters of decimal numbers."""
 _PLAIN = (int, float, bool)
@@ -36,6 +41,7 @@ _REASON = 300
 _INT64 = range(-(1 << 63), 1 << 63)
 
 _Values = Sequence[object]
+_Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Decoder = Callable[[bytes], object]
 _Raws = Callable[[bytes], dict[str, Raw]]
 
@@ -54,9 +60,10 @@ _REFUSED = (ValueError, OverflowError, RecursionError, msgspec.DecodeError, pa.A
 
 @dataclass
 class _Seen:
-    """The quotes of JSON that the values and names of columns need."""
+    """The quotes of JSON that the values and names of columns need, and the objects that may have further members."""
 
     quotes: int = 0
+    objects: list[tuple[_Object, _Values]] = field(default_factory=list)
 
 
 class JsonObjects:
@@ -90,9 +97,20 @@ class JsonObjects:
         joined.decode()
         seen = _Seen()
         columns = self._row.columns(list(map(self._decode, values)), seen)
+        quotes, forgets = _quotes_in(joined), False
+        # Without more quotes than the declared members need, there are no members that are ignored.
+        has_ignored = seen.quotes != quotes
+        for part, objects in seen.objects:
+            unused = part.count_ignored(objects, seen) if has_ignored else part.known
+            if len(unused) > _MOST_UNUSED and len(objects) >= _MANY_VALUES:
+                # The names in an earlier batch may have been keys, which would slow down all later batches.
+                part.forget(unused)
+                forgets = True
         # A name that occurs twice has quotes that the decoded object does not need.
-        if seen.quotes != _quotes_in(joined):
+        if seen.quotes != quotes:
             raise _Unclear
+        if forgets:
+            self._decode = msgspec.json.Decoder(self._row.kind).decode
         return columns
 
     def _one_by_one(self, values: Sequence[bytes]) -> tuple[list[pa.Array], dict[int, str]]:
@@ -110,14 +128,19 @@ class JsonObjects:
         self._decode = msgspec.json.Decoder(self._row.kind).decode
         return columns, errors
 
-    def _columns(self, rows: _Values, begin: int, errors: dict[int, str]) -> list[pa.Array]:
+    def _columns(self, rows: list[object], begin: int, errors: dict[int, str]) -> list[pa.Array]:
         """Returns the columns of rows, of which the first has the position `begin`; adds those that are wrong."""
-        try:
-            return self._row.columns(rows, _Seen())
-        except _REFUSED as e:
-            if len(rows) == 1:
-                errors[begin] = reason_of(e)
-                return self._row.columns([self._row.empty()], _Seen())
+        while True:
+            try:
+                return self._row.columns(rows, _Seen())
+            except WrongText as e:
+                # All texts that are wrong for one reason are known at once.
+                for at, reason in e.wrong.items():
+                    rows[at], errors[begin + at] = self._row.empty(), reason[:_REASON]
+            except _REFUSED as e:
+                if len(rows) > 1:
+                    break
+                rows, errors[begin] = [self._row.empty()], reason_of(e)
         half = len(rows) // 2
         parts = self._columns(rows[:half], begin, errors), self._columns(rows[half:], begin + half, errors)
         return [pa.concat_arrays(pair) for pair in zip(*parts, strict=True)]
@@ -177,8 +200,7 @@ class _Scalar:
         column = pa.array(values, pa.string())
         seen.quotes += 2 * (len(column) - column.null_count)
         if self._shape.kind is bytes:
-            given = cast(Sequence[str | None], values)
-            return pa.array([_base64(at, text) for at, text in enumerate(given)], pa.binary())
+            return pa.array(convert_each(cast(Sequence[str | None], values), _base64), pa.binary())
         return column_of_texts(self._shape, column, self._forms)
 
     def exact(self, raw: bytes) -> object:
@@ -219,9 +241,10 @@ class _List:
     def column(self, values: _Values, seen: _Seen) -> pa.Array:
         values, places = _present(values)
         present = cast(Sequence[list[object]], values)
-        ends = pa.array(np.cumsum([0, *map(len, present)]), pa.int32())
-        items = self._item.column([item for value in present for item in value], seen)
-        found = pa.ListArray.from_arrays(ends, items, type=self.arrow)
+        ends = np.cumsum([0, *map(len, present)])
+        with _of_whole(places, ends):
+            items = self._item.column([item for value in present for item in value], seen)
+        found = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), items, type=self.arrow)
         return found if places is None else found.take(places)
 
     def exact(self, raw: bytes) -> object:
@@ -247,11 +270,12 @@ class _Map:
         sizes = [0, *map(len, present)]
         texts = pa.array([key for value in present for key in value], pa.string())
         seen.quotes += 2 * len(texts)
-        keys = column_of_texts(self._key, texts, self._forms)
         ends = np.cumsum(sizes)
-        if not pa.types.is_string(self._key.arrow):
-            _check_unique_keys(keys, ends.tolist())
-        items = self._item.column([item for value in present for item in value.values()], seen)
+        with _of_whole(places, ends):
+            keys = column_of_texts(self._key, texts, self._forms)
+            if not pa.types.is_string(self._key.arrow):
+                _check_unique_keys(keys, ends.tolist())
+            items = self._item.column([item for value in present for item in value.values()], seen)
         found = pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, items, type=self.arrow)
         return found if places is None else found.take(places)
 
@@ -260,22 +284,47 @@ class _Map:
 
 
 def _check_unique_keys(keys: pa.Array, ends: Sequence[int]) -> None:
-    """Raises WrongValue if two keys of a map denote the same value, such as 1 and 01."""
+    """Raises WrongText for maps with two keys that denote the same value, such as 1 and 01: positions are of keys."""
     values = keys.to_pylist()
-    for begin, end in pairwise(ends):
-        if len(set(values[begin:end])) < end - begin:
-            raise WrongValue("two keys of a map are equal")
+    bounds = [bound for bound in pairwise(ends) if len(set(values[slice(*bound)])) < bound[1] - bound[0]]
+    if bounds:
+        raise WrongText({begin: "two keys of a map are equal" for begin, _ in bounds})
+
+
+@contextmanager
+def _of_whole(places: pa.Array | None, ends: _Numbers | None = None) -> Iterator[None]:
+    """Raises WrongText of parts as one of the values that have them.
+
+    Args:
+        places: as `_present` returns them with the values that are not null.
+        ends: the ends of these values in the column of their items, after 0; None if each has one part.
+    """
+    try:
+        yield
+    except WrongText as e:
+        parts = sorted(e.wrong)
+        values = np.array(parts) if ends is None else np.searchsorted(ends, parts, side="right") - 1
+        if places is not None:
+            values = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))[values]
+        wrong = dict[int, str]()
+        for value, part in zip(values.tolist(), parts, strict=True):
+            wrong.setdefault(value, e.wrong[part])
+        raise WrongText(wrong) from e
 
 
 class _Object:
-    """A value with a member for each field of a class; further members are ignored, missing ones are null."""
+    """A value with a member for each field of a class; further members are ignored, missing ones are null.
+
+    Attributes:
+        known: names of members that are ignored, which the class of `kind` has.
+    """
 
     def __init__(self, names: Sequence[str], fields: Sequence[Shape], forms: TextForms, arrow: pa.DataType) -> None:
         self._names = tuple(names)
         self._fields = [_value_of(shape, forms) for shape in fields]
         self.arrow = arrow
         self._ignored: dict[str, None] = {}
-        self._known_ignored = 0
+        self.known: list[str] = []
         self._decode: _Raws = msgspec.json.Decoder(dict[str, Raw]).decode
         self._class: Callable[..., object] = object
 
@@ -283,7 +332,7 @@ class _Object:
     def kind(self) -> object:
         """A class whose attributes are numbered, since members may have any name."""
         names = [*self._names, *self._ignored]
-        self._known_ignored = len(self._ignored)
+        self.known = list(self._ignored)
         kinds = [*(_or_null(part.kind) for part in self._fields), *(Raw for _ in self._ignored)]
         self._class = msgspec.defstruct(
             "Object",
@@ -307,15 +356,31 @@ class _Object:
                 found.append(part.column(members, seen))
             except WrongText as e:
                 raise _within(self._names[at], e) from e
-        for at in range(len(self._fields), len(self._fields) + self._known_ignored):
+        if self.known:
+            seen.objects.append((self, values))
+        return found
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Removes names of members that are ignored: the next class of `kind` is without them."""
+        for name in names:
+            self._ignored.pop(name, None)
+
+    def count_ignored(self, values: _Values, seen: _Seen) -> list[str]:
+        """Adds the quotes of members that are ignored. Returns the names of those that no value has."""
+        unused = []
+        for at, name in enumerate(self.known, len(self._fields)):
             members = [bytes(m) for value in values if (m := getattr(value, f"f{at}")) is not UNSET]
             seen.quotes += 2 * len(members) + _quotes_in(b"\n".join(members))
-        return found
+            if not members:
+                unused.append(name)
+        return unused
 
     def column(self, values: _Values, seen: _Seen) -> pa.Array:
         present, places = _present(values)
         fields = [self.arrow.field(at) for at in range(self.arrow.num_fields)]
-        found = pa.StructArray.from_arrays(self.columns(present, seen), fields=fields)
+        with _of_whole(places):
+            columns = self.columns(present, seen)
+        found = pa.StructArray.from_arrays(columns, fields=fields)
         return found if places is None else found.take(places)
 
     def exact(self, raw: bytes) -> object:
@@ -323,8 +388,11 @@ class _Object:
         if _quotes_in(raw) != 2 * len(members) + sum(_quotes_in(bytes(member)) for member in members.values()):
             raise WrongValue("an object has a name twice")
         for name in members.keys() - set(self._names):
-            if len(self._ignored) < _MOST_IGNORED:
-                self._ignored[name] = None
+            # The newest ones are kept: earlier objects may have had keys as names.
+            self._ignored.pop(name, None)
+            self._ignored[name] = None
+        while len(self._ignored) > _MOST_IGNORED:
+            del self._ignored[next(iter(self._ignored))]
         found = {
             f"f{at}": _exact(part, bytes(members[name]), f".{name}")
             for at, (name, part) in enumerate(zip(self._names, self._fields, strict=True))
@@ -375,8 +443,7 @@ def _exact(part: _Value, raw: bytes, path: str) -> object:
 
 
 def _within(name: str, error: WrongText) -> WrongText:
-    reason = error.reason
-    return WrongText(error.at, f".{name}{'' if reason[:1] in '.[' else ': '}{reason}")
+    return WrongText({at: f".{name}{'' if r[:1] in '.[' else ': '}{r}" for at, r in error.wrong.items()})
 
 
 def _text(raw: bytes) -> str:
@@ -387,10 +454,8 @@ def _text(raw: bytes) -> str:
 _decode_text = msgspec.json.Decoder(str).decode
 
 
-def _base64(at: int, value: str | None) -> bytes | None:
-    if value is None:
-        return None
+def _base64(value: str) -> bytes:
     try:
         return binascii.a2b_base64(value, strict_mode=True)
     except ValueError as e:
-        raise WrongText(at, f"{value[:100]!r} is not Base64: {e}") from None
+        raise ValueError(f"{value[:100]!r} is not Base64: {e}") from None

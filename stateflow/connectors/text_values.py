@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Context, Decimal, DecimalException, InvalidOperation
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import ConfigError
 from stateflow.types.columns.shapes import Leaf
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _SPECIAL = r"(?i:NaN|[+-]?Inf(?:inity)?)"
@@ -76,17 +81,21 @@ _TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|.", re.DOTALL)
 
 
 class WrongText(ValueError):
-    """A text that is not of the form of its column.
+    """Texts that are not of the form of their column.
 
     Args:
-        at: its position in the column.
-        reason: what is wrong, in words that follow the column's name.
+        wrong: their positions in the column, each with the reason, in words that follow the column's name. Of texts
+            that are wrong for several reasons, some may be missing until the others are corrected.
+
+    Attributes:
+        at: the position of the first one.
+        reason: its reason.
     """
 
-    def __init__(self, at: int, reason: str) -> None:
-        super().__init__(reason)
-        self.at = at
-        self.reason = reason
+    def __init__(self, wrong: Mapping[int, str]) -> None:
+        self.at, self.reason = min(wrong.items())
+        self.wrong = wrong
+        super().__init__(self.reason)
 
 
 @dataclass(frozen=True)
@@ -176,21 +185,43 @@ def column_of_texts(shape: Leaf, texts: pa.Array, forms: TextForms = TextForms()
     raise TypeError(f"the type {shape.arrow} has no form as text")
 
 
+def convert_each(values: Iterable[T | None], convert: Callable[[T], U]) -> list[U | None]:
+    """Returns values one by one converted. Raises WrongText with each for which `convert` raises ValueError."""
+    found, wrong = list[U | None](), dict[int, str]()
+    for at, value in enumerate(values):
+        try:
+            found.append(None if value is None else convert(value))
+        except ValueError as e:
+            wrong[at] = str(e)
+    if wrong:
+        raise WrongText(wrong)
+    return found
+
+
 def _checked(texts: pa.Array, pattern: str, wanted: str) -> pa.Array:
-    """Returns the texts. Raises WrongText for the first that does not match a pattern."""
+    """Returns the texts. Raises WrongText for those that do not match a pattern."""
     _refuse(texts, pc.invert(pc.match_substring_regex(texts, pattern)), f"is not {wanted}")
     return texts
 
 
 def _refuse(texts: pa.Array, is_wrong: pa.Array, why: str) -> None:
-    """Raises WrongText for the first text that is wrong."""
-    at = pc.index(is_wrong, True).as_py()
-    if at >= 0:
-        raise WrongText(at, f"{texts[at].as_py()[:_SHOWN]!r} {why}")
+    """Raises WrongText for texts that are wrong."""
+    wrong = _positions(is_wrong)
+    if wrong:
+        raise _wrong(texts, wrong, why)
+
+
+def _positions(is_wrong: pa.Array) -> list[int]:
+    found: list[int] = pc.indices_nonzero(pc.fill_null(is_wrong, False)).to_pylist()
+    return found
+
+
+def _wrong(texts: pa.Array, positions: Sequence[int], why: str) -> WrongText:
+    return WrongText({at: f"{texts[at].as_py()[:_SHOWN]!r} {why}" for at in positions})
 
 
 def _cast(texts: pa.Array, kind: pa.DataType, why: str, given: pa.Array | None = None) -> pa.Array:
-    """Returns texts as another type. Raises WrongText for the first that Arrow refuses.
+    """Returns texts as another type. Raises WrongText for those that Arrow refuses.
 
     Args:
         why: the reason, after the text.
@@ -199,23 +230,23 @@ def _cast(texts: pa.Array, kind: pa.DataType, why: str, given: pa.Array | None =
     try:
         return texts.cast(kind)
     except pa.ArrowException:
-        at = _first(texts, lambda part: part.cast(kind))
-        shown = texts if given is None else given
-        raise WrongText(at, f"{shown[at].as_py()[:_SHOWN]!r} {why}") from None
+        raise _wrong(texts if given is None else given, _refused(texts, kind), why) from None
 
 
-def _first(texts: pa.Array, convert: Callable[[pa.Array], object]) -> int:
-    """Returns the position of the first text that cannot be converted, by halving the column that has it."""
-    begin, count = 0, len(texts)
-    while count > 1:
-        half = count // 2
+def _refused(texts: pa.Array, kind: pa.DataType) -> list[int]:
+    """Returns the positions of the texts that Arrow refuses to cast, by halving the parts that have one."""
+    found, parts = [], [(0, len(texts))]
+    while parts:
+        begin, count = parts.pop()
         try:
-            convert(texts.slice(begin, half))
+            texts.slice(begin, count).cast(kind)
         except pa.ArrowException:
-            count = half
-        else:
-            begin, count = begin + half, count - half
-    return begin
+            half = count // 2
+            if half:
+                parts += [(begin, half), (begin + half, count - half)]
+            else:
+                found.append(begin)
+    return found
 
 
 def _without_plus(texts: pa.Array) -> pa.Array:
@@ -242,20 +273,17 @@ def _decimals(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
         return checked.cast(shape.arrow)
     except pa.ArrowException:
         # More digits than the column has, which are rounded as Spark does.
-        values = [_decimal(shape, at, text) for at, text in enumerate(checked.to_pylist())]
-        return pa.array(values, shape.arrow)
+        return pa.array(convert_each(checked.to_pylist(), partial(_decimal, shape)), shape.arrow)
 
 
-def _decimal(shape: Leaf, at: int, text: str | None) -> Decimal | None:
-    if text is None:
-        return None
+def _decimal(shape: Leaf, text: str) -> Decimal:
     digits, scale = shape.arrow.precision, shape.arrow.scale
     try:
         if len(text) > _LONGEST_NUMBER:
             raise InvalidOperation
         return Decimal(text).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(prec=digits))
     except DecimalException:
-        raise WrongText(at, f"{text[:_SHOWN]!r} does not fit decimal({digits},{scale})") from None
+        raise ValueError(f"{text[:_SHOWN]!r} does not fit decimal({digits},{scale})") from None
 
 
 def _booleans(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
@@ -300,12 +328,9 @@ def _timestamps(shape: Leaf, texts: pa.Array, forms: TextForms) -> pa.Array:
 def _checked_time(texts: pa.Array, iso: pa.Array, pattern: str, wanted: str) -> pa.Array:
     """Returns texts with at most six digits after the point of the seconds. Raises WrongText."""
     is_wrong = pc.invert(pc.match_substring_regex(iso, pattern))
-    at = pc.index(is_wrong, True).as_py()
-    if at >= 0:
-        finer = re.search(r":[0-9]{2}\.[0-9]{7}", iso[at].as_py())
-        raise WrongText(
-            at, f"{texts[at].as_py()[:_SHOWN]!r} is {'finer than microseconds' if finer else f'not {wanted}'}"
-        )
+    is_finer = pc.match_substring_regex(iso, r":[0-9]{2}\.[0-9]{7}")
+    _refuse(texts, pc.and_(is_wrong, is_finer), "is finer than microseconds")
+    _refuse(texts, is_wrong, f"is not {wanted}")
     if pc.any(pc.match_substring_regex(iso, r"\.[0-9]{7}")).as_py():
         return pc.replace_substring_regex(iso, r"(\.[0-9]{6})0+", r"\1")
     return iso
@@ -320,19 +345,17 @@ def _times(shape: Leaf, texts: pa.Array, forms: TextForms) -> pa.Array:
 
 
 def _durations(shape: Leaf, texts: pa.Array, _: TextForms) -> pa.Array:
-    return pa.array([_duration(at, text) for at, text in enumerate(texts.to_pylist())], shape.arrow)
+    return pa.array(convert_each(texts.to_pylist(), _duration), shape.arrow)
 
 
-def _duration(at: int, text: str | None) -> datetime.timedelta | None:
-    if text is None:
-        return None
+def _duration(text: str) -> datetime.timedelta:
     found = _INTERVAL.fullmatch(text)
     if found is None:
-        raise WrongText(at, f"{text[:_SHOWN]!r} is not a duration such as 1 02:03:04.5")
+        raise ValueError(f"{text[:_SHOWN]!r} is not a duration such as 1 02:03:04.5")
     sign, days, *parts, fraction = found.groups(default="")[-6 if found[2] is None else 0 :][:6]
     hours, minutes, seconds = map(int, parts)
     if hours > 23 or minutes > 59 or seconds > 59 or int(days) > _MOST_DAYS:
-        raise WrongText(at, f"{text[:_SHOWN]!r} is not a valid duration")
+        raise ValueError(f"{text[:_SHOWN]!r} is not a valid duration")
     size = datetime.timedelta(int(days), seconds, int(fraction.ljust(6, "0")), 0, minutes, hours)
     return -size if sign else size
 

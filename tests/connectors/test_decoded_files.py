@@ -15,6 +15,7 @@ import json
 import random
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.text_values import TextForms
 from stateflow.errors import ConfigError
 from stateflow.runtime.task.row_conversion import to_rows
+from tests.support.calls import count_calls
 from tests.support.errors import raises
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -66,6 +68,12 @@ class Nested(msgspec.Struct):
     items: list[Item | None] | None = None
     named: dict[str, int | None] | None = None
     by_number: dict[int, str] | None = None
+
+
+class Dated(msgspec.Struct):
+    whole: int
+    day: date | None
+    note: str
 
 
 class Line(msgspec.Struct):
@@ -405,6 +413,76 @@ def test_of_a_key_that_a_dict_has_twice_the_last_value_counts() -> None:
     assert row == Nested(named={"a": 3, "b": 2}, text='{"z": 1, "z": 2}')
 
 
+class Forms(msgspec.Struct):
+    """A column for each shape whose texts have a form."""
+
+    local: datetime | None = None
+    price: Price | None = None
+    data: bytes | None = None
+    lasting: timedelta | None = None
+    item: Dated | None = None
+    days: list[date | None] | None = None
+    by_number: dict[int, date | None] | None = None
+    items: list[dict[str, Dated | None]] | None = None
+
+
+WRONG = [
+    *(b'{"local": "2026-02-30"}', b'{"local": "x"}', b'{"local": "2026-01-01T00:00:00.1234567"}', b'{"price": 1e99}'),
+    *(
+        b'{"local": "0000-01-01"}',
+        b'{"price": "x"}',
+        b'{"data": "!"}',
+        b'{"lasting": "1 25:00:00"}',
+        b'{"days": ["x"]}',
+    ),
+    *(b'{"item": {"whole": 1, "day": "x", "note": ""}}', b'{"days": [null, "2026-01-01", "2026-02-30"]}', b'{"a"'),
+    *(b'{"by_number": {"x": null}}', b'{"by_number": {"1": "x"}}', b'{"by_number": {"1": null, "01": null}}'),
+    *(b'{"items": [{}, {"a": null, "b": {"whole": 1, "day": "x", "note": ""}}]}', b'{"local": "x", "price": "x"}'),
+]
+RIGHT = [
+    *(b"{}", b'{"local": "2026-01-01", "price": 1, "data": "AA==", "lasting": "1 02:03:04"}', b'{"days": []}'),
+    *(b'{"days": null, "item": null}', b'{"days": ["2026-01-01", null], "by_number": {"1": "2026-01-01"}}'),
+    b'{"items": [{}, {"a": {"whole": 1, "day": "2026-01-01", "note": ""}}], "by_number": {}}',
+]
+
+
+def test_wrong_values_have_the_same_reasons_in_a_batch_as_alone() -> None:
+    columns, chosen = RowSchema.of(Forms).columns, random.Random(3)
+    alone = {line: JsonObjects(columns, TextForms()).decode([line]) for line in (*WRONG, *RIGHT)}
+    assert all(alone[line][1] for line in WRONG) and not any(alone[line][1] for line in RIGHT)
+    for _ in range(30):
+        lines = chosen.choices([*WRONG, *RIGHT], k=chosen.randrange(1, 60))
+        found, errors = JsonObjects(columns, TextForms()).decode(lines)
+        assert errors == {at: alone[line][1][0] for at, line in enumerate(lines) if alone[line][1]}
+        for at, column in enumerate(found):
+            assert column.to_pylist() == [alone[line][0][at][0].as_py() for line in lines]
+
+
+def test_the_work_for_wrong_values_is_as_for_right_ones() -> None:
+    columns = RowSchema.of(Forms).columns
+    for wrong in (b'{"local": "2026-02-30", "days": ["2026-01-01"]}', b'{"local": "2026-01-01", "days": ["x"]}'):
+        right = b'{"local": "2026-01-01", "days": ["2026-01-01"]}'
+        calls = [
+            count_calls(partial(JsonObjects(columns, TextForms()).decode, lines))
+            for lines in ([b"{", *[right] * 999], [wrong] * 1000)
+        ]
+        assert calls[1] < 2 * calls[0]
+
+
+def test_names_of_earlier_objects_do_not_slow_down_later_ones() -> None:
+    columns = RowSchema.of(Item).columns
+    plain, more = [b'{"sku": "a", "quantity": 1}'] * 1000, [b'{"sku": "a", "quantity": 1, "z": "y"}'] * 1000
+    first = JsonObjects(columns, TextForms())
+    first.decode(more)  # learns the name that is not declared
+    expected = [count_calls(lambda: first.decode(plain)), count_calls(lambda: first.decode(more))]
+    later = JsonObjects(columns, TextForms())
+    later.decode([b'{"sku": "a", "k%d": 1}' % n for n in range(1000)])
+    later.decode(more)
+    for lines in (plain, more):
+        later.decode(lines)
+    assert [count_calls(lambda: later.decode(plain)), count_calls(lambda: later.decode(more))] == expected
+
+
 def test_a_document_is_one_object_or_one_array_of_objects() -> None:
     text = b'\xef\xbb\xbf[\n {"whole": 1,\n "text": "a"}, {"whole": 2}\n]\n'
     assert decode(text, Nested, multiLine="true") == [Nested(1, "a"), Nested(2)]
@@ -664,12 +742,6 @@ def test_a_file_that_vanished_or_was_written_again_is_left_to_spark(tmp_path: Pa
         with pytest.raises(CannotRead):
             _read(text_format("json", {}, ""), share, Nested)
         path.unlink(missing_ok=True)
-
-
-class Dated(msgspec.Struct):
-    whole: int
-    day: date | None
-    note: str
 
 
 class Lined(msgspec.Struct):
