@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, Protocol
@@ -75,6 +75,20 @@ class FileFormat(Protocol):
 
     @property
     def splits(self) -> bool: ...
+
+    def row_starts(self, path: str, positions: Sequence[int]) -> Sequence[int]:
+        """Returns where the shares of a file begin that shall begin at some positions; called where files are divided.
+
+        A format whose tasks can find out which rows belong to any range of bytes returns the positions.
+
+        Args:
+            path: absolute path of the file.
+            positions: bytes of the file, in order.
+
+        Raises:
+            OSError: the file cannot be read now.
+        """
+        ...
 
     def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a share in the order of the file, as batches with the Arrow schema of `schema`.

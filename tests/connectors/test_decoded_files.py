@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import random
+import re
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -28,13 +29,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import FileSource, precision
-from stateflow.api.input_files import CannotRead, CorruptContent, FileShare
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, file_uri
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.reader_options import text_format
 from stateflow.connectors.files.text_files import DecodedFormat, WrongContent
 from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.text_values import TextForms
 from stateflow.errors import ConfigError
+from stateflow.runtime.spark.file_reader import BatchFiles, FileReader
 from stateflow.runtime.task.row_conversion import to_rows
 from tests.support.calls import count_calls
 from tests.support.errors import raises
@@ -685,7 +687,7 @@ def test_shares_of_a_file_have_each_row_once_and_in_order(
     chosen = random.Random(1)
     cuts = [[], list(range(1, len(content))), *(sorted(chosen.sample(range(1, len(content)), 3)) for _ in range(100))]
     for cut in cuts:
-        bounds = pairwise([0, *cut, len(content)])
+        bounds = pairwise([0, *reader.row_starts(str(path), cut), len(content)])
         parts = [row for begin, end in bounds for row in _read(reader, _share(path, begin, end), row_class)]
         assert parts == whole
 
@@ -705,10 +707,30 @@ def test_an_error_has_file_and_line_in_each_share(
     right = {"json": b"{}\n", "csv": b"1,2\n", "text": b"a\n"}[format]
     path = tmp_path / "a"
     path.write_bytes(right * 7 + line + right)
-    for begin in (0, 3, len(right) * 7):
+    reader = text_format(format, {}, "")
+    for begin in reader.row_starts(str(path), (0, 3, len(right) * 7)):
         with pytest.raises(CorruptContent) as caught:
-            _read(text_format(format, {}, ""), _share(path, begin), row_class)
+            _read(reader, _share(path, begin), row_class)
         assert (caught.value.path, caught.value.position) == (str(path), "line 8") and caught.value.reason
+
+
+def test_a_file_is_read_once_to_divide_it_between_rows(tmp_path: Path) -> None:
+    path, row = tmp_path / "a.csv", b'"a\n""b","' + b"\n" * 990 + b'"\n'
+    path.write_bytes(row * 20_000)
+    size = path.stat().st_size
+    reader = text_format("csv", {}, "")
+    cuts = [size * at // 64 for at in range(1, 64)]
+    before = _bytes_read()
+    assert list(reader.row_starts(str(path), cuts)) == [-(-cut // len(row)) * len(row) for cut in cuts]
+    assert size <= _bytes_read() - before < 1.5 * size
+    divided = FileReader.of(BatchFiles([file_uri(path)], reader, lambda: pytest.fail()), RowSchema.of(Pair), 64)
+    bounds = [(share.begin, share.end) for (share,) in divided.partitions]
+    assert bounds == list(pairwise([0, *reader.row_starts(str(path), cuts), size]))
+
+
+def _bytes_read() -> int:
+    """Returns how many bytes this process has read from files."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
 
 
 def test_compressed_files_are_read_whole_or_are_corrupt(tmp_path: Path) -> None:

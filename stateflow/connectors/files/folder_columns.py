@@ -6,7 +6,7 @@ in its content, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
@@ -41,6 +41,10 @@ class InFolders:
     def splits(self) -> bool:
         """See `FileFormat`."""
         return self.format.splits
+
+    def row_starts(self, path: str, positions: Sequence[int]) -> Sequence[int]:
+        """See `FileFormat`."""
+        return self.format.row_starts(path, positions)
 
     def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
         """See `FileFormat.read`."""

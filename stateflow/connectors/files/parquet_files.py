@@ -35,6 +35,10 @@ class ParquetFormat:
 
     splits = True
 
+    def row_starts(self, path: str, positions: Sequence[int]) -> Sequence[int]:
+        """See `FileFormat.row_starts`."""
+        return positions
+
     def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
         """See `FileFormat.read`. The file must have each column once, with a type whose values are read unchanged.
 

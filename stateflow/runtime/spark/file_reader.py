@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -76,10 +76,16 @@ class FileReader:
 
     @classmethod
     def of(cls, files: BatchFiles, schema: RowSchema, partitions: int) -> FileReader:
-        """Returns the reader of files that tasks can read, in partitions of equal size. Raises FileNotFoundError."""
-        assert files.format is not None
-        shares = shares_of(files.sizes, partitions, files.format.splits)
-        return cls(files.format, schema, tuple(map(tuple, shares)))
+        """Returns the reader of files that tasks can read, in partitions of equal size. Raises OSError."""
+        format = files.format
+        assert format is not None
+        cuts = dict[str, list[int]]()
+        shares = shares_of(files.sizes, partitions, format.splits)
+        for share in chain.from_iterable(shares):
+            if share.begin:
+                cuts.setdefault(share.path, []).append(share.begin)
+        starts = {path: dict(zip(own, format.row_starts(path, own), strict=True)) for path, own in cuts.items()}
+        return cls(format, schema, tuple(tuple(_between_rows(share, starts) for share in part) for part in shares))
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns a frame with as many partitions, each with one row: the number of the partition."""
@@ -108,6 +114,11 @@ class FileReader:
         except OSError as e:
             # Spark's error says whether the file is gone.
             raise CannotRead(f"{share.path}: {e}"[:500]) from e
+
+
+def _between_rows(share: FileShare, starts: Mapping[str, Mapping[int, int]]) -> FileShare:
+    own = starts.get(share.path, {})
+    return replace(share, begin=own.get(share.begin, share.begin), end=own.get(share.end, share.end))
 
 
 def useful_partitions(files: BatchFiles, cores: int) -> int:
