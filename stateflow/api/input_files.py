@@ -97,6 +97,7 @@ class FileFormat(Protocol):
 
         Raises:
             CannotRead: only Spark may be able to read the file as declared.
+            FileChanged: the file was written again.
             CorruptContent: the file is not of the declared form.
             OSError: the file cannot be read now.
         """
@@ -104,7 +105,11 @@ class FileFormat(Protocol):
 
 
 class CannotRead(Exception):
-    """A file that only Spark may be able to read as declared: Spark reads all further files of the run."""
+    """A file that only Spark may be able to read as declared: it reads all further files of the source in this run."""
+
+
+class FileChanged(CannotRead):
+    """A file that cannot be read now, or was written again: Spark reads the files of the batch, or says why not."""
 
 
 class CorruptContent(Exception):

@@ -714,7 +714,7 @@ def test_an_error_has_file_and_line_in_each_share(
         assert (caught.value.path, caught.value.position) == (str(path), "line 8") and caught.value.reason
 
 
-def test_a_file_is_read_once_to_divide_it_between_rows(tmp_path: Path) -> None:
+def test_dividing_a_file_between_rows_reads_its_bytes_once(tmp_path: Path) -> None:
     path, row = tmp_path / "a.csv", b'"a\n""b","' + b"\n" * 990 + b'"\n'
     path.write_bytes(row * 20_000)
     size = path.stat().st_size

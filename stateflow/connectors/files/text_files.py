@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, file_uri
+from stateflow.api.input_files import CorruptContent, FileChanged, FileShare, file_uri
 from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.files.folder_columns import with_folders
 from stateflow.connectors.json_values import JsonObjects, reason_of
@@ -103,13 +103,13 @@ class DecodedFormat:
         With `quote`, shares begin and end with rows, as `row_starts` finds them.
 
         Raises:
-            CannotRead: the file no longer exists, or was written again.
+            FileChanged: the file no longer exists, or was written again.
             CorruptContent: it is not of the declared form.
         """
         with _opened(share.path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != share.size:
-                raise CannotRead(f"{share.path} has {size} bytes, and had {share.size} when the batch was planned")
+                raise FileChanged(f"{share.path} has {size} bytes, and had {share.size} when the batch was planned")
             begin, blocks, is_start = 0, _decompressed(share.path, file), True
             if self.splits:
                 begin, end = share.begin, share.end
@@ -198,7 +198,7 @@ def _opened(path: str) -> BinaryIO:
     try:
         return open(path, "rb")
     except FileNotFoundError as e:
-        raise CannotRead(f"{path} does not exist") from e
+        raise FileChanged(f"{path} does not exist") from e
 
 
 def _decompressed(path: str, file: BinaryIO) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.api.graph.nodes import Node
-from stateflow.api.input_files import CannotRead
+from stateflow.api.input_files import CannotRead, FileChanged, local_path
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
@@ -36,8 +37,8 @@ from stateflow.types.columns.struct_classes import prepare_struct_classes
 
 log = logging.getLogger(__name__)
 
-_CRASHED = "Python worker exited unexpectedly"
-"""Spark's message after a crash, which a file can cause whose content Arrow does not expect."""
+_READING = re.compile(f"(?:{CannotRead.__name__}|{FileChanged.__name__}): |Python worker exited unexpectedly")
+"""Errors of reading files, and Spark's message after a crash, which a file can cause that Arrow does not expect."""
 
 
 class SparkExecutor(Executor):
@@ -48,7 +49,7 @@ class SparkExecutor(Executor):
     def __init__(self) -> None:
         self._group = ""
         self._workers = SparkWorkers()
-        self._reads_files = True
+        self._by_spark: set[str] = set()
         self._times = TimesInTasks()
 
     @property
@@ -73,17 +74,22 @@ class SparkExecutor(Executor):
         """
         given = rows if isinstance(rows, SourceRows) else SourceRows(rows)
         files = given.files()
+        for uid in self._by_spark & files.keys():
+            files = {**files, uid: replace(files[uid], format=None)}
         by_source: dict[Node, BatchFiles] = {node: files[node.uid] for node in work.plan.sources if node.uid in files}
-        inputs = Inputs(work.plan.sources, given.frame, by_source, given.in_order, by_tasks=self._reads_files)
+        inputs = Inputs(work.plan.sources, given.frame, by_source, given.in_order)
         if inputs.read_by_tasks:
             try:
                 return self._run(inputs, work)
             except Exception as e:
                 if not _is_of_reading(e):
                     raise
-                # Spark reads more than tasks do, and its errors say what is wrong with a file.
-                log.info("from now on, Spark reads the files of this run: %s", _reason_of_reading(e))
-                self._reads_files = False
+                # Spark reads more than tasks do, and its errors say what is wrong with a file. But it reads a file that
+                # is not divided into lines at once, so that a large one fails.
+                others = {uid for uid, own in files.items() if _is_of_content(e, own)}
+                self._by_spark |= others
+                what = f"all further files of {', '.join(sorted(others))}" if others else "the files of this batch"
+                log.info("Spark reads %s: %s", what, _reason_of_reading(e))
         return self._run(inputs.by_spark(), work)
 
     def _run(self, inputs: Inputs, work: BatchWork) -> Executed:
@@ -152,15 +158,20 @@ class SparkExecutor(Executor):
 
 def _is_of_reading(error: Exception) -> bool:
     """Returns whether a batch may have failed because its tasks have read files, which Spark can do instead."""
-    return isinstance(error, FileNotFoundError | PermissionError) or any(
-        text in str(error) for text in (CannotRead.__name__, _CRASHED)
-    )
+    return isinstance(error, FileNotFoundError | PermissionError) or _READING.search(str(error)) is not None
+
+
+def _is_of_content(error: Exception, files: BatchFiles) -> bool:
+    """Returns whether a batch has failed because only Spark may be able to read what one of some files contains."""
+    text = str(error)
+    return f"{CannotRead.__name__}: " in text and any((local_path(uri) or uri) in text for uri in files.uris)
 
 
 def _reason_of_reading(error: Exception) -> str:
     """Returns the reason of such an error as one line, without the traceback that Spark puts before it."""
-    reason = str(error).rpartition(f"{CannotRead.__name__}: ")[2]
-    return " ".join(reason.split())[-300:]
+    text = str(error)
+    found = list(_READING.finditer(text))
+    return " ".join(text[found[-1].end() if found else 0 :].split())[-300:]
 
 
 def _barrier(work: BatchWork) -> BarrierMessage:

@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import CannotRead, FileFormat, FileShare, local_path
+from stateflow.api.input_files import FileChanged, FileFormat, FileShare, local_path
 from stateflow.api.schema import RowSchema
 
 _BYTES_OF_PARTITION = 1 << 22
@@ -95,7 +95,7 @@ class FileReader:
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the partitions that rows of `frame` name.
 
-        Raises CannotRead and CorruptContent as the format does, and CannotRead for a file that was written again after
+        Raises CannotRead and CorruptContent as the format does, and FileChanged for a file that was written again after
         the files were divided: shares of two versions may not have each row once.
 
         Not the partition with the task's number: in a union, the second frame's tasks are numbered after the first's.
@@ -109,11 +109,11 @@ class FileReader:
         try:
             size = os.stat(share.path).st_size
             if size != share.size:
-                raise CannotRead(f"{share.path}: the file has {size} bytes, and had {share.size}")
+                raise FileChanged(f"{share.path}: the file has {size} bytes, and had {share.size}")
             yield from self.format.read(share, self.schema)
         except OSError as e:
             # Spark's error says whether the file is gone.
-            raise CannotRead(f"{share.path}: {e}"[:500]) from e
+            raise FileChanged(f"{share.path}: {e}"[:500]) from e
 
 
 def _between_rows(share: FileShare, starts: Mapping[str, Mapping[int, int]]) -> FileShare:
