@@ -137,6 +137,11 @@ def test_declared_columns_that_the_first_file_lacks_are_warnings(spark: SparkSes
         file.write_text(text)
         source = FileSource(file.parent, schema=Order, format=format, **options)
         _check(source.warnings(spark), file, expected)
+    file = tmp_path / "dated" / "order_id=abc" / "a.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    (warning,) = FileSource(tmp_path / "dated", schema=Order, format="json").warnings(spark)
+    assert str(file) in warning and "'abc'" in warning
 
 
 @pytest.mark.spark

@@ -19,6 +19,7 @@ from stateflow.api.input_files import (
     FAIL,
     NANOSECONDS,
     QUARANTINE,
+    CorruptContent,
     FileFormat,
     OnCorruptFile,
     file_uri,
@@ -199,7 +200,10 @@ class FileSource(Source):
         file = self._compared
         if file is None or _option(self.options, "header") == "true":
             return []
-        values = folder_values(file_uri(file), self._base, self.schema)
+        try:
+            values = folder_values(file_uri(file), self._base, self.schema)
+        except CorruptContent as e:
+            return [f"{file}: {e.position}: {e.reason}"]
         return column_warnings(spark, file, without_columns(self.schema, values), (self.format, self.options))
 
     @property
