@@ -255,7 +255,7 @@ class ChainSpec:
         watermark_before: watermark of the previous batch.
         emits: columns of the operator's main output; None for a chain without an operator.
         source_times: the sources that determine its watermark, if its timers fire between the rows of a key.
-        waiting: for each input, what its rows come from, as in `WaitingRows.input`; empty if rows do not wait.
+        waiting: for each input, what its rows come from, `WaitingRows.inputs` as a text; empty if rows do not wait.
     """
 
     uid: str

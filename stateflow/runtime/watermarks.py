@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar
 
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.barrier.task_report import combined_spans
-from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, TimeSpan, WaitingRows
+from stateflow.checkpoint.log.documents import HoldingSource, SourceWatermark, SplitWatermark, TimeSpan, WaitingRows
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK
 
@@ -174,6 +174,8 @@ class Waiting:
 
 
 _SHOWN_SOURCES = 3
+_AND = ", "
+"""As in `OperatorChain.waiting_inputs`; no uid contains it."""
 
 
 def waiting_texts(waiting: Iterable[Waiting]) -> list[str]:
@@ -196,7 +198,14 @@ def _time_text(milliseconds: int) -> str:
 def waiting_for_others(waiting: Iterable[WaitingRows]) -> tuple[Waiting, ...]:
     """Returns the rows that wait for other sources, of those that a manifest has."""
     return tuple(
-        Waiting(each.operator, each.input, each.rows, tuple(each.waits_for), each.watermark, each.exact)
+        Waiting(
+            each.operator,
+            _AND.join(each.inputs),
+            each.rows,
+            tuple(f"{held.uid} ({held.split})" if held.split else held.uid for held in each.waits_for),
+            each.watermark,
+            each.exact,
+        )
         for each in waiting
         if each.waits_for
     )
@@ -221,7 +230,8 @@ def waiting_rows(
         watermarks: the watermark of each operator in the next batch.
         ended: uids of sources that end once they are read, for which no row waits.
     """
-    known, of_sources = {(rows.operator, rows.input): rows.spans for rows in before}, {s.uid: s for s in sources}
+    known = {(rows.operator, _AND.join(rows.inputs)): rows.spans for rows in before}
+    of_sources = {source.uid: source for source in sources}
     found = []
     for chain in chains:
         deciding = [of_sources[uid] for uid in sorted(chain.watermark_sources) if uid in of_sources]
@@ -237,7 +247,7 @@ def waiting_rows(
             found.append(
                 WaitingRows(
                     operator=chain.uid,
-                    input=name,
+                    inputs=name.split(_AND),
                     rows=sum(span.rows for span in above),
                     exact=reached is None or all(span.first > reached for span in above),
                     waits_for=_holding(deciding, ended) if is_ahead else [],
@@ -254,18 +264,19 @@ def _is_ahead(source: SourceWatermark, reached: int | None) -> bool:
     return any(at is not None and (reached is None or at > reached) for at in own)
 
 
-def _holding(deciding: Iterable[SourceWatermark], ended: Container[str]) -> list[str]:
+def _holding(deciding: Iterable[SourceWatermark], ended: Container[str]) -> list[HoldingSource]:
     """Returns the sources with the lowest watermark, or with none yet; with splits, the splits of them.
 
     Idle ones count only if all are: then the watermark stays, so rows wait although no source holds it back.
     """
-    waiting: list[tuple[str, int | None]] = []
+    waiting: list[tuple[HoldingSource, int | None]] = []
     for source in _not_idle([source for source in deciding if source.uid not in ended]):
-        waiting += [(f"{source.uid} ({split.name})", split.watermark) for split in _not_idle(source.splits)]
-        waiting += [(source.uid, source.watermark)] if not source.splits else []
+        splits = _not_idle(source.splits)
+        waiting += [(HoldingSource(uid=source.uid, split=split.name), split.watermark) for split in splits]
+        waiting += [(HoldingSource(uid=source.uid), source.watermark)] if not source.splits else []
     known = [at for _, at in waiting if at is not None]
     lowest = None if len(known) < len(waiting) else min(known, default=None)
-    return [name for name, at in waiting if at == lowest]
+    return [held for held, at in waiting if at == lowest]
 
 
 def _not_idle(parts: Sequence[Part]) -> Sequence[Part]:

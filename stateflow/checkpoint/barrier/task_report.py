@@ -93,7 +93,7 @@ class TaskReport(Document, frozen=True, kw_only=True):
     late_rows_dropped: int = 0
     """Number of rows that the operator dropped because they were too late."""
     ahead: dict[str, list[TimeSpan]] = {}
-    """The event times of rows above the watermark, by what `WaitingRows.input` names."""
+    """The event times of rows above the watermark, by `WaitingRows.inputs`, as a text."""
     hot_keys: dict[str, int] = {}
     """For keys with many, the number of pairs of rows that a join has compared."""
     barrier_at: datetime | None = None

@@ -143,7 +143,11 @@ def with_sources(manifest: Manifest, wanted: Sequence[tuple[str, str]], starts: 
             (replace(w, uid=kept[w.uid]) for w in manifest.watermarks if w.uid in kept), key=lambda each: each.uid
         ),
         waiting=[
-            replace(w, input=kept.get(w.input, w.input), waits_for=[kept.get(uid, uid) for uid in w.waits_for])
+            replace(
+                w,
+                inputs=sorted({kept.get(uid, uid) for uid in w.inputs}),
+                waits_for=[replace(each, uid=kept.get(each.uid, each.uid)) for each in w.waits_for],
+            )
             for w in manifest.waiting
         ],
         columns={kept[uid]: columns for uid, columns in manifest.columns.items() if uid in kept},

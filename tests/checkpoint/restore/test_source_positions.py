@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.log.documents import Manifest, SourceFile, SourcePosition, SourceWatermark, SparkPosition
+from stateflow.checkpoint.log.documents import (
+    HoldingSource,
+    Manifest,
+    SourceFile,
+    SourcePosition,
+    SourceWatermark,
+    SparkPosition,
+    WaitingRows,
+)
 from stateflow.checkpoint.restore.source_positions import SourceStart, match_sources, with_added_sources, with_sources
 from stateflow.errors import ConfigError, CorruptFile
 from tests.support.errors import raises
@@ -36,7 +45,12 @@ def _manifest(*uids: str) -> Manifest:
         spark=spark,
         watermarks=[SourceWatermark(uid=uid, watermark=n, active_at=0) for n, uid in enumerate(uids)],
         columns={uid: {uid: "string"} for uid in uids},
+        waiting=[WaitingRows(operator="op", inputs=list(uids), rows=1, waits_for=_holding(uids))],
     )
+
+
+def _holding(uids: Iterable[str]) -> list[HoldingSource]:
+    return [HoldingSource(uid=uid, split=split) for uid in uids for split in ("", "t-0")]
 
 
 def _wanted(*uids: str) -> list[tuple[str, str]]:
@@ -75,6 +89,10 @@ def test_each_source_has_the_position_and_the_files_of_its_origin(seed: int) -> 
     }
     kept = {uid: origin for uid, origin in sorted(origins.items()) if origin}
     assert [(w.uid, w.watermark) for w in found.watermarks] == [(uid, old.index(o)) for uid, o in kept.items()]
+    new_of = {origin: uid for uid, origin in kept.items()}
+    (waiting,) = found.waiting
+    assert waiting.inputs == sorted({new_of.get(uid, uid) for uid in old})
+    assert waiting.waits_for == _holding(new_of.get(uid, uid) for uid in old)
     assert found.columns == {uid: {origin: "string"} for uid, origin in kept.items()}
 
 

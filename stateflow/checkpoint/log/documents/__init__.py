@@ -25,6 +25,7 @@ from stateflow.checkpoint.log.documents.log_entry import (
 from stateflow.checkpoint.log.documents.manifest import (
     NOT_BEGUN,
     BatchRecord,
+    HoldingSource,
     Manifest,
     OperatorState,
     QuarantinedFile,
@@ -49,6 +50,7 @@ __all__ = [
     "ClaimedSavepoint",
     "EntryKind",
     "EntryRef",
+    "HoldingSource",
     "JobFormat",
     "LogEntry",
     "Manifest",

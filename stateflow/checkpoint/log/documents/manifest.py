@@ -89,19 +89,27 @@ class TimeSpan(Document, frozen=True, kw_only=True):
     rows: Int64
 
 
+class HoldingSource(Document, frozen=True, kw_only=True):
+    """A source that holds a watermark back."""
+
+    uid: str
+    split: str = ""
+    """Name of the split that does; empty if its splits have no watermarks."""
+
+
 class WaitingRows(Document, frozen=True, kw_only=True):
     """Rows that an operator has taken, with event times above its watermark after the batch."""
 
     operator: str
     """Uid of the operator."""
-    input: str
-    """Uid of the source that the rows come from; of rows of several sources, or of operators, all uids."""
+    inputs: list[str]
+    """Uid of the source that the rows come from; of rows of several sources, or of operators, all uids in order."""
     rows: Int64
     exact: bool = True
     """Whether `rows` is exact. Else a span reaches from below to above the watermark, and all of its rows count."""
-    waits_for: list[str] = []
-    """The sources that hold the watermark back, by uid; with the split, if splits have watermarks. Empty if none does:
-    then the rows only wait for later ones of their own source."""
+    waits_for: list[HoldingSource] = []
+    """The sources that hold the watermark back. Empty if none does: then the rows only wait for later ones of their own
+    source."""
     watermark: Int64 | None = None
     """The operator's watermark in the next batch, in milliseconds since 1970; None before the first one."""
     spans: list[TimeSpan] = []
