@@ -25,7 +25,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.delta.log.paths import opened_file, plain_path
+from stateflow.connectors.delta.log.paths import open_logged_file, plain_path
 from stateflow.connectors.delta.log.table_log import check_log
 from stateflow.connectors.source_errors import position_error
 from stateflow.errors import (
@@ -301,7 +301,7 @@ class _Files:
     def _opened(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str]) -> pa.Table:
         """Returns the rows of files below the table's folder, which Arrow gets as open files: it would follow links."""
         with ExitStack() as stack:
-            paths = [stack.enter_context(opened_file(Path(self.folder), quote(each.path))) for each in fragments]
+            paths = [stack.enter_context(open_logged_file(Path(self.folder), quote(each.path))) for each in fragments]
             opened = [
                 each.format.make_fragment(
                     f"/proc/self/fd/{file.fileno()}", fs.LocalFileSystem(), each.partition_expression

@@ -47,7 +47,7 @@ def read_batches(
         yield from file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False)
 
 
-def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Yields batches together, as many as take about 32 MiB: each call of Arrow has a cost of its own."""
     some: list[pa.RecordBatch] = []
     size = rows = 0

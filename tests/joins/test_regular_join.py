@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
 from stateflow.api.joins.conditions import equal_columns
-from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, narrowed, pairs_of
+from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, Side, number_equal_rows, pairs_of
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.schema import RowSchema
 from stateflow.api.state_backends import StateBackend
@@ -336,7 +336,7 @@ def test_columns_that_a_condition_compares_narrow_the_pairs_and_lose_none(
             found.update(zip(at[0][is_pair].tolist(), at[1][is_pair].tolist(), strict=True))
         return found
 
-    assert joined(*narrowed((keys[0], keys[1]), (rows[0], rows[1]), equal)) == joined(*keys)
+    assert joined(*number_equal_rows(Side(keys[0], rows[0]), Side(keys[1], rows[1]), equal)) == joined(*keys)
 
 
 def test_an_equality_makes_as_many_pairs_as_are_joined() -> None:

@@ -113,7 +113,7 @@ class IntervalColumnJoin(TimedColumnJoin):
     def _pairs(self, left: _Rows, right: _Rows) -> Iterator[pa.RecordBatch]:
         if not len(left) or not len(right):
             return
-        numbers = self._selected.numbers((left.timed.of, left.rows), (right.timed.of, right.rows))
+        numbers = self._selected.numbers(Side(left.timed.of, left.rows), Side(right.timed.of, right.rows))
         timed = [replace(side.timed, of=of) for side, of in zip((left, right), numbers, strict=True)]
         partners = pairs_within(timed[0], timed[1], (self._settings.lower, self._settings.upper))
         sizes = self._selected.sizes(left.rows, right.rows)

@@ -204,33 +204,32 @@ def pairs_of(
     yield from partners_of(Partners(order, first, counts), sizes, limits)
 
 
-def narrowed(
-    sides: tuple[Array, Array], rows: tuple[pa.StructArray, pa.StructArray], equal: Sequence[tuple[str, str]]
-) -> tuple[Array, Array]:
+def number_equal_rows(left: Side, right: Side, equal: Sequence[tuple[str, str]]) -> tuple[Array, Array]:
     """Returns numbers for the rows of both sides that are the same only for rows with equal keys and equal columns.
 
     So only pairs that may be equal are made, and not all pairs of a key.
 
     Args:
-        sides: the number of each left and each right row's key, none of which is negative.
+        left: rows; the number of no key is negative.
+        right: as `left`.
         equal: names of left and right columns.
     """
-    left, right = sides
+    of_left, of_right = left.of, right.of
     for left_name, right_name in equal:
-        if rows[0].type.get_field_index(left_name) < 0 or rows[1].type.get_field_index(right_name) < 0:
+        if left.rows.type.get_field_index(left_name) < 0 or right.rows.type.get_field_index(right_name) < 0:
             continue  # The condition fails with the name.
-        values = rows[0].field(left_name), rows[1].field(right_name)
-        if values[0].type != values[1].type or not is_hashed(values[0].type):
+        left_values, right_values = left.rows.field(left_name), right.rows.field(right_name)
+        if left_values.type != right_values.type or not is_hashed(left_values.type):
             continue
-        codes = _codes(*values)
-        both = np.concatenate([left, right]) * (int(codes.max(initial=0)) + 1) + codes
+        codes = _codes(left_values, right_values)
+        both = np.concatenate([of_left, of_right]) * (int(codes.max(initial=0)) + 1) + codes
         # Small numbers again, so that the next column does not exceed 64 bits.
         numbers = np.unique(both, return_inverse=True)[1].astype(np.int64)
         # Null, and what is equal to nothing, has other numbers on the two sides.
         numbers = np.where(codes < 0, -1, numbers)
-        left, right = numbers[: len(left)], numbers[len(left) :]
-        right = np.where(right < 0, -2, right)
-    return left, right
+        of_left, of_right = numbers[: len(of_left)], numbers[len(of_left) :]
+        of_right = np.where(of_right < 0, -2, of_right)
+    return of_left, of_right
 
 
 def is_hashed(of: pa.DataType) -> bool:

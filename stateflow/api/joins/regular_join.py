@@ -20,7 +20,16 @@ from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
 from stateflow.api.joins.conditions import Matching, equal_columns
 from stateflow.api.joins.functions import Untyped, has_null
-from stateflow.api.joins.pairs import HOT, Columns, ComparedPairs, PairedColumns, PairLimits, Side, narrowed, pairs_of
+from stateflow.api.joins.pairs import (
+    HOT,
+    Columns,
+    ComparedPairs,
+    PairedColumns,
+    PairLimits,
+    Side,
+    number_equal_rows,
+    pairs_of,
+)
 from stateflow.api.schema import RowSchema
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
@@ -34,7 +43,6 @@ T = TypeVar("T")
 
 LEFT_RECORDS, RIGHT_RECORDS = "left-records", "right-records"
 """Names of the states with the rows of each side; part of the stored format. As in Flink."""
-Rows = tuple[Array, pa.StructArray]
 Condition = Callable[[Columns, Columns], pa.Array]
 """Takes the columns of the left and of the right rows of many pairs; returns for each pair whether it is joined."""
 
@@ -126,14 +134,9 @@ class Selected:
     def _equal(self) -> tuple[tuple[str, str], ...]:
         return () if self.where is None else equal_columns(self.where)
 
-    def numbers(self, left: Rows, right: Rows) -> tuple[Array, Array]:
-        """Returns numbers for the rows of both sides, which are different for rows that the condition never joins.
-
-        Args:
-            left, right: the number of each row's key, and the rows.
-        """
-        (left_of, left_rows), (right_of, right_rows) = left, right
-        return narrowed((left_of, right_of), (left_rows, right_rows), self._equal)
+    def numbers(self, left: Side, right: Side) -> tuple[Array, Array]:
+        """Returns numbers for the rows of both sides, which are different for rows that the condition never joins."""
+        return number_equal_rows(left, right, self._equal)
 
     def sizes(self, left: pa.StructArray, right: pa.StructArray) -> tuple[Array, Array]:
         """Returns the bytes of each left and each right row that a pair of them takes."""
@@ -203,7 +206,7 @@ class ColumnJoin(VectorizedKeyedFunction):
         if not len(left.of) or not len(right.of):
             return
         sizes = self._selected.sizes(left.rows, right.rows)
-        numbers = self._selected.numbers((left.of, left.rows), (right.of, right.rows))
+        numbers = self._selected.numbers(left, right)
         for left_at, right_at in pairs_of(*numbers, sizes, self.limits):
             pairs += np.bincount(left.of[left_at], minlength=len(pairs))
             yield self._selected.rows(PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at))

@@ -171,7 +171,7 @@ class WindowColumnJoin(TimedColumnJoin):
         columns = self._selected.bounds.columns(windows.starts, windows.ends)
         bounds = pa.StructArray.from_arrays(list(columns.values()), names=list(columns)) if columns else None
         sizes = self._selected.selected.sizes(left.rows, right.rows)
-        numbers = self._selected.selected.numbers((left.of, left.rows), (right.of, right.rows))
+        numbers = self._selected.selected.numbers(left, right)
         for left_at, right_at in pairs_of(*numbers, sizes, self.limits):
             pairs = PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at)
             of_windows = PairedColumns(left.rows if bounds is None else bounds, left.of[left_at])

@@ -13,7 +13,7 @@ from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import FileName
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.paths import opened_parquet, size_of
+from stateflow.connectors.delta.log.paths import open_logged_parquet, size_of
 from stateflow.connectors.delta.log.table_log import (
     TAKEN_OVER,
     Action,
@@ -112,7 +112,7 @@ class DeltaSinkTable(SinkTable):
         if columns.equals(data_columns(nullable(target_schema(self._stored.schema)), self._stored.partition_by)):
             return  # Wider types than files have are read as well.
         for committable in committables:
-            with opened_parquet(self._root, logged_path(committable.path)) as file:
+            with open_logged_parquet(self._root, logged_path(committable.path)) as file:
                 found = file.schema_arrow
             if found.types != columns.types:
                 raise SchemaMismatch(

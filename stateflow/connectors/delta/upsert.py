@@ -25,7 +25,7 @@ from stateflow.connectors.delta.log.paths import read_parquet, remove_file
 from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
 from stateflow.connectors.delta.partitions.values import folder_of, logged_path, scalar, split
 from stateflow.connectors.delta.versions import DataFile
-from stateflow.connectors.parquet_batches import portions
+from stateflow.connectors.parquet_batches import group_batches
 from stateflow.connectors.upserts import (
     POSITION,
     UpsertSettings,
@@ -130,7 +130,7 @@ class Upsert:
         """Returns which rows of a file have one of the keys; None if none has, but for deleted ones."""
         stored = pa.schema([field for field in self._keys if field.name not in self._partition_by])
         found: list[pa.Array] = []
-        for keys in portions(self._batches(file, stored.names)):
+        for keys in group_batches(self._batches(file, stored.names)):
             rows = self._cast(pa.Table.from_batches(keys), stored, file)
             found += self._matched(rows, sum(map(len, keys)), file, winners).chunks
         matched = pa.chunked_array(found, pa.bool_())
@@ -161,7 +161,9 @@ class Upsert:
         if not len(taken_back):
             return match.remaining
         kept = without_deletes(winners, self._settings)
-        replaced = [self._replaced(rows, match.file, kept, taken_back) for rows in portions(self._remaining(match))]
+        replaced = [
+            self._replaced(rows, match.file, kept, taken_back) for rows in group_batches(self._remaining(match))
+        ]
         found = np.zeros(len(match.remaining), bool)
         found[np.flatnonzero(match.remaining.to_numpy())] = np.concatenate(replaced)
         return pa.chunked_array([pa.array(found)])

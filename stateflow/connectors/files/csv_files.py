@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from stateflow.api.schema import Column
-from stateflow.connectors.files.text_files import Rows, WrongContent, whole_rows, without_bom
+from stateflow.connectors.files.text_files import CountedColumns, WrongContent, whole_rows, without_bom
 from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts
 from stateflow.types.columns.shapes import Leaf
 
 _ROWS = 1 << 14
 _END_OF_LINE = re.compile("\r\n|\n|\r")
 _BLANKS = re.compile("[ \t]*")
-SPECIALS = ("NaN", "Infinity", "-Infinity")
+NAN, INFINITY, NEGATIVE_INFINITY = "NaN", "Infinity", "-Infinity"
 
 _Field = tuple[str | None, int]
 """A field, and the position after it."""
@@ -54,8 +54,11 @@ class CsvRecords:
         checks_header: whether these must be the declared ones, in any case.
         null: a text that is null, in addition to an empty field without quotes.
         empty: the value of an empty field in quotes.
-        specials: the texts of NaN, Infinity and -Infinity in columns of floats.
-        trims: whether blanks before, and after, a field are removed.
+        nan: the text of NaN in columns of floats.
+        infinity: the text of Infinity there.
+        negative_infinity: the text of -Infinity there.
+        trims_start: whether blanks before a field are removed.
+        trims_end: whether blanks after a field are removed.
     """
 
     forms: TextForms
@@ -67,15 +70,18 @@ class CsvRecords:
     checks_header: bool = True
     null: str = ""
     empty: str = ""
-    specials: tuple[str, str, str] = SPECIALS
-    trims: tuple[bool, bool] = (False, False)
+    nan: str = NAN
+    infinity: str = INFINITY
+    negative_infinity: str = NEGATIVE_INFINITY
+    trims_start: bool = False
+    trims_end: bool = False
 
     @property
     def has_even_quotes(self) -> bool:
         """Whether the end of a line ends a record if, and only if, the number of quotes before it is even."""
         return len(self.quote.encode()) <= 1 and not self.escape and not self.comment
 
-    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[Rows]:
+    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[CountedColumns]:
         """See `RowDecoder.rows`."""
         has_header, line = is_start and self.header, 1
         for block in whole_rows(without_bom(blocks) if is_start else blocks, self._end):
@@ -111,9 +117,10 @@ class CsvRecords:
             texts = _replaced(texts, "", None)
         elif self.empty:
             texts = _replaced(texts, "", self.empty)
-        if shape.kind is float and self.specials != SPECIALS:
-            for given, usual in zip(self.specials, SPECIALS, strict=True):
-                texts = _replaced(texts, given, usual)
+        if shape.kind is float:
+            given = self.nan, self.infinity, self.negative_infinity
+            for text, usual in zip(given, (NAN, INFINITY, NEGATIVE_INFINITY), strict=True):
+                texts = texts if text == usual else _replaced(texts, text, usual)
         try:
             return column_of_texts(shape, texts, self.forms)
         except WrongText as e:
@@ -125,14 +132,13 @@ class CsvRecords:
     def _by_arrow(self, block: bytes, columns: int) -> list[pa.Array] | None:
         """Returns the fields of a block by column; None if only `records` finds them."""
         is_short = len(self.separator.encode()) == 1
-        if not (is_short and self.has_even_quotes and not any(self.trims) and block and self._has_plain_quotes(block)):
+        trims = self.trims_start or self.trims_end
+        if not (is_short and self.has_even_quotes and not trims and block and self._has_plain_quotes(block)):
             return None
         names = list(map(str, range(columns)))
         # At the end of a file without this, Arrow takes an empty last field for one in quotes if another one is.
         ended = block if block.endswith(b"\n") else block + b"\n"
         quote = self.quote or False
-        parse = csv.ParseOptions(delimiter=self.separator, quote_char=quote, double_quote=bool(quote))
-        parse.newlines_in_values = True
         try:
             table = csv.read_csv(
                 pa.BufferReader(ended),
@@ -239,13 +245,13 @@ class CsvRecords:
             line += text.count("\n", begin, at) or 1
 
     def _field(self, text: str, at: int, is_last: bool) -> _Field:
-        if self.trims[0]:
+        if self.trims_start:
             at = _after_blanks(text, at)
         if self.quote and text.startswith(self.quote, at):
             return self._quoted(text, at + 1, is_last)
         found = self._end_of_field.search(text, at)
         end = found.start() if found else len(text)
-        field = text[at:end].rstrip(" \t") if self.trims[1] else text[at:end]
+        field = text[at:end].rstrip(" \t") if self.trims_end else text[at:end]
         if self.quote and self.quote in field:
             raise _Misplaced(at, "a quote is in a field that does not begin with a quote")
         return field or None, end
@@ -270,7 +276,7 @@ class CsvRecords:
                 at += 1
             else:
                 break
-        at = _after_blanks(text, at) if self.trims[1] else at
+        at = _after_blanks(text, at) if self.trims_end else at
         if at < len(text) and not self._end_of_field.match(text, at):
             raise _Misplaced(at, "text follows a closing quote")
         return "".join(parts), at

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Mapping
 
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files.csv_files import SPECIALS, CsvRecords
+from stateflow.connectors.files.csv_files import INFINITY, NAN, NEGATIVE_INFINITY, CsvRecords
 from stateflow.connectors.files.text_files import DecodedFormat, JsonDocument, JsonLines, Lines, TextLines, text_column
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError
@@ -181,12 +181,11 @@ def _csv_records(given: Mapping[str, object]) -> CsvRecords:
         checks_header=not _flag(given, "enforceschema"),
         null=str(given.get("nullvalue", "")),
         empty=str(given.get("emptyvalue", "")),
-        specials=(
-            str(given.get("nanvalue", SPECIALS[0])),
-            str(given.get("positiveinf", SPECIALS[1])),
-            str(given.get("negativeinf", SPECIALS[2])),
-        ),
-        trims=(_flag(given, "ignoreleadingwhitespace"), _flag(given, "ignoretrailingwhitespace")),
+        nan=str(given.get("nanvalue", NAN)),
+        infinity=str(given.get("positiveinf", INFINITY)),
+        negative_infinity=str(given.get("negativeinf", NEGATIVE_INFINITY)),
+        trims_start=_flag(given, "ignoreleadingwhitespace"),
+        trims_end=_flag(given, "ignoretrailingwhitespace"),
     )
 
 

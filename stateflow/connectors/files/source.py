@@ -11,7 +11,7 @@ from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -302,15 +302,14 @@ class FileSource(Source):
 
         if self.format != "parquet" or self._local is None:
             return {}
-        reasons = {file: truncation_of(Path(unquote(urlsplit(file).path))) for file in files}
+        reasons = {file: truncation_of(Path(path)) for file in files if (path := local_path(file)) is not None}
         return {file: reason for file, reason in reasons.items() if reason is not None}
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Returns whether every file that was read since `offset` still exists; only local files can be checked."""
         paths = _paths_since(offset, logs)
-        if any(urlsplit(path).scheme != "file" for path in paths):
-            return None
-        return all(Path(unquote(urlsplit(path).path)).is_file() for path in paths)
+        local = [local_path(path) for path in paths]
+        return None if None in local else all(Path(path).is_file() for path in local if path is not None)
 
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
         return len(_paths_since(offset, logs))

@@ -56,14 +56,14 @@ class WrongContent(ValueError):
         self.unit = unit
 
 
-Rows = tuple[int, list[pa.Array]]
+CountedColumns = tuple[int, list[pa.Array]]
 """The number of rows, and their columns."""
 
 
 class RowDecoder(Protocol):
     """Decodes the bytes of a file in blocks, from its first row or from any other on."""
 
-    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[Rows]:
+    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[CountedColumns]:
         """Yields the rows, at most some thousands at once.
 
         Args:
@@ -341,7 +341,7 @@ class JsonLines:
     forms: TextForms
     lines: Lines = Lines()
 
-    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[Rows]:
+    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[CountedColumns]:
         """See `RowDecoder.rows`."""
         objects = JsonObjects(columns, self.forms)
         for before, lines in self.lines.blocks(blocks, is_start):
@@ -362,7 +362,7 @@ class JsonDocument:
 
     forms: TextForms
 
-    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[Rows]:
+    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[CountedColumns]:
         """See `RowDecoder.rows`."""
         text = _whole(without_bom(blocks))
         if not text.strip():
@@ -392,7 +392,7 @@ class TextLines:
     lines: Lines = Lines()
     is_whole: bool = False
 
-    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[Rows]:
+    def rows(self, blocks: Iterator[bytes], columns: Sequence[Column], is_start: bool) -> Iterator[CountedColumns]:
         """See `RowDecoder.rows`."""
         column = text_column(columns)
         parts = [(0, [_whole(without_bom(blocks))])] if self.is_whole else self.lines.blocks(blocks, is_start)

@@ -32,7 +32,7 @@ answer a call of a transaction nor observe its timeout."""
 _BROKER = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[0-9A-Za-z._-]+):[0-9]{1,5}")
 
 
-def checked_brokers(bootstrap_servers: str) -> str:
+def check_brokers(bootstrap_servers: str) -> str:
     """Returns the addresses of brokers. Raises ConfigError unless each has a host and a port.
 
     The clients of Java and C refuse other texts late and differently: an empty one after minutes, as if no broker

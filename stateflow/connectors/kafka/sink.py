@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Sink, SinkContext, SinkTable
 from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.kafka.client import checked_brokers
+from stateflow.connectors.kafka.client import check_brokers
 from stateflow.connectors.kafka.records import JSON, RAW, RecordLayout, Value
 from stateflow.connectors.kafka.security import KafkaSecurity
 from stateflow.connectors.kafka.sink_table import KafkaTable
@@ -104,7 +104,7 @@ class KafkaSink(StagedSink):
             )
         names = (key,) if isinstance(key, str) and key else tuple(key)
         layout = RecordLayout(topic, value, names, topic_column, headers, timestamp)
-        self._settings = _Settings(checked_brokers(bootstrap_servers), layout, security, dict(options or {}))
+        self._settings = _Settings(check_brokers(bootstrap_servers), layout, security, dict(options or {}))
         self._transactions: dict[str, Transactions] = {}
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind,
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.kafka.client import KafkaClient, Topics, checked_brokers
+from stateflow.connectors.kafka.client import KafkaClient, Topics, check_brokers
 from stateflow.connectors.kafka.columns import GUARD, RecordColumns
 from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
 from stateflow.connectors.kafka.offsets import Partition, format_offsets, parse_offsets
@@ -117,7 +117,7 @@ class KafkaSource(Source):
         security: KafkaSecurity | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        self.bootstrap_servers = checked_brokers(bootstrap_servers)
+        self.bootstrap_servers = check_brokers(bootstrap_servers)
         self.schema = RowSchema.of(schema)
         self.topics = _topics(topics, pattern)
         self.value = _format(value)

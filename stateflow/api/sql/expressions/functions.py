@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, time
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
 
 from stateflow.api.sql.expressions import dates
+from stateflow.api.sql.expressions.patterns import END
 from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, DATE, DOUBLE, INTERVAL, STRING, SqlType, decimal
 from stateflow.api.sql.expressions.tree import Value
 from stateflow.types.spark_sql import literal
@@ -25,7 +26,7 @@ _SMALLEST = math.ulp(0.0)
 _INT = (1 << 31) - 1
 Types = Sequence[SqlType]
 Binary = Callable[[Value, Value], Value]
-Spark = Callable[..., str]
+SqlOf = Callable[..., str]
 """Returns Spark SQL for arguments in Spark SQL."""
 EXACT = Context(prec=100)
 """Computes with all digits that the largest decimals can have, also of a product."""
@@ -48,10 +49,10 @@ class Function:
     """
 
     result: Result
-    spark: Spark
+    spark: SqlOf
     python: Callable[..., Value]
     may_be_null: bool = False
-    of_doubles: Spark | None = None
+    of_doubles: SqlOf | None = None
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Conversion:
         checked: Spark SQL for a cast that is null for a value without place, and fails for a text that has no value.
     """
 
-    spark: Spark
+    spark: SqlOf
     python: Callable[..., Value]
-    checked: Spark | None = None
+    checked: SqlOf | None = None
 
 
 def takes(result: SqlType, *args: SqlType) -> Result:
@@ -150,15 +151,15 @@ def _between_times(types: Types) -> SqlType | None:
 # -- Spark SQL --------------------------------------------------------------------------------------------------------
 
 
-def _infix(sign: str) -> Spark:
+def _infix(sign: str) -> SqlOf:
     return lambda x, y: f"({x} {sign} {y})"
 
 
-def _named(name: str, before: str = "", after: str = "") -> Spark:
+def _named(name: str, before: str = "", after: str = "") -> SqlOf:
     return lambda *args: f"{before}{name}({', '.join(args)}){after}"
 
 
-def _as_bigint(name: str) -> Spark:
+def _as_bigint(name: str) -> SqlOf:
     return _named(name, "CAST(", " AS BIGINT)")
 
 
@@ -174,11 +175,11 @@ def _double(value: str) -> str:
 
 # In Spark NaN is equal to itself and greater than all other numbers; here, as in Flink and IEEE 754, it is neither. A
 # comparison with null stays null.
-def _less(sign: str) -> Spark:
+def _less(sign: str) -> SqlOf:
     return lambda x, y: f"({x} {sign} {y} AND ({x} IS NULL OR NOT isnan({y})))"
 
 
-def _greater(sign: str) -> Spark:
+def _greater(sign: str) -> SqlOf:
     return lambda x, y: f"({x} {sign} {y} AND ({y} IS NULL OR NOT isnan({x})))"
 
 
@@ -191,7 +192,7 @@ def _remainder_sql(x: str, y: str) -> str:
     return f"(CASE WHEN {y} = 0D THEN {x} * {_double('NaN')} ELSE {x} % {y} END)"
 
 
-def _logarithm_sql(name: str) -> Spark:
+def _logarithm_sql(name: str) -> SqlOf:
     # In Spark a logarithm is null where it is not a number.
     return lambda x: (
         f"(CASE WHEN {x} > 0D THEN {name}({x}) WHEN {x} = 0D THEN {_double('-Infinity')} "
@@ -199,7 +200,7 @@ def _logarithm_sql(name: str) -> Spark:
     )
 
 
-def _whole_sql(function: str) -> Spark:
+def _whole_sql(function: str) -> SqlOf:
     # In Spark the result is a BIGINT, which the greatest numbers and NaN do not fit into.
     return lambda x: f"(CASE WHEN abs({x}) < {_WHOLE}D THEN CAST({function}({x}) AS DOUBLE) ELSE {x} END)"
 
@@ -224,13 +225,13 @@ def _split_index_sql(text: str, separator: str, index: str) -> str:
     )
 
 
-def _padded_sql(name: str) -> Spark:
+def _padded_sql(name: str) -> SqlOf:
     return lambda text, length, pad: (
         f"(CASE WHEN {length} < 0 OR {pad} = '' THEN NULL ELSE {name}({text}, {_int(length)}, {pad}) END)"
     )
 
 
-def _strictly(name: str) -> Spark:
+def _strictly(name: str) -> SqlOf:
     """Returns a function that Spark ignores nulls in."""
     return lambda *args: (
         f"(CASE WHEN {' AND '.join(f'{x} IS NOT NULL' for x in args)} THEN {name}({', '.join(args)}) END)"
@@ -505,12 +506,11 @@ SYNONYMS: Mapping[str, str] = {
 
 # -- conversions ------------------------------------------------------------------------------------------------------
 
-_END = "(?!(?s:.))"
-_INTEGER = rf"\A *(?=[+-]?[0-9.])([+-]?)([0-9]*)(?:\.[0-9]*)? *{_END}"
+_INTEGER = rf"\A *(?=[+-]?[0-9.])([+-]?)([0-9]*)(?:\.[0-9]*)? *{END}"
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-_DOUBLE = rf"\A[\x00-\x20]*([+-]?(?:NaN|Infinity|{_NUMBER}(?:[eE][+-]?[0-9]+)?[dDfF]?))[\x00-\x20]*{_END}"
+_DOUBLE = rf"\A[\x00-\x20]*([+-]?(?:NaN|Infinity|{_NUMBER}(?:[eE][+-]?[0-9]+)?[dDfF]?))[\x00-\x20]*{END}"
 # An exponent of many digits would take Java a number of as many.
-_EXACT_NUMBER = rf"\A *([+-]?{_NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) *{_END}"
+_EXACT_NUMBER = rf"\A *([+-]?{_NUMBER}(?:[eE][+-]?[0-9]{{1,3}})?) *{END}"
 _TRUE, _FALSE = ("1", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no")
 
 
@@ -522,7 +522,7 @@ def _failing(text: str) -> str:
     return f"CAST(CAST({_no_value(text)} AS BIGINT) AS STRING)"
 
 
-def _valid(pattern: str, made: Callable[[str], str], otherwise: Callable[[str], str] = _no_value) -> Spark:
+def _valid(pattern: str, made: Callable[[str], str], otherwise: Callable[[str], str] = _no_value) -> SqlOf:
     """Returns what Spark casts a text to: a part of it where the text has a pattern, else a text that has no value."""
     return lambda x: f"CASE WHEN {x} RLIKE {literal(pattern)} THEN {made(x)} ELSE {otherwise(x)} END"
 

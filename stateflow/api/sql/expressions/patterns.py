@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_ANY, _END, _TERMINATORS = "(?s:.)", "(?!(?s:.))", "\x85\u2028\u2029"
+END = "(?!(?s:.))"
+"""A regular expression of the end of a text, which Python and Java read alike."""
+_ANY, _TERMINATORS = "(?s:.)", "\x85\u2028\u2029"
 _DIGIT, _WORD, _SPACE = "0-9", "0-9A-Z\\x5fa-z", "\\x09-\\x0d\\x20"
 _BLANK = "\\x09\\x20\xa0\u1680\u180e\u2000-\u200a\u202f\u205f\u3000"
 _VERTICAL = f"\\x0a-\\x0d{_TERMINATORS}"
@@ -32,8 +34,8 @@ _POSIX = {
 }
 _CHARACTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "a": "\a", "e": "\x1b"}
 _BOUNDARY = f"(?:(?<=[{_WORD}])(?![{_WORD}])|(?<![{_WORD}])(?=[{_WORD}]))"
-_LINE_END = f"(?:(?=\\x0d\\x0a{_END})|(?<!\\x0d)(?=\\x0a{_END})|(?=[\\x0d{_TERMINATORS}]{_END})|{_END})"
-_ANY_LINE_END = f"(?:(?<!\\x0d)(?=\\x0a)|(?=[\\x0d{_TERMINATORS}])|{_END})"
+_LINE_END = f"(?:(?=\\x0d\\x0a{END})|(?<!\\x0d)(?=\\x0a{END})|(?=[\\x0d{_TERMINATORS}]{END})|{END})"
+_ANY_LINE_END = f"(?:(?<!\\x0d)(?=\\x0a)|(?=[\\x0d{_TERMINATORS}])|{END})"
 _ANY_LINE_START = f"(?:(?={_ANY})(?:\\A|(?<=[\\x0a{_TERMINATORS}])|(?<=\\x0d)(?!\\x0a)))"
 _CLOSED = f")(?:\\x0d\\x0a|[\\x0a\\x0d{_TERMINATORS}])?\\z(?:"
 """The end of a pattern, after its match: RE2 cannot look ahead."""
@@ -75,9 +77,9 @@ def like_pattern(normal: str) -> str:
             parts[-1] += _ANY if letter == "_" else _character(next(letters) if letter == "\\" else letter)
     first, *others = parts
     if not others:
-        return rf"\A{first}{_END}"
+        return rf"\A{first}{END}"
     middle = "".join(f"(?>(?s:.*?){each})" for each in others[:-1] if each)
-    return rf"\A{first}{middle}(?s:.*){others[-1]}{_END}" if others[-1] else rf"\A{first}{middle}"
+    return rf"\A{first}{middle}(?s:.*){others[-1]}{END}" if others[-1] else rf"\A{first}{middle}"
 
 
 def is_simple_like(normal: str) -> bool:
@@ -183,7 +185,7 @@ def _same(text: str, *, is_empty: bool = False) -> _Part:
 
 _FIXED = {
     "A": _same(r"\A", is_empty=True),
-    "z": _Part(_END, r"\z", is_empty=True),
+    "z": _Part(END, r"\z", is_empty=True),
     "Z": _Part(_LINE_END, None, is_empty=True),
     "b": _Part(_BOUNDARY, r"\b", is_empty=True),
     "B": _Part(f"(?!{_BOUNDARY})", r"\B", is_empty=True),

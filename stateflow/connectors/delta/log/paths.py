@@ -58,7 +58,7 @@ def plain_path(path: str) -> str:
 
 
 @contextmanager
-def opened_file(table: Path, path: str) -> Iterator[BinaryIO]:
+def open_logged_file(table: Path, path: str) -> Iterator[BinaryIO]:
     """Opens a file that the log names.
 
     Args:
@@ -75,19 +75,19 @@ def opened_file(table: Path, path: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def opened_parquet(table: Path, path: str) -> Iterator[pq.ParquetFile]:
-    """Opens a Parquet file that the log names. Raises as `opened_file`, and pyarrow.ArrowException."""
-    with opened_file(table, path) as file, _parquet(file) as opened:
+def open_logged_parquet(table: Path, path: str) -> Iterator[pq.ParquetFile]:
+    """Opens a Parquet file that the log names. Raises as `open_logged_file`, and pyarrow.ArrowException."""
+    with open_logged_file(table, path) as file, _parquet(file) as opened:
         yield opened
 
 
 def read_parquet(table: Path, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file that the log names, in batches of bounded size. Raises as `opened_parquet`.
+    """Yields the rows of a file that the log names, in batches of bounded size. Raises as `open_logged_parquet`.
 
     Args:
         columns: those to read; None for all.
     """
-    with opened_file(table, path) as file, _parquet(file) as opened:
+    with open_logged_file(table, path) as file, _parquet(file) as opened:
         yield from read_batches(file, opened, columns)
 
 
@@ -97,7 +97,7 @@ def _parquet(file: BinaryIO) -> pq.ParquetFile:
 
 
 def size_of(table: Path, path: str) -> int | None:
-    """Returns the size of a file that the log names; None if it does not exist. Raises as `opened_file`."""
+    """Returns the size of a file that the log names; None if it does not exist. Raises as `open_logged_file`."""
     try:
         with _parent(table, path) as (folder, name):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -109,7 +109,7 @@ def size_of(table: Path, path: str) -> int | None:
 
 
 def remove_file(table: Path, path: str) -> None:
-    """Deletes a file that the log names, if it exists. Raises as `opened_file`."""
+    """Deletes a file that the log names, if it exists. Raises as `open_logged_file`."""
     try:
         with _parent(table, path) as (folder, name):
             os.unlink(name, dir_fd=folder)

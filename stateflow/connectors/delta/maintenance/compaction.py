@@ -20,7 +20,7 @@ from stateflow.connectors.columns.store_assignment import fits, nullable
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter, cast_read
-from stateflow.connectors.delta.log.paths import opened_parquet, read_parquet
+from stateflow.connectors.delta.log.paths import open_logged_parquet, read_parquet
 from stateflow.connectors.delta.log.table_log import Action, DeltaHead, append_after
 from stateflow.connectors.delta.maintenance.own_table import COMPACTED, OwnTable
 from stateflow.connectors.delta.partitions.columns import data_columns
@@ -153,7 +153,7 @@ class Compaction:
     def _is_usable(self, file: DataFile) -> bool:
         """Returns whether the sink writes each column of a file, with its type or a narrower or other form of it."""
         try:
-            with opened_parquet(self._table.path, file.path) as opened:
+            with open_logged_parquet(self._table.path, file.path) as opened:
                 found = opened.schema_arrow
             known = {field.name: field.type for field in self._stored}
             # Views, dictionaries and the like have the same values as the types that are written.
