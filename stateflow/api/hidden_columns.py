@@ -58,6 +58,11 @@ def with_hidden_columns(schema: RowSchema, *, rejects: bool) -> RowSchema:
     return replace(schema, columns=(*schema.columns, *hidden))
 
 
+def without_hidden_columns(schema: RowSchema) -> RowSchema:
+    """Returns the columns of a source's rows, which are all but those of `with_hidden_columns`."""
+    return replace(schema, columns=tuple(c for c in schema.columns if c.name not in (SPLIT, REJECTED)))
+
+
 def arrival(version: str = "CAST(NULL AS BIGINT)", late: str = "false") -> str:
     """Returns the SQL expression of `ARRIVED` for a frame that reads files.
 

@@ -19,7 +19,7 @@ from stateflow.api.source import Source, check_limits, limits_of
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
 from stateflow.config.settings import EXACTLY_ONCE, Settings
-from stateflow.errors import StateflowError
+from stateflow.errors import SchemaMismatch, SinkDiverged, SinkRefused, StateflowError
 from stateflow.runtime.job.loader import check_format, check_unshared_tables, graph_of_job_root, open_job
 from stateflow.runtime.job.start_checks import StartChecks
 from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
@@ -189,8 +189,11 @@ def _taken_over_tables(start: StartContext) -> None:
     if checks is None or head is None:
         return
     for uid in sorted(checks.job.sinks.keys() & head.entry.published.keys()):
-        # Raises Fenced if another job root has taken the table over.
-        checks.job.sinks[uid].open_table()
+        try:
+            # Raises Fenced if another job root has taken the table over.
+            checks.job.sinks[uid].open_table()
+        except (SchemaMismatch, SinkDiverged, SinkRefused):
+            continue  # found by the checks of tables and of the checkpoint
 
 
 def _start_checks(start: StartContext) -> StartChecks | None:

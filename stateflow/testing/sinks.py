@@ -76,6 +76,8 @@ class FolderSink(Sink):
         return _Writer(self.folder / "data" / f"{attempt}{_owner(context)}")
 
     def open_table(self, context: SinkContext) -> SinkTable:
+        if not (self.folder / "versions").is_dir():
+            raise SinkDiverged("the sink's folder no longer exists", hint="restore it", path=str(self.folder))
         return _Table(self.folder, context.application)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:

@@ -129,7 +129,7 @@ MISTAKES = [
 _NAMED = "sink_to(__import__('stateflow').DeltaSink(HERE.parent / 'named', register_as='nowhere.totals'), uid='named')"
 ON_SPARK = [
     Mistake("source-columns", "schema-mismatch", _over_files(number=pa.float64())),
-    Mistake("source-frames", "config", _over_files(", format='json', recursiveFileLookup='maybe'")),
+    Mistake("source-frames", "config", _over_files(", format='json', pathGlobFilter='['")),
     Mistake("catalog", "config", _over_files(end=_NAMED)),
     Mistake("transforms", "schema-mismatch", _transform("df.select('key')")),
     Mistake("transforms", "schema-mismatch", _transform("df.selectExpr('key', 'number / 2 AS number')")),

@@ -57,10 +57,16 @@ _IMPLEMENTED: Mapping[str, frozenset[str]] = {
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("datetimerebasemode", "int96rebasemode"), ("EXCEPTION", "CORRECTED", "LEGACY")),
     **dict.fromkeys(
-        ("mergeschema", "recursivefilelookup", "ignorecorruptfiles", "ignoremissingfiles"), ("true", "false")
+        ("mergeschema", "recursivefilelookup", "ignorecorruptfiles", "ignoremissingfiles", "filenameonly"),
+        ("true", "false"),
     ),
 }
 """The values of options, in lower case, that Spark would refuse only when it reads the first file."""
+_MOST: Mapping[str, tuple[type[int] | type[float], float]] = {
+    "maxcachedfiles": (int, (1 << 31) - 1),
+    "discardcachedinputratio": (float, 1),
+}
+"""The types and highest values of numbers, which Spark would parse when a run begins to read."""
 _HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
 _FAILFAST = "FAILFAST"
 _NOT_OF_FILES = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}
@@ -89,6 +95,8 @@ def check_reader(format: str, options: Mapping[str, object]) -> None:
         choices = _CHOICES.get(name.lower())
         if choices is not None and str(value).lower() not in map(str.lower, choices):
             raise _unsupported(name, value, f"give {', '.join(choices[:-1])} or {choices[-1]}")
+        if name.lower() in _MOST:
+            _check_number(name, value)
         if name.lower() in _HIDING and str(value).lower() == "true":
             raise ConfigError(
                 "the file source does not support a reader option",
@@ -214,6 +222,16 @@ def _flag(given: Mapping[str, object], name: str) -> bool:
     if value not in ("true", "false"):
         raise _unsupported(name, value, "give true or false")
     return value == "true"
+
+
+def _check_number(name: str, value: object) -> None:
+    parse, most = _MOST[name.lower()]
+    try:
+        fits = 0 <= parse(str(value)) <= most
+    except ValueError:
+        fits = False
+    if not fits:
+        raise _unsupported(name, value, f"give {'an integer' if parse is int else 'a number'} from 0 to {most}")
 
 
 def _unsupported(name: str, value: object, hint: str) -> ConfigError:

@@ -29,7 +29,7 @@ from stateflow.api.graph.nodes import (
     WatermarkNode,
 )
 from stateflow.api.graph.traversal import leaves_of, sources_of
-from stateflow.api.hidden_columns import RejectedRecord
+from stateflow.api.hidden_columns import RejectedRecord, without_hidden_columns
 from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
@@ -172,7 +172,7 @@ class LocalExecutor(Executor):
 def _check_rows(source: SourceNode, rows: Sequence[object]) -> None:
     """Raises SchemaMismatch for a row of a source that is not of its declared class."""
     try:
-        to_batch([row for row in rows if not isinstance(row, RejectedRecord)], source.schema)
+        to_batch([row for row in rows if not isinstance(row, RejectedRecord)], without_hidden_columns(source.schema))
     except SchemaMismatch as e:
         e.add_facts(source=source.uid)
         raise
