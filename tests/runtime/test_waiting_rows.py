@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import WatermarkStrategy
+from stateflow import Context, KeyedProcessFunction, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
 from stateflow.checkpoint.barrier.task_report import combined_spans
 from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, TimeSpan
 from stateflow.cli.main import main
@@ -27,7 +29,8 @@ from stateflow.operations.status import describe
 from stateflow.runtime.task.task_input import _spans
 from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows, waiting_texts
 from stateflow.testing.sinks import FolderSink
-from tests.support.local_jobs import Growing, LocalJobs
+from tests.support.local_jobs import Build, Growing, LocalJobs
+from tests.support.local_restores import restore
 
 NOON = epoch_milliseconds(datetime(2026, 1, 20, 12, tzinfo=UTC))
 MINUTE = 60_000
@@ -114,6 +117,44 @@ def test_rows_above_the_watermark_wait_for_the_source_with_the_lowest_one(shop: 
     (turned,) = shop.waiting
     assert str(turned) == "1 row of products waits for orders, at 2026-01-20T15:59:00"
     assert len(shop.rows()) == 239
+
+
+class Numbered(KeyedProcessFunction[Order, Order]):
+    """Emits each order, and counts them."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.count = ctx.get_state(ValueStateDescriptor("count", int))
+
+    def process_element(self, value: Order, ctx: Context) -> Iterator[Order]:
+        self.count.update((self.count.value() or 0) + 1)
+        yield value
+
+
+@pytest.mark.parametrize("maps", [("counted=numbered",), ("counted=orders", "orders=counted")])
+def test_rows_of_a_renamed_operator_still_wait(tmp_path: Path, maps: tuple[str, ...]) -> None:
+    jobs = LocalJobs(tmp_path, ManualClock(), max_parallelism=8, parallelism=2)
+
+    def job(source: str, operator: str) -> Build:
+        def build(env: StreamExecutionEnvironment) -> None:
+            orders = env.from_source(Growing([Order("a", NOON + at * MINUTE) for at in range(9)], Order), uid=source)
+            timed = orders.assign_timestamps_and_watermarks(_TIMES).key_by("product")
+            counted = timed.process(Numbered(), output=Order, uid=operator).key_by("product")
+            prices = env.from_source(Growing([Price("a", NOON + MINUTE, 1)], Price), uid="products")
+            joined = counted.temporal_join(prices.assign_timestamps_and_watermarks(_TIMES).key_by("product"))
+            made = joined.apply(lambda order, price: Priced(order.product, price.price), output=Priced, uid="price")
+            made.sink_to(jobs.sink("out"), uid="out")
+
+        return build
+
+    def waiting() -> list[Waiting]:
+        return [each for each in describe(str(jobs.folder / "root")).waiting if each.operator == "price"]
+
+    jobs.run(job("orders", "counted"))
+    (before,) = waiting()
+    assert (before.input, before.rows) == ("counted", 8)
+    new = dict(pair.split("=") for pair in maps)
+    restore(jobs, job(new.get("orders", "orders"), new["counted"]), *maps)
+    assert waiting() == [replace(before, input=new["counted"])]
 
 
 def test_the_number_of_rows_with_very_many_times_is_about_right(shop: Shop) -> None:

@@ -78,6 +78,14 @@ class GraphAssignment:
             found.setdefault(move.new, []).append(move)
         return found
 
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The new uid of each operator whose states all go to one operator, by the uid in the target."""
+        found: dict[str, set[str]] = {}
+        for move in self.moves:
+            found.setdefault(move.old, set()).add(move.new)
+        return {old: new for old, (new, *others) in found.items() if not others}
+
 
 def assign_states(stored: StoredGraph, job: JobGraph, given: GraphMap, drop: frozenset[str]) -> GraphAssignment:
     """Returns where each state of the target is restored.

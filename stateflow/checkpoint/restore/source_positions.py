@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.log.documents import (
+    NOT_BEGUN,
+    Manifest,
+    SourceFile,
+    SourcePosition,
+    SparkPosition,
+    WaitingRows,
+)
 from stateflow.errors import ConfigError, CorruptFile
 
 INLINE_LIMIT = 8 << 10
@@ -142,16 +149,21 @@ def with_sources(manifest: Manifest, wanted: Sequence[tuple[str, str]], starts: 
         watermarks=sorted(
             (replace(w, uid=kept[w.uid]) for w in manifest.watermarks if w.uid in kept), key=lambda each: each.uid
         ),
-        waiting=[
-            replace(
-                w,
-                inputs=sorted({kept.get(uid, uid) for uid in w.inputs}),
-                waits_for=[replace(each, uid=kept.get(each.uid, each.uid)) for each in w.waits_for],
-            )
-            for w in manifest.waiting
-        ],
+        waiting=rename_waiting(manifest.waiting, kept),
         columns={kept[uid]: columns for uid, columns in manifest.columns.items() if uid in kept},
     )
+
+
+def rename_waiting(waiting: Iterable[WaitingRows], new: Mapping[str, str]) -> list[WaitingRows]:
+    """Returns waiting rows whose inputs, and the sources that they wait for, have new uids; `new` is by old ones."""
+    return [
+        replace(
+            rows,
+            inputs=sorted({new.get(uid, uid) for uid in rows.inputs}),
+            waits_for=[replace(each, uid=new.get(each.uid, each.uid)) for each in rows.waits_for],
+        )
+        for rows in waiting
+    ]
 
 
 def with_added_sources(manifest: Manifest, wanted: Sequence[tuple[str, str]]) -> Manifest:

@@ -15,7 +15,7 @@ from stateflow.checkpoint.restore.graph_map import JobGraph, StateItem, StateKin
 from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan, SourceAction
 from stateflow.checkpoint.restore.mapped_state import MappedOperators, map_operators, stored_graph
 from stateflow.checkpoint.restore.plan_document import SourceChange
-from stateflow.checkpoint.restore.source_positions import SourceStarts, match_sources, with_sources
+from stateflow.checkpoint.restore.source_positions import SourceStarts, match_sources, rename_waiting, with_sources
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.source_starts import ChosenStarts, can_keep, check_kept, choose_starts
@@ -188,7 +188,15 @@ def change_graph(
     manifest = with_sources(target, graph.sources, sources.starts)
     if operators.outline != sorted(target.operators, key=lambda operator: operator.uid):
         taken = [(uid, {move.old for move in moves}) for uid, moves in sorted(assignment.by_operator.items())]
-        waiting = [replace(w, operator=uid) for uid, olds in taken for w in manifest.waiting if w.operator in olds]
+        # From the target's uids at once: a source may have the former uid of an operator.
+        new = assignment.renamed | {start.old: uid for uid, start in sources.starts.items() if start.old}
+        known = rename_waiting(target.waiting, new)
+        waiting = [
+            replace(now, operator=uid)
+            for uid, olds in taken
+            for old, now in zip(target.waiting, known, strict=True)
+            if old.operator in olds
+        ]
         manifest = replace(manifest, operators=operators.outline, waiting=waiting)
     key_groups = _key_groups(operators, location, graph)
     return ChangedGraph(target, assignment, operators, sources, chosen, request, manifest, key_groups)
