@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import write_manifest_list
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import SimpleLocationProvider
 from pyiceberg.types import LongType, NestedField, StringType
@@ -95,6 +98,89 @@ def test_a_table_that_chooses_code_or_other_places_is_refused_also_between_two_s
         with raises(SinkRefused, property=name):
             act(table.about)
     assert _CALLS == []
+
+
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def _forge(table: IcebergTable, change: Callable[[dict[str, Any]], None]) -> None:
+    """Writes the newest metadata file again, as a writer of the table's folder can."""
+    path = _path(table.table.metadata_location)
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    path.write_text(json.dumps(metadata))
+
+
+def test_metadata_that_a_catalog_finds_outside_of_the_table_is_refused(table: IcebergTable) -> None:
+    table.prepare()
+    moved = shutil.copy(_path(table.table.metadata_location), table.folder / "00007-x.metadata.json")
+    with closing(sqlite3.connect(table.folder / "lake" / "catalog.db")) as catalog, catalog:
+        catalog.execute("UPDATE iceberg_tables SET metadata_location = ?", (f"file://{moved}",))
+    for act in (table.sink.check, table.sink.prepare, table.sink.open_table):
+        with raises(SinkRefused, property="metadata-location"):
+            act(table.about)
+
+
+def test_a_rewind_reads_no_snapshot_outside_of_the_table(table: IcebergTable) -> None:
+    table.prepare().put(1, pairs(0, 1))
+    table.put(2, pairs(1, 1))
+    outside = f"file://{table.folder}/list.avro"
+
+    def move(metadata: dict[str, Any]) -> None:
+        for snapshot in metadata["snapshots"]:
+            if snapshot["snapshot-id"] != metadata["current-snapshot-id"]:
+                shutil.copy(_path(snapshot["manifest-list"]), _path(outside))
+                snapshot["manifest-list"] = outside
+
+    version = table.sink.open_table(table.about).plan_rewind(1).to_version
+    _forge(table, move)
+    handle = table.sink.open_table(table.about)
+    with raises(SinkRefused, file=outside):
+        handle.plan_rewind(1)
+    with raises(SinkRefused, file=outside):
+        handle.rewind(version, 3)
+
+
+def test_a_commit_reads_no_manifest_outside_of_the_table(table: IcebergTable) -> None:
+    table.prepare().put(1, pairs(0, 1))
+    found = table.table
+    head, outside = found.current_snapshot(), f"file://{table.folder}/manifest.avro"
+    assert head is not None
+    manifests = head.manifests(found.io)
+    shutil.copy(_path(manifests[0].manifest_path), _path(outside))
+    manifests[0]._data[0] = outside
+    list_file = found.io.new_output(head.manifest_list)
+    with write_manifest_list(2, list_file, head.snapshot_id, head.parent_snapshot_id, 2, "deflate") as written:
+        written.add_manifests(manifests)
+    _forge(table, lambda metadata: metadata["properties"].update({"commit.manifest.min-count-to-merge": "0"}))
+    files, before = table.stage(2, pairs(1, 1)), table.data_files()
+    with raises(SinkRefused, file=outside):
+        table.sink.open_table(table.about).commit(2, files)
+    assert table.data_files() == before
+
+
+class Triple(Pair):
+    """A row with one more column."""
+
+    more: int | None = None
+
+
+def test_added_columns_delete_no_file_outside_of_the_table(table: IcebergTable) -> None:
+    table.prepare()
+    other = table.folder / "precious"
+    other.write_text("x")
+
+    def log(metadata: dict[str, Any]) -> None:
+        metadata["metadata-log"] = [{"timestamp-ms": 1, "metadata-file": f"file://{other}"}]
+        metadata["properties"] |= {
+            "write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"
+        }  # fmt: skip
+
+    _forge(table, log)
+    table.of(Triple, schema_evolution="add-columns").prepare()
+    assert "more" in table.table.schema().column_names
+    assert other.exists()
 
 
 def test_a_log_of_metadata_deletes_no_file_elsewhere(table: IcebergTable, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
     if table.format_version != FORMAT_VERSION:
         hint = f"ALTER TABLE … SET TBLPROPERTIES ('format-version' = '{FORMAT_VERSION}'), or use another table"
         yield _Refusal("its format has another version", hint, {"format_version": table.format_version})
-    if (refusal := refusal_of(table.metadata)) is not None:
+    if (refusal := refusal_of(table)) is not None:
         hint = "remove the property, or correct the location; data files are always below the location of the table"
         yield _Refusal(refusal[0], hint, {"property": refusal[1]})
     unknown = unknown_partition(table.spec())

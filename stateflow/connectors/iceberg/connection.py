@@ -12,12 +12,11 @@ from typing import Any
 from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError, TableAlreadyExistsError
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io import load_file_io as file_io_of
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable, Table, TableProperties
-from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.config import Config
 
@@ -70,18 +69,22 @@ _CREDENTIALS = (
 )
 
 
-def refusal_of(metadata: TableMetadata) -> tuple[str, str] | None:
+def refusal_of(table: Table) -> tuple[str, str] | None:
     """Returns why PyIceberg may not write to a table, and the property; None if it may.
 
     A table may be changed by others than those who run the job. It chooses neither code, which PyIceberg would import
-    and call, nor where files go.
+    and call, nor where files are.
     """
+    metadata = table.metadata
     properties, location = metadata.properties, metadata.location.rstrip("/")
     if properties.get(TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL):
         return "it names code that would run", TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
     for name in (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH):
         if not is_below(properties.get(name) or f"{location}/", location):
             return "its files would be outside of its location", name
+    # The catalog names this file; all other places are named in it.
+    if not is_below(table.metadata_location, location):
+        return "its metadata is outside of its location", "metadata-location"
     head = metadata.current_snapshot()
     if head is not None and not is_below(head.manifest_list, location):
         return "its metadata is outside of its location", "manifest-list"
@@ -92,6 +95,47 @@ def is_below(path: str, location: str) -> bool:
     """Returns whether a path is below a location, both with a scheme or both without."""
     parts = path.removeprefix(f"{location}/").split("/") if path.startswith(f"{location}/") else [".."]
     return ".." not in parts and "." not in parts
+
+
+class _TableIO(FileIO):
+    """The storage of a table, for files below the table's location only.
+
+    All names of files but one are in files that each writer of the table can write: lists of manifests, manifests and
+    the log of metadata. With the operator's credentials, PyIceberg would read and delete what they name.
+
+    Args:
+        io: the storage.
+        location: of the table.
+    """
+
+    def __init__(self, io: FileIO, location: str) -> None:
+        super().__init__(io.properties)
+        self._io = io
+        self._location = location.rstrip("/")
+
+    def new_input(self, location: str) -> InputFile:
+        self._check(location)
+        return self._io.new_input(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        self._check(location)
+        return self._io.new_output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        path = location if isinstance(location, str) else location.location
+        if not is_below(path, self._location):
+            # An OSError, which PyIceberg logs: it deletes after a commit, which is made.
+            raise PermissionError(f"outside of the table's location: {path}")
+        self._io.delete(path)
+
+    def _check(self, path: str) -> None:
+        if not is_below(path, self._location):
+            raise SinkRefused(
+                "the Iceberg table names a file outside of its location",
+                hint="rewrite the table's manifests, or use another table",
+                location=self._location,
+                file=path,
+            )
 
 
 def _guarded(catalog: Catalog, given: Mapping[str, str]) -> Catalog:
@@ -126,7 +170,7 @@ def _guarded(catalog: Catalog, given: Mapping[str, str]) -> Catalog:
 
         def checked(current_table: Table | None, *more: Any) -> StagedTable:
             # PyIceberg reads the table again for the commit.
-            if current_table is not None and (refusal := refusal_of(current_table.metadata)):
+            if current_table is not None and (refusal := refusal_of(current_table)):
                 raise SinkRefused(f"the Iceberg table cannot be written to: {refusal[0]}", property=refusal[1])
             return stage(current_table, *more)
 
@@ -174,9 +218,11 @@ class Connection:
         """Returns the table as it is now; None if it does not exist. Raises StorageError."""
         with self.errors():
             try:
-                return self._catalog.load_table(self.settings.name)
+                table = self._catalog.load_table(self.settings.name)
             except NoSuchTableError:
                 return None
+            table.io = _TableIO(table.io, table.location())
+            return table
 
     def has_namespace(self) -> bool:
         """Returns whether the namespace of the table exists. Raises StorageError."""
