@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> int:
     # As for Ctrl-C, all processes that were started are ended first.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
+    # A shell without job control starts commands in the background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         match arguments:
             case []:

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import pyspark
 
@@ -79,9 +82,17 @@ def _java(folder: Path, java_options: Sequence[str], program: Sequence[str]) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a broker that creates topics when they are first used, until it is stopped; returns its exit code."""
+    """Runs a broker that creates topics when they are first used, until it is stopped.
+
+    Returns:
+        The exit code of a broker that ends by itself; 0 after a signal.
+    """
     port = int(arguments[0]) if arguments else 9092
-    with tempfile.TemporaryDirectory(prefix="stateflow-broker-") as folder:
+    # A shell without job control starts commands in the background with SIGINT ignored, and nohup ignores SIGHUP.
+    is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, *([] if is_kept else [signal.SIGHUP])):
+        signal.signal(number, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="stateflow-broker-") as folder, suppress(KeyboardInterrupt):
         settings = {"auto.create.topics.enable": "true", "num.partitions": "2"}
         properties = write_settings(Path(folder), port, port + 1, settings)
         subprocess.run(format_command(properties), check=True, stdout=subprocess.DEVNULL)
@@ -89,9 +100,16 @@ def main(arguments: Sequence[str]) -> int:
         with subprocess.Popen(broker_command(properties), stdout=subprocess.DEVNULL) as broker:
             try:
                 return broker.wait()
-            except KeyboardInterrupt:
+            finally:
                 broker.terminate()
-                return broker.wait()
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends `main`, which removes its folder; further signals would interrupt that."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

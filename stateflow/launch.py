@@ -343,7 +343,7 @@ class _Runs:
             raise
 
     def start_spark(self) -> tuple[StartContext, dict[str, Source]]:
-        """Starts Spark as `start_spark` does, and reports the progress."""
+        """Starts Spark as `start_spark` does, makes the checks that need it, and reports the progress."""
         report, now = self.request.on_step, self._services.clock.monotonic
         began = now()
         report("starting Spark")
@@ -352,6 +352,10 @@ class _Runs:
         ):
             found = start_spark(self.planned)
         report(f"Spark started in {now() - began:.0f} s")
+        began = now()
+        report("checking sources and tables")
+        check_start(found[0], [Needs.SPARK])
+        report(f"checked sources and tables in {now() - began:.0f} s")
         return found
 
     def result(self, reached: str, seconds: float) -> RunResult:
@@ -406,7 +410,6 @@ def _run_on_spark(runs: _Runs) -> Callable[[int], str]:
     from stateflow.runtime.spark.streaming_query import SparkRun
 
     start, sources = runs.start_spark()
-    check_start(start, [Needs.SPARK])
     spark = start.session
     assert spark is not None
 

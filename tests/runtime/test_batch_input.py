@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from stateflow import FileSource
-from stateflow.api.input_files import UnreadableFile
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnreadableFile, unreadable_in
+from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barrier.task_report import message_with
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.errors import BatchFailed, CorruptInput, SchemaMismatch
 from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.file_reader import FileSearch
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
 from tests.support.errors import raises
@@ -48,14 +52,16 @@ class FakeSource:
         self.on_corrupt_file = policy
         self.fails = fails
         self.broken = broken
-        self.read: list[str] = []
+        self.read: list[Sequence[str]] = []
+
+    def file_format(self, files: Sequence[str]) -> None:
+        return None
 
     def read_files(self, _: object, files: Sequence[str], arrange: object = None) -> Any:
-        (file,) = files
-        self.read.append(file)
+        self.read.append(files)
 
         def save() -> None:
-            if file in self.fails:
+            for file in self.fails.keys() & files:
                 raise _failure(file, self.fails[file])
 
         writer = SimpleNamespace(mode=lambda _: SimpleNamespace(save=save))
@@ -71,15 +77,64 @@ def _input(source: FakeSource, files: Sequence[str] = FILES) -> BatchInput:
     return BatchInput(cast(Any, [node]), cast(Any, {"rows": source}), cast(Any, location), batch_id=0, frame=frame)
 
 
-def test_a_file_that_also_fails_alone_is_skipped_with_all_truncated_files() -> None:
+def test_a_file_that_also_fails_alone_is_skipped_with_all_other_corrupt_files() -> None:
     source = FakeSource("quarantine", {FILES[0]: GARBLED}, broken=[FILES[2]])
     given = _input(source)
     assert given.skip_corrupt(_failure(FILES[0], GARBLED))
     assert [(s.source, s.file.path) for s in given.skipped] == [("rows", "/in/a 1.parquet"), ("rows", "/in/c.parquet")]
-    assert source.read == [FILES[0]], "no other file is read"
-    source.fails[FILES[1]] = GARBLED
-    assert given.skip_corrupt(_failure(FILES[1], GARBLED))
-    assert len(given.skipped) == 3
+    assert source.read == [FILES[:1], FILES[1:2]], "the other file is read, and no truncated one"
+
+
+def test_all_corrupt_files_of_a_batch_are_found_at_its_first_failure() -> None:
+    files = [f"file:///in/{at}.orc" for at in range(64)]
+    corrupt = [files[0], files[9], files[63]]
+    source = FakeSource("quarantine", dict.fromkeys(corrupt, GARBLED))
+    given = _input(source, files)
+    assert given.skip_corrupt(_failure(files[0], GARBLED))
+    assert [s.file.file for s in given.skipped] == corrupt
+    times = Counter(file for group in source.read for file in group)
+    # All together, in a group of eight, and alone; a corrupt one twice.
+    assert max(times[file] for file in files if file not in corrupt) <= 3
+    assert all(times[file] <= 4 for file in corrupt)
+
+
+@pytest.mark.parametrize("cause", [TIMEOUT, "java.io.FileNotFoundException: x"])
+def test_a_failure_of_the_storage_while_other_corrupt_files_are_looked_for_is_retryable(cause: str) -> None:
+    given = _input(FakeSource("quarantine", {FILES[0]: GARBLED, FILES[1]: cause}))
+    with raises(BatchFailed) as failed:
+        given.skip_corrupt(_failure(FILES[0], GARBLED))
+    assert failed.value.retryable
+
+
+def test_tasks_report_all_corrupt_files_and_those_that_only_spark_may_read(tmp_path: Path) -> None:
+    class Flaky:
+        """The second attempt at a file that is only read wrongly once succeeds."""
+
+        splits = False
+        seen = Counter[str]()
+
+        def row_starts(self, path: str, positions: Sequence[int]) -> Sequence[int]:
+            return positions
+
+        def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
+            name = Path(share.path).name
+            self.seen[name] += 1
+            if name == "corrupt" or (name == "once" and self.seen[name] == 1):
+                raise CorruptContent(share.path, "no JSON", "line 1")
+            if name == "unknown":
+                raise CannotRead("x")
+            yield from ()
+
+    names = ["good", "corrupt", "once", "unknown", "gone"]
+    for name in names[:-1]:
+        (tmp_path / name).write_text("x")
+    schema = FileSource(tmp_path, schema=Numbered, format="json").schema
+    search = FileSearch({"rows": Flaky()}, {"rows": schema}, [("rows", str(tmp_path / name)) for name in names])
+    batches = [pa.RecordBatch.from_pydict({"id": [at]}) for at in range(len(names))]
+    found = [row for batch in search.errors(iter(batches)) for row in batch.to_pylist()]
+    assert [(row["number"], bool(row["error"])) for row in found] == [(1, True), (3, False), (4, False)]
+    corrupt = unreadable_in(found[0]["error"])
+    assert corrupt is not None and corrupt.is_corrupt and corrupt.path == str(tmp_path / "corrupt")
 
 
 @pytest.mark.parametrize("policy", ["fail", "quarantine"])
@@ -92,7 +147,7 @@ def test_a_failure_of_the_storage_or_one_that_does_not_recur_is_retryable(
     with raises(BatchFailed) as failed:
         given.skip_corrupt(_failure(FILES[0], cause))
     assert failed.value.retryable and not given.skipped
-    assert source.read == ([] if alone is None else FILES[:1])
+    assert source.read == ([] if alone is None else [FILES[:1]])
 
 
 def test_a_corrupt_file_ends_the_run_unless_the_source_can_skip_files() -> None:

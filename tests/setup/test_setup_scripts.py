@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -120,6 +122,26 @@ def test_pyspark_is_compiled_once_and_another_python_takes_the_sources(tmp_path:
             of_another_python.writestr(name, data)
     zipimport.zipimporter(f"{archive}/package").invalidate_caches()
     assert zipimport.zipimporter(f"{archive}/package").get_code("package.inner").co_names == code.co_names
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_broker_to_try_jobs_with_removes_its_folder_when_a_signal_ends_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\ncase "$*" in *StorageTool*) exit 0 ;; esac\nexec sleep 100\n')
+    java.chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    env = {**os.environ, "JAVA_HOME": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+    # As a shell without job control starts it in the background.
+    command = ["sh", "-c", f"trap '' INT; exec {sys.executable} scripts/kafka_broker.py 1"]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as broker:
+        assert broker.stdout is not None and "broker at" in broker.stdout.readline()
+        assert list((tmp_path / "tmp").iterdir())
+        broker.send_signal(number)
+        assert broker.wait(60) == 0
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 # --- Bill of materials -----------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.hidden_columns import arrival, arrival_place
@@ -16,6 +16,7 @@ from stateflow.api.input_files import (
     QUARANTINE,
     CannotRead,
     CorruptContent,
+    FileFormat,
     FileShare,
     UnreadableFile,
     local_path,
@@ -26,7 +27,7 @@ from stateflow.api.source import Source
 from stateflow.checkpoint.barrier.task_report import error_in_text
 from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
 from stateflow.runtime.quarantine import SkippedFile
-from stateflow.runtime.spark.file_reader import BatchFiles, FileReader, SourceRows
+from stateflow.runtime.spark.file_reader import BatchFiles, FileSearch, SourceRows
 from stateflow.runtime.spark.frames import empty_frame, in_order
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.runtime.task.row_conversion import check_declared
@@ -35,14 +36,17 @@ log = logging.getLogger(__name__)
 
 _MOST_SEARCHED = 1 << 28
 """How many bytes of files are searched for a row that an error is about."""
+_GROUPS = 8
+"""Into how many groups files are divided to find the corrupt ones."""
 
 
 class BatchInput:
     """The input of one Spark batch, without corrupt files that the job skips.
 
     Files are first read by the tasks of the batch. When a task fails on a file, the file is read once more alone: a
-    failure that does not recur is not caused by its content. Each attempt at a batch decides again, from the bytes of
-    the file, and only a checkpoint makes the decision permanent.
+    failure that does not recur is not caused by its content. The first failure also looks for all other corrupt files
+    of the sources that skip them, because each attempt at the batch costs as much as the batch. Each attempt at a batch
+    decides again, from the bytes of the file, and only a checkpoint makes the decision permanent.
 
     Args:
         nodes: the sources in the order of `source_frame`.
@@ -66,6 +70,8 @@ class BatchInput:
         self._location = location
         self._batch_id = batch_id
         self._frame = frame
+        self._searched = set[str]()
+        """Uids of the sources whose files tasks have read to find the corrupt ones."""
         self.skipped: list[SkippedFile] = []
 
     def rows(self, frame: DataFrame | None = None) -> SourceRows:
@@ -89,7 +95,7 @@ class BatchInput:
         for node in self._nodes:
             source = self._sources[node.uid]
             if source.has_files:
-                uris = [file for file in self._files()[node.uid] if (node.uid, file) not in skipped]
+                uris = [file for file in self._files[node.uid] if (node.uid, file) not in skipped]
                 by_spark = partial(self._read_by_spark, node, uris)
                 found[node.uid] = BatchFiles(uris, source.file_format(uris), by_spark)
         return found
@@ -103,6 +109,7 @@ class BatchInput:
             spark, uris, lambda rows: in_order(order, rows.selectExpr("*", arrival()))
         )
 
+    @cached_property
     def _files(self) -> dict[str, list[str]]:
         """Returns the files of the batch, by uid of the source; none for sources without files."""
         return {node.uid: self._location.batch_files(self._batch_id, at) for at, node in enumerate(self._nodes)}
@@ -142,7 +149,7 @@ class BatchInput:
         if not isinstance(mismatch, SchemaMismatch) or "row" not in mismatch.facts:
             return
         left = _MOST_SEARCHED
-        for uid, files in self._files().items():
+        for uid, files in self._files.items():
             for file in files:
                 path = local_path(file)
                 size = os.path.getsize(path) if path and os.path.exists(path) else left
@@ -169,44 +176,108 @@ class BatchInput:
 
     def _owner(self, found: UnreadableFile) -> tuple[str, str]:
         """Returns uid of the source and URI of its file; empty strings for a file that a transform reads."""
-        for uid, files in self._files().items():
+        for uid, files in self._files.items():
             for file in files:
                 if plain_path(file) == found.path:
                     return uid, file
         return "", ""
 
     def _check_again(self, uid: str, found: UnreadableFile) -> None:
-        spark = self._frame.sparkSession
-        try:
-            # All columns of all rows are read, and nothing is written. A hash of them would not accept maps.
-            self._read_alone(spark, uid, found).write.format("noop").mode("overwrite").save()
-        except Exception as e:
-            again = unreadable_in(str(e))
-            if again is not None and again.is_corrupt:
-                return
-            raise (again or replace(found, is_corrupt=False)).error() from e
-        raise BatchFailed(
-            "an input file could be read only at the second attempt",
-            hint="check the storage; a new run continues from the last checkpoint",
-            file=found.path,
-            reason=found.reason,
-        )
+        error = self._error_alone(uid, found)
+        again = unreadable_in(str(error))
+        if error is None:
+            raise BatchFailed(
+                "an input file could be read only at the second attempt",
+                hint="check the storage; a new run continues from the last checkpoint",
+                file=found.path,
+                reason=found.reason,
+            )
+        if again is None or not again.is_corrupt:
+            raise (again or replace(found, is_corrupt=False)).error() from error
 
-    def _read_alone(self, spark: SparkSession, uid: str, found: UnreadableFile) -> DataFrame:
-        """Returns the rows of a file, read as when it failed."""
-        source = self._sources[uid]
-        format = source.file_format([found.file]) if found.by_task else None
+    def _error_alone(self, uid: str, found: UnreadableFile) -> Exception | None:
+        """Reads a file as when it failed, and returns the error."""
+        format = self._sources[uid].file_format([found.file]) if found.by_task else None
         if format is None:
-            return source.read_files(spark, [found.file])
-        file = BatchFiles([found.file], format, lambda: source.read_files(spark, [found.file]))
-        reader = FileReader.of(file, source.schema, 1)
-        return reader.frame(spark).mapInArrow(reader.read, source.schema.ddl)
+            return self._error_of(uid, [found.file])
+        errors = self._search({uid: format}, [(uid, found.file)])
+        return CannotRead(errors[0][1]) if errors else None
 
     def _skip(self, uid: str, found: UnreadableFile) -> None:
+        """Skips a corrupt file, and all other corrupt files of the sources that skip them."""
+        self._record(uid, found)
+        skipping = [u for u, s in self._sources.items() if s.has_files and s.on_corrupt_file == QUARANTINE]
+        for each in skipping:
+            for file, reason in self._sources[each].truncated(self._left(each)).items():
+                self._record(each, UnreadableFile(file, reason, is_corrupt=True))
+        by_tasks = {u: self._sources[u].file_format(self._left(u)) for u in skipping if u not in self._searched}
+        # A failure after this search is not one that tasks can find.
+        self._searched.update(skipping)
+        for_spark = self._search_by_tasks({u: format for u, format in by_tasks.items() if format is not None})
+        for each in skipping:
+            for corrupt in self._search_by_spark(each, for_spark.get(each, self._left(each))):
+                self._record(each, corrupt)
+
+    def _record(self, uid: str, found: UnreadableFile) -> None:
+        log.warning("skipping a corrupt input file: source=%s file=%s error=%s", uid, found.path, found.reason)
+        self.skipped.append(SkippedFile(uid, found))
+
+    def _left(self, uid: str) -> list[str]:
+        """Returns the files of a source in the batch that are not skipped."""
         known = {s.file.file for s in self.skipped if s.source == uid}
-        left = [file for file in self._files()[uid] if file not in known | {found.file}]
-        truncated = self._sources[uid].truncated(left)
-        more = [UnreadableFile(file, reason, is_corrupt=True) for file, reason in truncated.items()]
-        for each in [found, *more]:
-            log.warning("skipping a corrupt input file: source=%s file=%s error=%s", uid, each.path, each.reason)
-            self.skipped.append(SkippedFile(uid, each))
+        return [file for file in self._files[uid] if file not in known]
+
+    def _search_by_tasks(self, formats: Mapping[str, FileFormat]) -> dict[str, list[str]]:
+        """Skips all files that tasks find to be corrupt, in one pass over the files of all sources.
+
+        Returns:
+            The files of each source that tasks cannot read, and Spark may.
+        """
+        files = [(uid, file) for uid in formats for file in self._left(uid)]
+        for_spark: dict[str, list[str]] = {uid: [] for uid in formats}
+        for number, error in self._search(formats, files):
+            uid, file = files[number]
+            found = unreadable_in(error)
+            if found is None:
+                for_spark[uid].append(file)
+            else:
+                self._record(uid, replace(found, file=file))
+        return for_spark
+
+    def _search(self, formats: Mapping[str, FileFormat], files: Sequence[tuple[str, str]]) -> list[tuple[int, str]]:
+        paths = [(uid, local_path(file) or "") for uid, file in files]
+        schemas = {uid: self._sources[uid].schema.without_classes() for uid in formats}
+        return FileSearch(formats, schemas, paths).run(self._frame.sparkSession)
+
+    def _search_by_spark(self, uid: str, files: Sequence[str]) -> Iterator[UnreadableFile]:
+        """Yields the corrupt ones of some files that only Spark can read: it names one file that it cannot read.
+
+        So it reads them all, and in groups if that fails: N files with one corrupt one are read log(N) times.
+
+        Raises:
+            BatchFailed: a retry may be able to read the files.
+        """
+        error = self._error_of(uid, files) if files else None
+        found = unreadable_in(str(error))
+        if error is None or found is None:
+            # An error without a file is left to the batch.
+            return
+        if not found.is_corrupt:
+            raise found.error() from error
+        if len(files) == 1:
+            found = replace(found, file=files[0])
+            self._check_again(uid, found)
+            yield found
+            return
+        size = -(-len(files) // _GROUPS)
+        for at in range(0, len(files), size):
+            yield from self._search_by_spark(uid, files[at : at + size])
+
+    def _error_of(self, uid: str, files: Sequence[str]) -> Exception | None:
+        try:
+            rows = self._sources[uid].read_files(self._frame.sparkSession, files)
+            # All columns of all rows are read, and nothing is written. A hash of them would not accept maps.
+            rows.write.format("noop").mode("overwrite").save()
+        except Exception as e:
+            return e
+        return None

@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import FileChanged, FileFormat, FileShare, local_path
+from stateflow.api.input_files import CannotRead, CorruptContent, FileChanged, FileFormat, FileShare, local_path
 from stateflow.api.schema import RowSchema
 
 _BYTES_OF_PARTITION = 1 << 22
@@ -114,6 +114,60 @@ class FileReader:
         except OSError as e:
             # Spark's error says whether the file is gone.
             raise FileChanged(f"{share.path}: {e}"[:500]) from e
+
+
+_ERRORS = pa.schema([("number", pa.int64()), ("error", pa.string())])
+
+
+@dataclass(frozen=True)
+class FileSearch:
+    """Looks in tasks for the files that cannot be read.
+
+    Attributes:
+        formats: by uid of the source.
+        schemas: the columns to read, by uid of the source.
+        files: uid and path of each file.
+    """
+
+    formats: Mapping[str, FileFormat]
+    schemas: Mapping[str, RowSchema]
+    files: Sequence[tuple[str, str]]
+
+    def run(self, spark: SparkSession) -> list[tuple[int, str]]:
+        """Reads each file once in one Spark job, and once more if that fails.
+
+        Returns:
+            The numbers of the files that failed twice, in order, each with the text of its `CorruptContent`; with an
+            empty one if another failure leaves it to Spark.
+        """
+        count = len(self.files)
+        if not count:
+            return []
+        # More partitions than tasks: sizes of files differ.
+        numbers = spark.range(0, count, 1, min(count, 4 * spark.sparkContext.defaultParallelism))
+        found = numbers.mapInArrow(self.errors, "number bigint, error string").collect()
+        return sorted((row["number"], row["error"]) for row in found)
+
+    def errors(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields numbers and errors of the files whose numbers the batches have; see `run`."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                # A failure that does not recur is not caused by the content.
+                error = None if self._error_of(number) is None else self._error_of(number)
+                if error is not None:
+                    yield pa.RecordBatch.from_pydict({"number": [number], "error": [error]}, schema=_ERRORS)
+
+    def _error_of(self, number: int) -> str | None:
+        uid, path = self.files[number]
+        try:
+            size = os.stat(path).st_size
+            for _ in self.formats[uid].read(FileShare(path, 0, max(1, size), size), self.schemas[uid]):
+                pass
+        except CorruptContent as e:
+            return str(e)
+        except (CannotRead, OSError):
+            return ""
+        return None
 
 
 def _between_rows(share: FileShare, starts: Mapping[str, Mapping[int, int]]) -> FileShare:
