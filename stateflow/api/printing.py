@@ -19,7 +19,7 @@ from stateflow.api.sink import (
     TableChanges,
     Writing,
 )
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, StorageError
 from stateflow.state.handles import Committable
 
 _ROW_LIMIT = 500
@@ -109,8 +109,13 @@ class _StandardOutput:
         return []
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        sys.stdout.write("".join(c.stats for c in committables))
-        sys.stdout.flush()
+        try:
+            sys.stdout.write("".join(c.stats for c in committables))
+            sys.stdout.flush()
+        except OSError as e:
+            raise StorageError(
+                "could not print rows", hint="free space, or write to another file", reason=e.strerror
+            ) from e
         return self.version
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
-from stateflow.cli.formatting import prepare_streams, print_text, unwritable_output
+from stateflow.cli.formatting import discard_unwritable_output, prepare_streams, print_text, unwritable_output
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import ConfigError, EnvironmentUnsupported, InternalError, Interrupted, StateflowError
 
@@ -54,6 +54,7 @@ class StateflowGroup(click.Group):
                 raise
             error = as_stateflow_error(e)
             print_error(error)
+            discard_unwritable_output()
             ctx.exit(error.exit_code)
 
 

@@ -53,6 +53,14 @@ def unwritable_output(e: OSError) -> StorageError:
     return StorageError("could not write the output", hint="free space, or write to another file", reason=e.strerror)
 
 
+def discard_unwritable_output() -> None:
+    """Discards output that an error has left in the buffer of stdout: the exit code is that of the error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout)
+
+
 def _discard(stream: TextIO) -> None:
     """Lets the file descriptor of a stream lead to nothing.
 
