@@ -86,7 +86,7 @@ def test_a_corrupt_file_ends_the_run_once_with_its_name(job: ModuleJob, tmp_path
     assert error["facts"]["file"] == str(bad)
     # The reason comes once and without a Java stack; Spark's own log is in a file, with times in UTC as the run's.
     lines = [line for line in ended.err.splitlines() if line and not line.startswith("[Stage")]
-    assert len(lines) < 15 and "\tat " not in ended.err, ended.err
+    assert len(lines) < 20 and "\tat " not in ended.err, ended.err
     (log,) = (job.local / "spark-logs").iterdir()
     assert "FAILED_READ_FILE" in log.read_text()
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", log.read_text())
