@@ -125,9 +125,7 @@ def test_pyspark_is_compiled_once_and_another_python_takes_the_sources(tmp_path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_broker_to_try_jobs_with_removes_its_folder_when_a_signal_ends_it(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_broker_to_try_jobs_with_removes_its_folder_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text('#!/bin/sh\ncase "$*" in *StorageTool*) exit 0 ;; esac\nexec sleep 100\n')
