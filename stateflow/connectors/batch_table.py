@@ -18,18 +18,19 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 from pyarrow import fs
-from pyarrow.dataset import FileSystemDataset, ParquetFileFragment
+from pyarrow.dataset import FileSystemDataset, ParquetFileFragment, ParquetFragmentScanOptions
 
 from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.delta.log.paths import open_logged_file, plain_path
+from stateflow.connectors.delta.log.paths import damaged_file, open_logged_file, plain_path
 from stateflow.connectors.delta.log.table_log import check_log
 from stateflow.connectors.source_errors import position_error
 from stateflow.errors import (
     ConfigError,
+    CorruptFile,
     EnvironmentUnsupported,
     InputLost,
     JobDefinitionError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _OPEN_FILES = 64
+_CHECKED = ParquetFragmentScanOptions(page_checksum_verification=True)
 _LOST_HINT = (
     "set the source to earliest, and drop the state that its rows have made: --source UID=earliest --drop UID.STATE; "
     "VACUUM must keep files for longer than the time between two runs (delta.deletedFileRetentionDuration)"
@@ -143,7 +145,7 @@ class BatchTable(LocalSource):
             self._changes(position, _Position(str(newest.metadata().id), newest.version()), newest)
         except InputLost:
             return False
-        except (StorageError, ConfigError):
+        except (StorageError, ConfigError, CorruptFile):
             return None
         return True
 
@@ -290,13 +292,27 @@ class _Files:
         return {fragment.path for fragment in self.dataset.get_fragments()}
 
     def rows(self, names: Sequence[str], without: Set[str]) -> pa.Table:
-        """Returns the rows of all files except some, in the order of the paths."""
+        """Returns the rows of all files except some, in the order of the paths.
+
+        Raises:
+            CorruptFile: a file is damaged, or has a text that is not UTF-8.
+        """
         fragments = [each for each in self.dataset.get_fragments() if each.path not in without]
         fragments.sort(key=attrgetter("path"))
-        if not self.folder:
-            return self._read(fragments, names, self.dataset.filesystem)
-        parts = [self._opened(fragments[at : at + _OPEN_FILES], names) for at in range(0, len(fragments), _OPEN_FILES)]
+        parts = [self._checked(fragments[at : at + _OPEN_FILES], names) for at in range(0, len(fragments), _OPEN_FILES)]
         return pa.concat_tables([self._read([], names, self.dataset.filesystem), *parts])
+
+    def _checked(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str]) -> pa.Table:
+        try:
+            if self.folder:
+                return self._opened(fragments, names)
+            return self._read(fragments, names, self.dataset.filesystem)
+        except (pa.ArrowInvalid, CorruptFile) as e:
+            if len(fragments) > 1:  # Arrow does not name the file.
+                return pa.concat_tables([self._checked([each], names) for each in fragments])
+            if isinstance(e, CorruptFile):
+                raise
+            raise damaged_file(Path(self.folder), fragments[0].path, e) from e
 
     def _opened(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str]) -> pa.Table:
         """Returns the rows of files below the table's folder, which Arrow gets as open files: it would follow links."""
@@ -312,7 +328,11 @@ class _Files:
 
     def _read(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str], system: fs.FileSystem) -> pa.Table:
         whole = self.dataset
-        return FileSystemDataset(fragments, whole.schema, whole.format, system).to_table(columns=list(names))
+        files = FileSystemDataset(fragments, whole.schema, whole.format, system)
+        found = files.to_table(columns=list(names), fragment_scan_options=_CHECKED)
+        # Arrow does not look at the bytes of texts.
+        found.validate(full=True)
+        return found
 
 
 def _without(rows: Sequence[tuple[bytes, object]], others: Sequence[tuple[bytes, object]]) -> Iterator[object]:

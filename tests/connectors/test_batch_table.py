@@ -23,9 +23,10 @@ from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import python
 from stateflow.connectors.batch_table import BatchTable
-from stateflow.errors import ConfigError, InputLost, JobDefinitionError, SchemaMismatch
+from stateflow.errors import ConfigError, CorruptFile, InputLost, JobDefinitionError, SchemaMismatch
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs.enriched import Price, Priced, Sale, WithPrice
+from tests.support.damaged_files import damage_one
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing, LocalJobs
 
@@ -276,3 +277,17 @@ def test_spark_gets_the_rows_between_two_versions_and_the_error_of_a_version_tha
     with pytest.raises(RuntimeError) as failed:
         python._Reader(prices.source(), LIMITS).read(first)
     assert isinstance(error_in_text(str(failed.value)), InputLost)
+
+
+@pytest.mark.parametrize("damage", ["checksum", "text", "truncated", "empty"])
+def test_a_damaged_file_is_named_and_not_read(tmp_path: Path, damage: str) -> None:
+    class Text(msgspec.Struct):
+        text: str
+        deleted: bool = False
+
+    for text in ("first", "right", "third"):
+        write_deltalake(tmp_path / "t", pa.table({"text": [text]}), mode="append")
+    damaged = tmp_path / "t" / damage_one(tmp_path / "t", damage)
+    source = BatchTable(tmp_path / "t", schema=Text, refresh=MINUTE)
+    with raises(CorruptFile, file=damaged.name):
+        source.read(None, LIMITS)

@@ -38,7 +38,8 @@ from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.connectors.files.parquet_files import ParquetFormat
-from stateflow.errors import CorruptFile, StorageError
+from stateflow.errors import CorruptFile, SinkDiverged, StorageError
+from tests.support.damaged_files import damage_one
 from tests.support.delta_tables import Pair, context, pairs, put, write
 from tests.support.errors import raises
 from tests.support.memory import CPU_SECONDS, LIMIT, MemoryPeak
@@ -198,8 +199,8 @@ def _batch_table(table: Path) -> None:
     BatchTable(table, schema=Row, refresh=timedelta(minutes=1)).read(None, SourceSettings())
 
 
-def _spark(table: Path) -> None:
-    source = DeltaSource(table, schema=Pair)
+def _spark(table: Path, changes: bool = False) -> None:
+    source = DeltaSource(table, schema=Pair, changes=changes)
     source.initial_position(StartPosition(StartKind.LATEST))
     offset = {"sourceVersion": 1, "reservoirId": "x", "index": -1}
     before, after = (json.dumps({**offset, "reservoirVersion": version}) for version in (2, 9))
@@ -241,6 +242,28 @@ def test_a_path_that_leads_out_of_a_table_is_refused_and_nothing_is_copied(
     assert _content(victim.folder) == before
     copies = [each for each in table.glob("*.parquet") if each.is_file() and not each.is_symlink()]
     assert not any("secret" in str(pq.read_table(each).to_pylist()) for each in copies)
+
+
+@pytest.mark.parametrize("path", _PATHS)
+def test_a_file_of_changes_outside_of_a_table_is_refused(table: Path, victim: _Victim, path: str) -> None:
+    _logged(table, {"cdc": _add(_PATHS[path](table, victim), dataChange=False)["add"]})
+    with pytest.raises((CorruptFile, StorageError)) as caught:
+        _spark(table, changes=True)
+    assert path == "NUL" or type(caught.value) is CorruptFile, caught.value
+
+
+@pytest.mark.parametrize("path", _PATHS)
+def test_a_rewind_does_not_add_a_file_outside_of_a_table_again(table: Path, victim: _Victim, path: str) -> None:
+    sink, size = DeltaSink(table), victim.file.stat().st_size
+    logged = _PATHS[path](table, victim)
+    _logged(table, _add(logged, size=size))
+    put(sink, _ABOUT, 2, pairs(3, 1))
+    put(sink, _ABOUT, 3, pairs(4, 1))
+    _logged(table, {"remove": {"path": logged, "deletionTimestamp": 1, "dataChange": True, "size": size}})
+    before, handle = _content(table), sink.open_table(_ABOUT)
+    with pytest.raises((CorruptFile, StorageError, SinkDiverged)) as caught:
+        handle.rewind(handle.plan_rewind(2).to_version, 4)
+    assert caught.value.code and _content(table) == before
 
 
 @pytest.mark.parametrize("path", _PATHS)
@@ -300,6 +323,14 @@ def test_a_linked_folder_of_a_partition_gets_no_files(tmp_path: Path) -> None:
     with raises(CorruptFile, folder=str(tmp_path / "t" / "text=a")):
         write(sink, _ABOUT, [Pair(1, "a")])
     assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("reader", sorted(_READERS.keys() - {"DeltaSource"}))
+def test_a_page_with_a_wrong_checksum_is_not_read(table: Path, reader: str) -> None:
+    """Spark reads the pages of a `DeltaSource`."""
+    put(DeltaSink(table), _ABOUT, 2, [Pair(7, "right")])
+    with raises(CorruptFile, file=damage_one(table, "checksum")):
+        _READERS[reader](table)
 
 
 # -- small files with many rows, or with long texts --------------------------------------------------------------------

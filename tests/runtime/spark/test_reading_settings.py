@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Annotated
 import msgspec
 from stateflow import FileSource
+from stateflow.api.input_files import unreadable_in
 from stateflow.config.sources import resolve
 from stateflow.runtime.spark.session.session import JobTraits, open_session
 from stateflow.runtime.spark.session.settings import READING
@@ -31,6 +33,9 @@ class Row(msgspec.Struct):
     time: Annotated[datetime, msgspec.Meta(tz=True)]
     local: datetime
 
+class Text(msgspec.Struct):
+    text: str
+
 folder = Path(sys.argv[1])
 settings = resolve({"local_dir": str(folder / "local"), "spark.master": "local[1,4]"})
 session = open_session(settings, JobTraits(has_expressions=False, has_fixed_rows=False))
@@ -39,6 +44,12 @@ for format in ("json", "parquet"):
     source.check(session)
     rows = source.read_files(session, [file.as_uri() for file in sorted((folder / format).iterdir())])
     print("read", format, rows.dtypes, [tuple(map(str, row)) for row in rows.collect()])
+damaged = FileSource(folder / "damaged", schema=Text, format="parquet")
+try:
+    print("read damaged", damaged.read_files(session, [(folder / "damaged/a").as_uri()]).collect())
+except Exception as e:
+    found = unreadable_in(str(e))
+    print("read damaged", found and (found.is_corrupt, Path(found.path).name))
 print("read sql", session.sql(f"SELECT {literal(chr(39) + chr(92))} AS a, TRY_CAST('1' AS INT) + 1 AS b").collect())
 print("kept", {key for key, value in READING.items() if session.conf.get(key).lower() != value.lower()})
 session.stop()
@@ -68,6 +79,12 @@ def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> No
     (tmp_path / "parquet").mkdir()
     times = {"time": pa.array([at], pa.timestamp("us", "UTC")), "local": pa.array([at], pa.timestamp("us"))}
     pq.write_table(pa.table({"note": ["n"], **times}), tmp_path / "parquet/ä")
+    (tmp_path / "damaged").mkdir()
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": ["right"]}), tmp_path / "damaged/a", **options)
+    data = (tmp_path / "damaged/a").read_bytes()
+    assert b"right" in data
+    (tmp_path / "damaged/a").write_bytes(data.replace(b"right", b"wrong"))
     environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "LC_ALL": "C"}
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
@@ -78,6 +95,7 @@ def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> No
     row = ("n", "2026-01-31 10:00:00", "2026-01-31 10:00:00")
     read = [line for line in done.stdout.splitlines() if line.startswith(("read", "kept"))]
     rows = [f"read {format} {kinds} [{row}]" for format in ("json", "parquet")]
+    rows.append("read damaged (True, 'a')")
     assert read == [*rows, 'read sql [Row(a="\'\\\\", b=2)]', "kept set()"], done.stderr[-3000:]
 
 

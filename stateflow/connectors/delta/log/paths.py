@@ -67,7 +67,8 @@ def open_logged_file(table: Path, path: str) -> Iterator[BinaryIO]:
 
     Raises:
         FileNotFoundError: it does not exist.
-        CorruptFile: the path leads away, or through a link, or to something else than a regular file.
+        CorruptFile: the path leads away, or through a link, or to something else than a regular file, or the content is
+            damaged.
         ConfigError, StorageError: it cannot be read.
     """
     with _parent(table, path) as (folder, name), os.fdopen(open_file(folder, name), "rb") as file:
@@ -138,10 +139,23 @@ def _parent(table: Path, path: str) -> Iterator[tuple[int, str]]:
             found=e.strerror,
         ) from e
     except OSError as e:
+        if e.errno is None:  # Arrow's, while the content was read, such as about a wrong checksum.
+            raise damaged_file(table, path, e) from e
         raise disk_error(e, table / "/".join((*folders, name))) from e
     finally:
         for number in opened:
             os.close(number)
+
+
+def damaged_file(table: Path, path: str, error: Exception) -> CorruptFile:
+    """Returns the error of a file whose content cannot be read."""
+    return CorruptFile(
+        "a file of a Delta table is damaged",
+        hint="restore the file from a copy, or delete its rows from the table",
+        table=str(table),
+        file=path[:500],
+        reason=str(error)[:500],
+    )
 
 
 def vector_path(vector: Mapping[str, object]) -> str | None:

@@ -54,8 +54,6 @@ _DEFAULTS = {
     "spark.hadoop.fs.azure.data.blocks.buffer": "bytebuffer",
     # Nor separate checksum files.
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # Writers of Parquet store checksums of pages, which its readers do not look at by default.
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     ARROW_ROWS: "100000",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.sql.timeType.enabled": "true",

@@ -24,6 +24,8 @@ READING = {
     # Rows would be missing without a message.
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
+    # Writers of Parquet store checksums of pages, which its readers do not look at by default.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # A column in another case would be null.
     "spark.sql.caseSensitive": "false",
     # Old dates of other writers than Spark would move by days.
