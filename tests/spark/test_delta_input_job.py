@@ -18,7 +18,7 @@ from tests.spark.jobs import delta_input
 from tests.spark.processes import ModuleJob
 
 pytestmark = pytest.mark.spark
-_DELTA = {
+DELTA = {
     "spark__conf__spark.jars": ",".join(sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))),
     "spark__conf__spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark__conf__spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -31,7 +31,7 @@ class DeltaJob(ModuleJob):
     """The job of `tests.spark.jobs.delta_input`, and the table that it reads."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, delta_input, parallelism=2, **_DELTA)  # type: ignore[arg-type]
+        super().__init__(folder, delta_input, parallelism=2, **DELTA)  # type: ignore[arg-type]
 
     @property
     def input(self) -> Path:

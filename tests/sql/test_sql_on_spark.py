@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -186,15 +186,18 @@ def test_windows_and_joins_of_event_time_on_spark_are_those_of_plain_python(tmp_
 
 
 NULL_KEYS_JOB = """
+from datetime import datetime
+
 import msgspec
 
-from stateflow import DeltaSink, FileSource
+from stateflow import DeltaSink, FileSource, WatermarkStrategy
 
 
 class Left(msgspec.Struct):
     k: str | None
     x: float | None
     v: int
+    t: datetime
 
 
 class Right(msgspec.Struct):
@@ -203,8 +206,10 @@ class Right(msgspec.Struct):
 
 
 def build(env):
-    for name, schema in (("l", Left), ("r", Right)):
-        env.register_table(name, env.from_source(FileSource(env.parameter(name), schema=schema), uid=name))
+    rows = env.from_source(FileSource(env.parameter("l"), schema=Left), uid="l")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("t")
+    env.register_table("l", rows.assign_timestamps_and_watermarks(strategy))
+    env.register_table("r", env.from_source(FileSource(env.parameter("r"), schema=Right), uid="r"))
     for number, query in enumerate(env.parameter("queries").split(";")):
         changes = env.sql_query(query, uid=f"q{number}").as_append_only()
         changes.sink_to(DeltaSink(f"{env.parameter('tables')}/q{number}"), uid=f"out{number}")
@@ -213,6 +218,7 @@ NULL_KEYS = [
     "SELECT k, x, COUNT(*) AS n, SUM(v) AS s FROM l GROUP BY k, x",
     "SELECT x, MIN(v) AS m FROM l GROUP BY x",
     "SELECT DISTINCT k FROM l",
+    "SELECT k, v, SUM(v) OVER (PARTITION BY k ORDER BY t ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) AS s FROM l",
     "SELECT k, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY v) AS n FROM l) WHERE n = 1",
     *(
         f"SELECT l.k, l.v, r.name, r.w FROM l {how} JOIN r ON {on}"
@@ -220,28 +226,44 @@ NULL_KEYS = [
         for on in ("l.k = r.name", "l.k IS NOT DISTINCT FROM r.name AND l.v < r.w")
     ),
 ]
+IN_WINDOWS = {
+    f"SELECT k, window_start, SUM(v) AS s FROM TABLE({window}) GROUP BY k, window_start, window_end": (
+        f"SELECT k, {of_spark}.start, SUM(v) AS s FROM l GROUP BY k, {of_spark}(t, '60 minutes')"
+    )
+    for window, of_spark in {
+        "TUMBLE(TABLE l, DESCRIPTOR(t), INTERVAL '60' MINUTE)": "window",
+        "SESSION(TABLE l PARTITION BY k, DESCRIPTOR(t), INTERVAL '60' MINUTE)": "session_window",
+    }.items()
+}
+"""The queries, and the same ones as Spark has them."""
 
 
 @pytest.mark.slow
-def test_groups_and_joins_of_null_keys_are_those_of_spark_sql(tmp_path: Path, spark_session: SparkSession) -> None:
+def test_groups_windows_and_joins_of_null_keys_are_those_of_spark_sql(
+    tmp_path: Path, spark_session: SparkSession
+) -> None:
     keys, floats = (None, "", "a", "b"), (None, 0.0, -0.0, NAN, 1.5)
-    lefts = [(keys[n * 7 % 4], floats[n * 3 % 5], n) for n in range(40)]
+    start = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone
+    # Between two rows of a key are 44 minutes, or 74.
+    times = [start + timedelta(minutes=11 * n + 30 * (n // 10)) for n in range(40)]
+    lefts = [(keys[n * 7 % 4], floats[n * 3 % 5], n, times[n]) for n in range(40)]
     rights = [(keys[n * 5 % 4], n * 6) for n in range(9)]
-    left = pa.schema([("k", pa.string()), ("x", pa.float64()), ("v", pa.int64())])
+    left = pa.schema([("k", pa.string()), ("x", pa.float64()), ("v", pa.int64()), ("t", pa.timestamp("us"))])
     right = pa.schema([("name", pa.string()), ("w", pa.int64())])
     job = DeltaJob(tmp_path, NULL_KEYS_JOB, {"l": left, "r": right})
     job.deliver("l", lefts)
     job.deliver("r", rights)
-    job.run(job__queries=";".join(NULL_KEYS))
-    spark_session.createDataFrame(lefts, "k string, x double, v bigint").createOrReplaceTempView("l")
+    queries = {**{query: query for query in NULL_KEYS}, **IN_WINDOWS}
+    job.run(job__queries=";".join(queries), run__drain="yes")
+    spark_session.createDataFrame(lefts, "k string, x double, v bigint, t timestamp_ntz").createOrReplaceTempView("l")
     spark_session.createDataFrame(rights, "name string, w bigint").createOrReplaceTempView("r")
-    for number, query in enumerate(NULL_KEYS):
+    for number, (query, of_spark) in enumerate(queries.items()):
         found: Counter[str] = Counter()
         table = deltalake.DeltaTable(str(tmp_path / "tables" / f"q{number}"))
         for row in pa.table(table.to_pyarrow_table()).to_pylist():
             kind = RowKind(row.pop("row_kind", RowKind.INSERT))
             found[_with_one_zero(row.values())] += -1 if kind.is_retraction else 1
-        assert +found == Counter(_with_one_zero(row) for row in spark_session.sql(query).collect()), query
+        assert +found == Counter(_with_one_zero(row) for row in spark_session.sql(of_spark).collect()), query
 
 
 def _with_one_zero(row: Iterable[Any]) -> str:

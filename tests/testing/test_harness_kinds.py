@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from types import FunctionType
 from typing import Any
 
@@ -23,19 +24,25 @@ from stateflow import (
     FunctionInitializationContext,
     FunctionSnapshotContext,
     KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
     OutputTag,
+    Pattern,
     RichFilterFunction,
     RichFlatMapFunction,
     RichMapFunction,
     RuntimeContext,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
     VectorizedKeyedFunction,
     VectorState,
 )
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.errors import ConfigError, JobDefinitionError, StateError, UserCodeError
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
+from tests.joins.joined_rows import unkeyed
 from tests.support.errors import raises
 
 
@@ -213,3 +220,76 @@ def test_functions_are_notified_of_each_checkpoint_also_after_a_restore() -> Non
         snapshot = h.snapshot()
     with KeyedHarness.restore(snapshot, parallelism=2) as h:
         assert h.push(("a", 4)) == [Row("restored", 2)]
+
+
+# -- null keys ---------------------------------------------------------------------------------------------------------
+
+
+class Named(msgspec.Struct, frozen=True):
+    key: str | None
+    at: int
+    number: int
+
+
+class Total(msgspec.Struct, frozen=True):
+    key: str | None
+    number: int
+
+
+class SummedOfTwo(KeyedCoProcessFunction[Named, Named, Named]):
+    def open(self, ctx: RuntimeContext) -> None:
+        self.total = ctx.get_state(ValueStateDescriptor("total", int))
+
+    def process_element1(self, row: Named, ctx: Context) -> Iterable[Named]:
+        self.total.update((self.total.value() or 0) + row.number)
+        return []
+
+    def process_element2(self, row: Named, ctx: Context) -> Iterable[Named]:
+        return [Named(ctx.get_current_key(), row.at, self.total.value() or 0)]
+
+
+def _united(x: KeyedStream[Any], y: KeyedStream[Any]) -> KeyedStream[Any]:
+    return unkeyed(x).union(unkeyed(y)).key_by("key")
+
+
+def _grouped(left: DataStream, right: DataStream) -> DataStream:
+    groups = left.co_group(right).where("key").equal_to("key")
+    return groups.window(TumblingEventTimeWindows.of(timedelta(seconds=1))).apply(
+        lambda key, window, x, y: [Named(key, window.start, 10 * len(x) + len(y))], output=Named, uid="op"
+    )
+
+
+_RISE = Pattern.begin("low", lambda row: row.number < 5).followed_by("high", lambda row: row.number >= 5)
+_OF_NULL_KEYS: dict[str, Any] = {
+    "vectorized": lambda x, y: _united(x, y).process(Summed(), output=Total, uid="op"),
+    "match_pattern": lambda x, y: (
+        _united(x, y)
+        .match_pattern(_RISE)
+        .select(
+            lambda found: Named(found["low"][0].key, found["low"][0].at, found["high"][0].number),
+            output=Named,
+            uid="op",
+        )
+    ),
+    "connect": lambda x, y: x.connect(y).process(SummedOfTwo(), output=Named, uid="op"),
+    "co_group": lambda x, y: _grouped(unkeyed(x), unkeyed(y)),
+}
+
+
+def _emitted(kind: str, name: str | None) -> list[Any]:
+    """Returns what a function emits for rows of a key, next to others, with a restore in between."""
+    rows = [Named(key, 100 * at, at % 7 + at % 2) for at in range(20) for key in (name, "a", "")]
+    inputs = [KeyedInput(Named, "key", event_time="at", out_of_orderness=timedelta(0))] * 2
+    found = []
+    with KeyedHarness(_OF_NULL_KEYS[kind], *inputs) as h:
+        found += h.push_both(rows[:33], rows[:21])
+        snapshot = h.snapshot()
+    with KeyedHarness.restore(snapshot, parallelism=3) as h:
+        found += h.push_both(rows[33:], rows[21:])
+        found += h.drain()
+    return [msgspec.structs.replace(row, key="") for row in found if row.key == name]
+
+
+@pytest.mark.parametrize("kind", _OF_NULL_KEYS)
+def test_null_is_a_key_like_any_other(kind: str) -> None:
+    assert _emitted(kind, None) == _emitted(kind, "n") != []

@@ -35,6 +35,8 @@ from stateflow.runtime.spark.frames import in_order, source_frame
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
+from tests.spark.test_delta_input_job import DELTA
+from tests.sql.delta_job import DeltaJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 SPLITS = "spark.sql.files.maxPartitionBytes"
@@ -326,3 +328,114 @@ def test_files_in_folders_are_read_and_have_the_values_of_their_names(
     source = FileSource(folder, schema=Part, format=format)
     found = arrivals.of(source, by_tasks=by_tasks)[0]
     assert [tuple(row) for row in found] == [(0, 7), (1, 2), (2, None), (3, None), (4, 3)]
+
+
+# -- after the shuffle -------------------------------------------------------------------------------------------------
+
+JOB = """
+import msgspec
+
+from stateflow import DeltaSink, DeltaSource, FileSource, RowKind
+
+
+class Item(msgspec.Struct):
+    key: int
+    value: int
+
+
+class Nested(Item):
+    # Tasks do not read lists: Spark reads the files.
+    tags: list[int]
+
+
+class Change(Nested):
+    change: str
+
+
+class Added(msgspec.Struct):
+    kind: RowKind
+    key: int
+    value: int
+
+
+def reduced(total, row):
+    # The remainders of two orders differ.
+    return Item(row.key, (total.value * 31 + row.value) % 1_000_003)
+
+
+def build(env):
+    home = env.parameter("home")
+    sources = {
+        **{name: FileSource(f"{home}/{name}", schema=Item, format=name) for name in ("json", "csv")},
+        **{name: FileSource(f"{home}/{name}", schema=Nested, format=name) for name in ("parquet", "orc")},
+        "delta": DeltaSource(f"{home}/delta", schema=Nested, start=0),
+        "feed": DeltaSource(f"{home}/feed", schema=Change, changes=True, start=0, metadata={"change": "change"}),
+    }
+    for name, source in sources.items():
+        rows = env.from_source(source, uid=name)
+        if name == "feed":
+            rows = rows.transform(lambda frame: frame.where("change IN ('insert', 'update_postimage')"))
+        items = rows.map(lambda row: Item(row.key, row.value), output=Item)
+        added = rows.map(lambda row: Added(RowKind.INSERT, row.key, row.value), output=Added)
+        results = {
+            "upsert": rows,
+            "last": items.key_by("key").deduplicate(keep="last", uid=f"last-{name}"),
+            "newest": added.as_changelog(retracts=True).key_by("key").materialize(uid=f"newest-{name}"),
+        }
+        for kind, stream in results.items():
+            sink = DeltaSink(f"{env.parameter('tables')}/{kind}-{name}", mode="upsert", keys="key")
+            stream.sink_to(sink, uid=f"out-{kind}-{name}")
+        totals = items.key_by("key").reduce(reduced, uid=f"total-{name}")
+        totals.sink_to(DeltaSink(f"{env.parameter('tables')}/total-{name}"), uid=f"out-total-{name}")
+"""
+
+
+def _deliveries() -> list[list[tuple[int, int]]]:
+    """Returns rows in the order of their arrival: the larger file is the newer one for some keys only."""
+    keys = [range(12), [n % 12 for n in range(600)], range(6)]
+    numbers = itertools.count()
+    return [[(key, next(numbers)) for key in each] for each in keys]
+
+
+def _deliver(home: Path, deliveries: list[list[tuple[int, int]]]) -> None:
+    feed = {"delta.enableChangeDataFeed": "true"}
+    for at, rows in enumerate(deliveries):
+        table = pa.table({"key": [key for key, _ in rows], "value": [value for _, value in rows]})
+        nested = table.append_column("tags", pa.array([[value] for _, value in rows]))
+        for name in ("delta", "feed"):
+            write_deltalake(str(home / name), nested, mode="append", configuration=feed if name == "feed" else None)
+        for format in ("json", "csv", "parquet", "orc"):
+            (home / format).mkdir(parents=True, exist_ok=True)
+            # The names are in the other order.
+            path = home / format / f"{9 - at}"
+            if format == "json":
+                path.write_text("".join(f'{{"key": {key}, "value": {value}}}\n' for key, value in rows))
+            elif format == "csv":
+                csv.write_csv(table, path, csv.WriteOptions(include_header=False))
+            elif format == "parquet":
+                pq.write_table(nested, path, row_group_size=50)
+            else:
+                orc.write_table(nested, path, stripe_size=1024)
+            os.utime(path, (1_790_000_000 + HOUR * at,) * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", ["1k", "128m"])
+def test_operators_and_sinks_see_rows_of_one_batch_in_the_order_of_their_arrival(tmp_path: Path, splits: str) -> None:
+    deliveries = _deliveries()
+    _deliver(tmp_path / "in", deliveries)
+    job = DeltaJob(tmp_path, JOB, {})
+    result = job.run(job__home=tmp_path / "in", **DELTA, **{f"spark__conf__{SPLITS}": splits})
+    assert result["batches"] == 1
+    newest: dict[int, int] = {}
+    totals: dict[int, int] = {}
+    emitted = []
+    for key, value in itertools.chain(*deliveries):
+        newest[key] = value
+        totals[key] = (totals[key] * 31 + value) % 1_000_003 if key in totals else value
+        emitted.append((key, totals[key]))
+    for name in ("json", "csv", "parquet", "orc", "delta", "feed"):
+        for kind in ("upsert", "last", "newest"):
+            rows = DeltaTable(str(tmp_path / "tables" / f"{kind}-{name}")).to_pyarrow_table().to_pylist()
+            assert {row["key"]: row["value"] for row in rows} == newest, (kind, name)
+        assert sorted(job.rows(f"total-{name}").elements()) == sorted(emitted), name
