@@ -32,7 +32,16 @@ REPORT: dict[str, object] = {
     "quarantined": [],
     "late_rows_dropped": 2,
     "hot_keys": [],
-    "waiting": [],
+    "waiting": [
+        {
+            "operator": "price",
+            "input": "orders",
+            "rows": 1512,
+            "waits_for": ["products"],
+            "watermark": 1_768_911_059_999,
+            "exact": True,
+        }
+    ],
     "idle": False,
     "duration_s": 0.1,
 }

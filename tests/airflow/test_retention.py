@@ -74,7 +74,7 @@ def test_number_of_checkpoints_may_come_from_a_template(job_root: Path, retain: 
     assert run(job_root, retain=retain)["retained"] == []
 
 
-@pytest.mark.parametrize("arguments", [{"retain": 0}, {"retain": "many"}, {"preview": "perhaps"}])
+@pytest.mark.parametrize("arguments", [{"retain": 0}, {"retain": -3}, {"retain": "many"}, {"preview": "perhaps"}])
 def test_wrong_arguments_change_nothing(job_root: Path, arguments: dict[str, Any]) -> None:
     with fails(PermanentFailure, "config", **arguments):
         run(job_root, **arguments)
@@ -124,7 +124,9 @@ def test_retention_logs_savepoints_before_their_deletion(saved: AccountsJob) -> 
     assert kept(saved) == {"p2", "p3", "mine"}
 
 
-@pytest.mark.parametrize("arguments", [{"savepoints": "0"}, {"savepoints": "some"}, {"savepoints_max_age": "long"}])
+@pytest.mark.parametrize(
+    "arguments", [{"savepoints": "0"}, {"savepoints": -3}, {"savepoints": "some"}, {"savepoints_max_age": "long"}]
+)
 def test_a_wrong_rule_deletes_nothing(saved: AccountsJob, arguments: dict[str, Any]) -> None:
     with fails(PermanentFailure, "config", **arguments):
         run(saved.root, **arguments)

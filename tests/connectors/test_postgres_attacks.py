@@ -24,6 +24,10 @@ _TOKENS = (
     "CREATE TABLE stateflow_tokens (table_oid bigint NOT NULL, application text NOT NULL, table_id text NOT NULL, "
     "token bigint NOT NULL, version bigint NOT NULL{more}, PRIMARY KEY (table_oid, application))"
 )
+_UNDO_TABLE = (
+    "CREATE TABLE stateflow_undo (table_oid bigint NOT NULL, application text NOT NULL, version bigint NOT NULL, "
+    "token bigint NOT NULL, at timestamp with time zone NOT NULL, key jsonb, former jsonb{more})"
+)
 _STOLEN = (
     "CREATE FUNCTION stolen() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN INSERT INTO {schema}.loot VALUES (current_user::text); RETURN NEW; END $$"
@@ -58,6 +62,17 @@ _PLANTED: dict[str, list[str]] = {
     ],
     "parent": [_TOKENS.format(more=""), "CREATE TABLE child () INHERITS (stateflow_tokens)"],
 }
+
+
+def _planted(kind: str, table: str) -> list[str]:
+    """Returns the statements that plant a table of the sink."""
+    if table == "stateflow_tokens":
+        return _PLANTED[kind]
+    tokens, undo = (text.partition("{more}") for text in (_TOKENS, _UNDO_TABLE))
+    return [
+        statement.replace(tokens[0], undo[0]).replace(tokens[2], undo[2]).replace("stateflow_tokens", table)
+        for statement in _PLANTED[kind]
+    ]
 
 
 @dataclass(frozen=True)
@@ -101,22 +116,26 @@ def victim(postgres: Postgres, tmp_path: Path) -> Iterator[_Victim]:
     postgres.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.mark.parametrize("table", ["stateflow_tokens", "stateflow_undo"])
 @pytest.mark.parametrize("kind", _PLANTED)
-def test_a_planted_table_of_tokens_is_refused_and_none_of_its_code_runs(victim: _Victim, kind: str) -> None:
-    victim.attack([*_PLANTED[kind], "GRANT ALL ON stateflow_tokens TO PUBLIC"])
+def test_a_planted_table_of_the_sink_is_refused_and_none_of_its_code_runs(
+    victim: _Victim, kind: str, table: str
+) -> None:
+    victim.attack([*_planted(kind, table), f"GRANT ALL ON {table} TO PUBLIC"])
     for act in (victim.sink.check, victim.sink.prepare):
-        with raises(SinkRefused, found=f"{victim.schema}.stateflow_tokens", owner="mallory"):
+        with raises(SinkRefused, found=f"{victim.schema}.{table}", owner="mallory"):
             act(victim.about())
     assert victim.loot() == []
 
 
-def test_a_table_of_tokens_that_is_planted_while_a_run_publishes_is_refused(victim: _Victim) -> None:
+@pytest.mark.parametrize("table", ["stateflow_tokens", "stateflow_undo"])
+def test_a_table_of_the_sink_that_is_planted_while_a_run_publishes_is_refused(victim: _Victim, table: str) -> None:
     about = victim.about()
     victim.sink.prepare(about)
     handle = victim.sink.open_table(about)
-    victim.server.execute(f"DROP TABLE {victim.schema}.stateflow_tokens")
-    victim.attack([*_PLANTED["trigger"], "GRANT ALL ON stateflow_tokens TO PUBLIC"])
-    with raises(SinkRefused, found=f"{victim.schema}.stateflow_tokens", owner="mallory"):
+    victim.server.execute(f"DROP TABLE {victim.schema}.{table}")
+    victim.attack([*_planted("trigger", table), f"GRANT ALL ON {table} TO PUBLIC"])
+    with raises(SinkRefused, found=f"{victim.schema}.{table}", owner="mallory"):
         handle.commit(1, [])
     assert victim.loot() == []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateflow import operations
+from stateflow import operations, read_state
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.compare.snapshots import diff
@@ -30,9 +30,14 @@ def _code(job: AccountsJob) -> JobCode:
     return JobCode(Path(job.job_file), ({"job.folder": str(job.folder)},))
 
 
+def _read_all(job: AccountsJob) -> None:
+    assert read_state(job.job_root, "balances", "account").read_all().num_rows > 0
+
+
 NEWEST: dict[str, Command] = {
     "verify the next start": lambda job, _: operations.verify_head(job.job_root),
     "entries": lambda job, _: list(state_entries(job.job_root, "balances")),
+    "read_state": lambda job, _: _read_all(job),
     "metadata": lambda job, _: read_metadata(job.job_root, "files"),
     "diff": lambda job, _: diff(job.job_root, job.job_root),
     "export": lambda job, folder: export_state(
