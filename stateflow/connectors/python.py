@@ -72,7 +72,7 @@ def _is_packed(schema: RowSchema) -> bool:
 
 def _packed(schema: RowSchema, rows: Sequence[object]) -> bytes:
     """Returns rows as an Arrow stream."""
-    column = with_type(to_column(schema.shape, rows), pa.struct(list(schema.arrow)))
+    column = with_type(to_column(schema.shape, rows, exact=True), pa.struct(list(schema.arrow)))
     target = pa.BufferOutputStream()
     with pa.ipc.new_stream(target, schema.arrow) as stream:
         stream.write_batch(pa.RecordBatch.from_struct_array(column))

@@ -187,9 +187,9 @@ def test_rows_that_were_only_appended_cannot_be_taken_back(tmp_path: Path) -> No
             lambda rows: (
                 best(rows, retract=True)
                 .key_by("category")
-                .aggregate_columns({"auction": ("max", "auction"), "price": ("sum", "price")}, output=Best, uid="m")
+                .aggregate_columns({"auction": ("last", "auction"), "price": ("sum", "price")}, output=Best, uid="m")
             ),
-            {"name": "auction", "aggregate": "Max"},
+            {"name": "auction", "aggregate": "Last"},
         ),
     ],
 )

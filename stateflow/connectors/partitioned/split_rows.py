@@ -150,11 +150,13 @@ class _Pending:
     def _columns(self, rows: Sequence[object]) -> pa.RecordBatch:
         schema = self._rules.schema
         target = nullable_columns(schema)
-        return pa.RecordBatch.from_struct_array(with_type(to_column(schema.shape, rows), pa.struct(list(target))))
+        return pa.RecordBatch.from_struct_array(
+            with_type(to_column(schema.shape, rows, exact=True), pa.struct(list(target)))
+        )
 
     def _fits(self, offset: int, row: object) -> bool:
         try:
-            to_column(self._rules.schema.shape, [row])
+            to_column(self._rules.schema.shape, [row], exact=True)
         except _MISFITS as e:
             self._reject(offset, _text(row), str(e).lstrip("."))
             return False

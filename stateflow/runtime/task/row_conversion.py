@@ -180,7 +180,7 @@ def to_batch(rows: Sequence[object], schema: RowSchema) -> pa.RecordBatch:
 
 
 def _checked(column: Column, values: Sequence[object]) -> pa.Array:
-    made = to_column(column.shape, values)
+    made = to_column(column.shape, values, exact=True)
     found = misfit_of(column.shape, made) if is_constrained(column.shape) else None
     if found is not None:
         raise ValueError(": ".join(filter(None, found)))

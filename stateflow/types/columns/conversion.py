@@ -65,8 +65,14 @@ def _has_keyword_fields(row_class: Callable[..., object]) -> bool:
 # -- from Python to Arrow ---------------------------------------------------------------------------------------------
 
 
-def to_column(shape: Shape, values: Sequence[object]) -> pa.Array:
+def to_column(shape: Shape, values: Sequence[object], *, exact: bool = False) -> pa.Array:
     """Returns the column of values, whose type is `shape.arrow`.
+
+    Args:
+        shape: the declared type.
+        values: the values.
+        exact: whether to refuse a datetime of which the column would drop the time zone or nanoseconds. State may have
+            stored such values, and is read in UTC.
 
     Raises:
         TypeError: a value is not of the declared type, or None where the type is not nullable.
@@ -74,43 +80,45 @@ def to_column(shape: Shape, values: Sequence[object]) -> pa.Array:
     """
     kinds = set(map(type, values))
     if type(None) not in kinds:
-        return _column_of(shape, values, kinds)
+        return _column_of(shape, values, kinds, exact)
     if not shape.nullable:
         raise TypeError("None in a column that is not nullable")
     kinds.discard(type(None))
     if isinstance(shape, Leaf):
-        return _column_of(shape, values, kinds)
+        return _column_of(shape, values, kinds, exact)
     present = [value for value in values if value is not None]
     is_null = np.fromiter((value is None for value in values), bool, len(values))
     # A position per value: the next of those that are present, and null for the others.
-    return _column_of(shape, present, kinds).take(pa.array(np.cumsum(~is_null) - 1, mask=is_null))
+    return _column_of(shape, present, kinds, exact).take(pa.array(np.cumsum(~is_null) - 1, mask=is_null))
 
 
-def _column_of(shape: Shape, values: Sequence[Any], kinds: set[type]) -> pa.Array:
+def _column_of(shape: Shape, values: Sequence[Any], kinds: set[type], exact: bool) -> pa.Array:
     if isinstance(shape, Leaf):
         _check_kinds(shape.kind, kinds)
+        if exact and shape.kind is datetime.datetime:
+            _check_datetimes(values, is_zoned=shape.arrow.tz is not None)
         return pa.array(_scalars(shape, values), shape.arrow)
     if isinstance(shape, Record):
         columns = [
-            _child(f".{name}", field, map(attrgetter(name), values))
+            _child(f".{name}", field, map(attrgetter(name), values), exact)
             for name, field in zip(shape.names, shape.fields, strict=True)
         ]
         return pa.StructArray.from_arrays(columns, fields=list(shape.arrow))
     ends = pa.array(np.cumsum([0, *map(len, values)]), pa.int32())
     if isinstance(shape, Items):
         _check_kinds(list, kinds)
-        items = _child("[]", shape.item, chain.from_iterable(values))
+        items = _child("[]", shape.item, chain.from_iterable(values), exact)
         return pa.ListArray.from_arrays(ends, items, type=shape.arrow)
     _check_kinds(dict, kinds)
-    keys = _child(" (key)", shape.key, chain.from_iterable(values))
-    items = _child("[]", shape.value, chain.from_iterable(value.values() for value in values))
+    keys = _child(" (key)", shape.key, chain.from_iterable(values), exact)
+    items = _child("[]", shape.value, chain.from_iterable(value.values() for value in values), exact)
     return pa.MapArray.from_arrays(ends, keys, items, type=shape.arrow)
 
 
-def _child(path: str, shape: Shape, values: Iterable[object]) -> pa.Array:
+def _child(path: str, shape: Shape, values: Iterable[object], exact: bool) -> pa.Array:
     """Returns the column of a part; an error names its path, such as ``.items[].price``."""
     try:
-        return to_column(shape, list(values))
+        return to_column(shape, list(values), exact=exact)
     except (TypeError, ValueError, OverflowError, AttributeError) as e:
         raise TypeError(f"{path}{'' if str(e)[:1] in '.[ ' else ': '}{e}") from e
 
@@ -136,8 +144,6 @@ def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[object]:
         return list(map(stored_scalar, values))
     if shape.kind is datetime.time and any(value is not None and value.tzinfo for value in values):
         raise ValueError("a time has a time zone")
-    if shape.kind is datetime.datetime:
-        _check_datetimes(values, is_zoned=shape.arrow.tz is not None)
     return values
 
 
