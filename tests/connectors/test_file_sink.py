@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,6 +196,31 @@ def test_a_version_whose_files_are_gone_is_refused_in_the_plan(tmp_path: Path) -
     with raises(SinkDiverged, version=1, files=[file.path]):
         sink.open_table(_ABOUT).rewind(1, 3)
     assert snapshot(tmp_path / "t") == before
+
+
+@pytest.mark.parametrize("lead", ["../", "%2e%2e/", "a=1/../../", "a%00", "https://example.org"])
+def test_a_log_that_names_a_file_outside_of_the_folder_is_damaged(tmp_path: Path, lead: str) -> None:
+    sink = _sink(tmp_path / "t")
+    [file] = put(sink, _ABOUT, 1, [Reading(id=1)])
+    entry, uri = tmp_path / "t" / "_spark_metadata" / "1", (tmp_path / "t" / file.path).as_uri()
+    forged = uri.replace("file://", lead) if "://" in lead else uri.replace(file.path, lead + file.path)
+    entry.write_text(entry.read_text().replace(uri, forged))
+    with raises(CorruptFile, file=str(entry)):
+        sink.open_table(_ABOUT)
+
+
+@pytest.mark.parametrize("target", ["FIFO", "/dev/zero", "entry"])
+def test_an_entry_of_the_log_that_is_not_a_file_is_an_error_at_once(tmp_path: Path, target: str) -> None:
+    sink = _sink(tmp_path / "t")
+    entry = tmp_path / "t" / "_spark_metadata" / "0"
+    entry.rename(tmp_path / "entry")
+    if target == "FIFO":
+        os.mkfifo(entry)
+    else:
+        entry.symlink_to(tmp_path / target)
+    for act in (sink.check, sink.open_table):
+        with raises(CorruptFile, file=str(entry)):
+            act(_ABOUT)
 
 
 def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ does not store: table id, columns, and the token of each application.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ import msgspec
 
 from stateflow.connectors.delta.data_files import UnnamedFile, disk_error
 from stateflow.errors import CorruptFile
+from stateflow.storage.no_follow import NotRegular, read_file
 
 LOG_FOLDER = "_spark_metadata"
 COMPACT_INTERVAL = 10
@@ -124,12 +126,14 @@ def read_entry(root: Path, version: int) -> Entry | None:
     """
     path = root / LOG_FOLDER / _name(version)
     try:
-        if path.stat().st_size > _LARGEST:
-            raise CorruptFile("an entry of a folder's log is too large", file=str(path))
-        lines = path.read_bytes().splitlines()
+        # Other writers of the folder could leave a link, or a FIFO on which a reader waits without end.
+        lines = read_file(path, _LARGEST).splitlines()
     except FileNotFoundError:
         return None
     except OSError as e:
+        if isinstance(e, NotRegular | IsADirectoryError) or e.errno == errno.EFBIG:
+            reason = e.strerror or str(e)
+            raise CorruptFile("an entry of a folder's log cannot be read", file=str(path), reason=reason) from e
         raise disk_error(e, path) from e
     try:
         marker = msgspec.json.decode(lines[1], type=_MarkerLine).stateflow if len(lines) > 1 else None
@@ -196,4 +200,8 @@ def _name(version: int) -> str:
 
 def _relative(root: Path, uri: str) -> str:
     """Returns a path of the log relative to the table. Raises ValueError for one that is elsewhere."""
-    return str(Path(unquote(urlsplit(uri).path)).relative_to(root))
+    found = urlsplit(uri)
+    path = Path(unquote(found.path)).relative_to(root)
+    if (found.scheme, found.netloc) != ("file", "") or ".." in path.parts or "\0" in str(path):
+        raise ValueError(f"a file outside of the folder: {uri[:500]}")
+    return str(path)
