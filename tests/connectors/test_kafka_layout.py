@@ -26,7 +26,7 @@ class Order(msgspec.Struct):
     number: int
     shop: str
     price: Annotated[Decimal, precision(9, scale=2)]
-    at: datetime
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
     tags: dict[str, int]
     target: str | None
     sent: list[KafkaHeader]
