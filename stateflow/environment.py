@@ -158,7 +158,8 @@ class StreamExecutionEnvironment:
 
         Args:
             uid: the uids of its operators begin with it.
-            allowed_lateness, late_rows: as for `sql`.
+            allowed_lateness: as for `sql`.
+            late_rows: as for `sql`.
 
         Raises:
             JobDefinitionError, EnvironmentUnsupported: as `sql`.
