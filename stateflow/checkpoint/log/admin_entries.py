@@ -150,7 +150,8 @@ class AdminEntries:
         )
 
     def _retain_entry(self, base: Head, keep: int, upto: int | None) -> LogEntry:
-        oldest = self._released(base, keep, upto)[-1].id + 1
+        # None is left to release if another process did so since the head was read.
+        oldest = self._checkpoints.restorable(base)[len(self._released(base, keep, upto))].id
         return transitions.retain(self._job, base, self._author(f"retain {keep}"), oldest)
 
     def _released(self, head: Head, keep: int, upto: int | None) -> list[EntryRef]:
