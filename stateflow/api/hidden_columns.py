@@ -59,7 +59,7 @@ def with_hidden_columns(schema: RowSchema, *, rejects: bool) -> RowSchema:
 
 
 def without_hidden_columns(schema: RowSchema) -> RowSchema:
-    """Returns the columns of a source's rows, which are all but those of `with_hidden_columns`."""
+    """Returns the columns of a source's rows, without the columns that `with_hidden_columns` adds."""
     return replace(schema, columns=tuple(c for c in schema.columns if c.name not in (SPLIT, REJECTED)))
 
 

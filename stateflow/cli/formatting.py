@@ -54,7 +54,7 @@ def unwritable_output(e: OSError) -> StorageError:
 
 
 def discard_unwritable_output() -> None:
-    """Discards output that an error has left in the buffer of stdout: the exit code is that of the error."""
+    """Discards output that an error has left in the buffer of stdout: the exit code belongs to the error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -130,7 +130,7 @@ def offset_text(offset: str) -> str:
 def short_offset(offset: str) -> str:
     """Returns a source's position like `offset_text`, cut to 58 characters, which may be cut further in a table.
 
-    That of a Delta table begins with the version, and does not have the id of the table.
+    The position of a Delta table begins with the version, and does not have the id of the table.
     """
     text = re.sub("(sourceVersion|reservoirId):[^,]*,", "", offset_text(offset))
     text = text.replace("reservoirVersion:", "version:")

@@ -296,7 +296,7 @@ class SparkSettings:
             ``spark.driver.extraJavaOptions``) overrides both.
         conf: Spark's setting ``NAME``, passed on unchanged. Settings that change the meaning of rows or expressions
             are fixed, and refused with other values: time zone (``UTC``), ANSI mode, case of names, rebasing of dates,
-            and others; those of ``spark-defaults.conf`` have no effect. Unless set, Spark's web interface keeps 20
+            and others; ``spark-defaults.conf`` does not change them. Unless set, Spark's web interface keeps 20
             plans, 50 jobs and 100 stages (``spark.sql.ui.retainedExecutions``, ``spark.ui.retainedJobs``,
             ``spark.ui.retainedStages``).
     """

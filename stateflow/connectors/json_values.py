@@ -98,7 +98,7 @@ class JsonObjects:
         seen = _Seen()
         columns = self._row.columns(list(map(self._decode, values)), seen)
         quotes, forgets = _quotes_in(joined), False
-        # Without more quotes than the declared members need, there are no members that are ignored.
+        # Without more quotes than the declared members need, no member is ignored.
         has_ignored = seen.quotes != quotes
         for part, objects in seen.objects:
             unused = part.count_ignored(objects, seen) if has_ignored else part.known
@@ -366,7 +366,7 @@ class _Object:
             self._ignored.pop(name, None)
 
     def count_ignored(self, values: _Values, seen: _Seen) -> list[str]:
-        """Adds the quotes of members that are ignored. Returns the names of those that no value has."""
+        """Adds the quotes of members that are ignored. Returns the members that no value has."""
         unused = []
         for at, name in enumerate(self.known, len(self._fields)):
             members = [bytes(m) for value in values if (m := getattr(value, f"f{at}")) is not UNSET]

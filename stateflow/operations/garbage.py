@@ -40,7 +40,7 @@ def collect_garbage(
 
     Args:
         retain: number of checkpoints to keep, until the next run applies its own setting; None for no change.
-        upto: id of the newest checkpoint that may be released, such as of those that a user has seen; None for any.
+        upto: id of the newest checkpoint that may be released, such as the newest one approved; None for any.
     """
     root = open_root(job_root)
     if dry_run:

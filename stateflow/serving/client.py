@@ -127,7 +127,7 @@ class QueryableStateClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._new_client = partial(AsyncQueryableStateClient, job_root, token=token, timeout=timeout, tls=tls)
-        # Now, so that it raises what is wrong with the arguments.
+        # Before the loop runs: it raises QueryError for wrong arguments.
         self._first, self._owner = self._new_client(), os.getpid()
         self._timeout, self._is_closed = timeout, False
         # Those of other processes are never used, and are kept: the descriptors of a loop that is closed are shared.

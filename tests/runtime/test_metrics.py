@@ -164,8 +164,7 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
         gauges.append(dict(recorder.gauges))
         clock.sleep(HOUR)
 
-    start = clock.now()
-    run = jobs.prepare(build)
+    start, run = clock.now(), jobs.prepare(build)
     run.start()
     run_local(run, {"rows": source}, on_batch)
     records = read_records(jobs.storage)

@@ -222,7 +222,7 @@ class CountedValues:
 
     Attributes:
         of: the number of each value's key.
-        values: the values, of which those of a key differ.
+        values: the values; a key has each one once.
         before: how many rows of the key had the value before the batch.
         after: how many have it.
         of_lost: the number of the key of each value in `remaining`.
@@ -388,7 +388,7 @@ RETRACTABLE: Mapping[type[Aggregate], type[Aggregate]] = {
     Min: RetractableMin,
     Max: RetractableMax,
 }
-"""The aggregates of rows that may be retracted, by those of rows that only append."""
+"""The aggregate of a changelog, by the aggregate of a stream without retractions."""
 
 
 def counted_columns(aggregates: Sequence[Aggregate]) -> dict[str, CountedColumn]:

@@ -178,7 +178,7 @@ class StateStores:
     found: tuple[tuple[int, str, str], ...]
 
     def number_of(self, operator: int | None) -> int:
-        """Returns the number of an operator; of None, that of the only one with state.
+        """Returns the number of an operator; for None, the number of the only one with state.
 
         Raises:
             ConfigError: the query has no such operator, or several ones.

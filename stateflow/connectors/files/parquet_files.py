@@ -107,7 +107,7 @@ def first_with_nanoseconds(files: Iterable[Path]) -> Path | None:
 
 
 def check_types(file: Path, uri: str, format: str, schema: RowSchema) -> None:
-    """Checks the types that Spark's reader converts without an error: those of ORC, and times of Parquet.
+    """Checks the types that Spark's reader converts without an error: all of ORC, and times of Parquet.
 
     Raises:
         UnfitFile: a column has another type than declared.
@@ -115,7 +115,7 @@ def check_types(file: Path, uri: str, format: str, schema: RowSchema) -> None:
     try:
         found = parquet.read_schema(file) if format == "parquet" else orc.ORCFile(str(file)).schema
     except (OSError, lib.ArrowException):
-        return  # Spark's error says what is wrong.
+        return  # Spark's error names the fault.
     kinds = {field.name.lower(): field.type for field in found}
     for column in schema.columns:
         kind = kinds.get(column.name.lower())

@@ -399,7 +399,7 @@ class TextLines:
         for before, lines in parts:
             for begin in range(0, len(lines), _ROWS):
                 texts = _texts(lines[begin : begin + _ROWS], before + begin)
-                # Other columns are those of names of folders: this file is not in one.
+                # Only names of folders have the other columns, and this file is not in such a folder.
                 yield len(texts), [texts if c is column else pa.nulls(len(texts), c.arrow_type) for c in columns]
 
 

@@ -67,7 +67,7 @@ class KafkaTable(StagedTable):
     def _is_overtaken(self) -> bool:
         """Returns whether another job root may publish for the first time as well, since this handle was made.
 
-        Its transactions are not fenced by those of this application. Each one asks when the other one can see its open
+        Transactions of this application do not fence it. Each one asks when the other one can see its open
         transaction, so at least one finds the other.
         """
         return not self.token and not self._others(False) <= self._known

@@ -470,7 +470,7 @@ def _group(connection: Connection, name: str, isolation: str = "read_committed")
 def _read(connection: Connection, group: Consumer, topic: str, seconds: float) -> tuple[bool, int | None, str]:
     """Returns whether the token was read within some seconds; the token, None without one; and the successor.
 
-    It is not read while a transaction with a token is open, unless the client reads what is not committed as well: then
+    It is not read while a transaction with a token is open, unless the client also reads uncommitted records: then
     it is the token before.
     """
     from confluent_kafka import KafkaException, TopicPartition

@@ -46,7 +46,7 @@ def prune_savepoints(
         rule: the limits.
         dry_run: whether nothing is deleted.
         by: who deletes them; empty for this process.
-        only: names of those that may be deleted, such as those that a user has seen; None for any.
+        only: names of savepoints that may be deleted, such as the approved ones; None for any.
     """
     root = open_root(job_root)
     found, now = list_savepoints(root.storage), root.clock.now()

@@ -84,7 +84,7 @@ class SparkExecutor(Executor):
             except Exception as e:
                 if not _is_of_reading(e):
                     raise
-                # Spark reads more than tasks do, and its errors say what is wrong with a file. But it reads a file that
+                # Spark reads more than tasks do, and its errors name the fault of a file. But it reads a file that
                 # is not divided into lines at once, so that a large one fails.
                 others = {uid for uid, own in files.items() if _is_of_content(e, own)}
                 self._by_spark |= others

@@ -307,7 +307,7 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
 
 
 def _unread_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
-    """Returns a frame whose rows cannot be read: a transform that counts or collects them gets those of one batch."""
+    """Returns a frame whose rows cannot be read: a transform may not count or collect them."""
     error = f"raise_error('{_READ_MARK}')"
     # Of constants, Spark would compute conditions without a row.
     columns = [f"CAST({error} AS {column.spark_type}) AS {quoted(column.name)}" for column in schema.columns]

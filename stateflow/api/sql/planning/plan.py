@@ -317,7 +317,7 @@ Plan = (
 
 
 def windows_of(plan: Plan) -> dict[str, Windowed]:
-    """Returns the aggregations of windows of a statement by uid, without those of views."""
+    """Returns the window aggregations of a statement by uid, without its views."""
     if isinstance(plan, Shared) and plan.is_view:
         return {}
     found = {uid: each for of in inputs_of(plan) for uid, each in windows_of(of).items()}
