@@ -7,9 +7,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -19,12 +21,13 @@ import pytest
 from stateflow import precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.sql.expressions.analysis import Analysis
-from stateflow.api.sql.expressions.functions import FUNCTIONS
+from stateflow.api.sql.expressions.calls import _SPECIAL, named_call
+from stateflow.api.sql.expressions.functions import CONVERSIONS, FUNCTIONS, Function
 from stateflow.api.sql.expressions.patterns import java_pattern, like_pattern, normal_like
 from stateflow.api.sql.expressions.rows import evaluation
 from stateflow.api.sql.expressions.spark import spark_sql
-from stateflow.api.sql.expressions.sql_types import fields_of
-from stateflow.api.sql.expressions.tree import Call, Expression
+from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, STRING, SqlType, fields_of
+from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Value
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import RelationScope, Source
 from stateflow.api.sql.problems import SqlText
@@ -611,12 +614,42 @@ OF_TEXTS = """
 COALESCE(<>, 'x'); COALESCE(s, <>); NULLIF(<>, 'x'); IFNULL(s, <>); IF(b, <>, <>); CONCAT('x', <>); 'x' || <>;
 UPPER(<>); LOWER(<>); REVERSE(<>); CHAR_LENGTH(<>); TRIM(<>); TRIM(BOTH <> FROM <>); LTRIM(<>, 'a'); RTRIM('a', <>);
 REPLACE(<>, <>, 'x'); REPLACE('xax', 'a', <>); REPLACE('xax', '', <>); SUBSTRING(<>, 1, 5); SUBSTRING(<>, 2);
+SUBSTRING(<>, i, j);
 SPLIT_INDEX('x' || <> || 'y', <>, 1); LPAD(<>, 9, <>); RPAD('', 3, <>); POSITION(<> IN 'x' || <>); LOCATE(<>, 'x');
-INSTR(<>, 'x'); GREATEST(<>, 'x'); LEAST(<>, 'x'); <> = <>; <> IN ('x', <>); <> NOT IN (<>); <> BETWEEN 'a' AND <>;
+INSTR(<>, 'x'); GREATEST(<>, 'x'); LEAST(<>, 'x'); <> = <>; <> != s; <> < s; <> > s;
+<> IN ('x', <>); <> NOT IN (<>); <> BETWEEN 'a' AND <>;
 CASE <> WHEN <> THEN <> END; CASE WHEN b THEN <> ELSE s END; <> IS DISTINCT FROM 'x'; s LIKE '%{}%'; <> LIKE '{}';
 <> NOT LIKE '{}' ESCAPE '~'; TRY_CAST(<> AS BIGINT); TRY_CAST(<> AS DOUBLE); TRY_CAST(<> AS DECIMAL(5, 2));
 TRY_CAST(<> AS BOOLEAN); CAST(<> AS VARCHAR(1)); REGEXP_EXTRACT('x' || <>, 'x(.*)', 1); DATE_FORMAT(utc, '''{}''yyyy');
 REGEXP_EXTRACT(<>, '\\Q{}\\E')"""
+
+
+def takes_texts(accepts: Callable[[Sequence[SqlType]], object]) -> bool:
+    """Returns whether a function accepts arguments of which one is a text. Units of time are words of a statement."""
+    kinds = (STRING, BIGINT, BOOLEAN)
+    return any(accepts(types) for n in range(1, 5) for types in product(kinds, repeat=n) if STRING in types)
+
+
+def test_each_function_that_takes_texts_is_tested_with_those_of_an_attacker() -> None:
+    def by_types(function: Function) -> Callable[[Sequence[SqlType]], object]:
+        def accepts(types: Sequence[SqlType]) -> object:
+            with suppress(IndexError, ValueError):
+                return function.result(types)
+            return None
+
+        return accepts
+
+    def by_name(name: str) -> Callable[[Sequence[SqlType]], object]:
+        values: dict[SqlType, Value] = {STRING: "x", BIGINT: 1, BOOLEAN: True}
+        return lambda types: isinstance(named_call(name, [Constant(values[each], each) for each in types]), Call)
+
+    tested = {name for text in hostile_texts() for name in functions_of(analysed(text))}
+    assert {name for name, function in FUNCTIONS.items() if takes_texts(by_types(function))} <= tested
+    names = {name for name in {*FUNCTIONS, *_SPECIAL} if takes_texts(by_name(name))}
+    assert len(names) > 20
+    assert [name for name in names if not re.search(rf"\b{name}\(", OF_TEXTS)] == []
+    casts = {of for name, of in CONVERSIONS if name == "string"}
+    assert [of for of in casts if not re.search(rf"CAST\(<> AS {of}\b", OF_TEXTS, re.IGNORECASE)] == []
 
 
 def hostile_texts() -> Iterator[str]:

@@ -328,10 +328,12 @@ def _locate(args: Sequence[Expression]) -> Expression | None:
 
 def _logarithm(args: Sequence[Expression]) -> Expression | None:
     """Returns the natural logarithm, or one of another base, which is the first argument."""
-    logarithms = [_strict("LN", [cast(arg, DOUBLE)]) for arg in args if arg.type.is_numeric]
+    if not all(arg.type.is_numeric for arg in args) or len(args) > 2:
+        return None
+    logarithms = [_strict("LN", [cast(arg, DOUBLE)]) for arg in args]
     if len(logarithms) == 2 and logarithms[0] and logarithms[1]:
         return _strict("quotient", [logarithms[1], logarithms[0]])
-    return logarithms[0] if len(args) == 1 and logarithms else None
+    return logarithms[0] if logarithms else None
 
 
 def _concat(args: Sequence[Expression]) -> Expression | None:
