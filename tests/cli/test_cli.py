@@ -24,6 +24,7 @@ from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.cli.main import main
 from stateflow.clock import SystemClock
+from stateflow.connectors.kafka import transactions
 from stateflow.errors import StorageError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.storage import open_storage
@@ -403,6 +404,34 @@ def test_a_start_that_fails_before_the_claim_is_in_the_status_and_the_history_un
     cli.write(BUILD)
     cli.run()
     assert _data(cli, "status")["failed_start"] is None
+
+
+def test_a_start_that_fails_because_a_broker_is_away_is_in_the_status_and_the_history(
+    cli: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "TIMEOUT_SECONDS", 1.0)
+    cli.run()
+    kafka = BUILD.replace("sink()", "KafkaSink('127.0.0.1:1', topic='t')")
+    cli.write(kafka, head=f"from stateflow import KafkaSink\n{JOB}")
+    shown = invoke(*cli.command())
+    error = reported_error(shown.stderr)
+    assert shown.exit_code == 5
+    assert _data(cli, "status")["failed_start"]["code"] == error.code == "storage"
+    (failed,) = [record for record in _history(cli) if record.get("kind") == "failed-start"]
+    assert failed["facts"]["code"] == error.code
+
+
+def test_verification_and_history_name_the_code_that_made_a_checkpoint(cli: CliFixture) -> None:
+    codes = []
+    for head in (JOB, JOB.replace("range(12)", "range(20)")):
+        cli.write(BUILD, head)
+        cli.run()
+        codes.append(_data(cli, "status")["code"])
+        assert _data(cli, "verify")[-1]["code"] == codes[-1]
+        assert codes[-1] in invoke("verify", "--job-root", cli.root).output
+        recorded = [record["code"] for record in _history(cli) if "checkpoint_id" in record]
+        assert recorded[-1] == codes[-1] and set(recorded) == set(codes)
+    assert all(codes) and codes[0] != codes[1]
 
 
 @pytest.mark.parametrize(
