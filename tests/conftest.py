@@ -49,6 +49,7 @@ _SPARK = {
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,19 +12,32 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import Context, FileSource, KeyedProcessFunction, StreamExecutionEnvironment
 from stateflow.api.schema import RowSchema
+from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.clock import ManualClock
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.delta.source import DeltaSource
+from stateflow.connectors.partitioned.positions import Split
+from stateflow.connectors.partitioned.source import PartitionedSource
+from stateflow.connectors.partitioned.spark_reader import as_spark_reads
 from stateflow.environment import declare
-from stateflow.errors import SchemaMismatch, StateflowError
+from stateflow.errors import CorruptInput, DataError, SchemaMismatch, StateflowError
 from stateflow.runtime.executor import BatchWork
-from stateflow.runtime.planning.physical_plan import plan_job
+from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
+from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
+from stateflow.runtime.spark.file_reader import SourceRows
+from stateflow.runtime.spark.frames import source_frame
+from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
+from stateflow.storage.memory import MemoryStorage
+from tests.support.damaged_files import damage_one
 
 pytestmark = pytest.mark.spark
 ID = str(uuid.UUID(int=7))
@@ -84,21 +97,46 @@ def looked_up(rows: DataStream) -> None:
     written(rows.lookup_join(lambda spark: spark.range(9).toDF("number"), on="number", output=Order))
 
 
-def found(build: Callable[[DataStream], object], frame: DataFrame, folder: Path) -> StateflowError | None:
-    """Returns the error of a batch."""
-
+def _plan(build: Callable[[DataStream], object], source: Source) -> JobPlan:
     def declared(env: StreamExecutionEnvironment) -> None:
-        build(env.from_source(FileSource(folder, schema=Order), uid="rows"))
+        build(env.from_source(source, uid="rows"))
 
-    plan = plan_job(declare(declared, "job", ({},))[0].graph, 2)
+    return plan_job(declare(declared, "job", ({},))[0].graph, 2)
+
+
+def _error(plan: JobPlan, rows: DataFrame | SourceRows, folder: Path) -> StateflowError | None:
+    """Returns the error of a batch."""
     environment = TaskEnvironment((folder / "root").as_uri(), folder / "local")
     batch = BatchInfo(BatchId(ManualClock(1).new_id(), 1, 1, datetime.now(UTC)), TaskSettings(128), environment)
     try:
-        reports = SparkExecutor().execute(frame, BatchWork(plan, batch, {}))
+        reports = SparkExecutor().execute(rows, BatchWork(plan, batch, {}))
     except Exception as e:
         return e if isinstance(e, StateflowError) else to_stateflow_error(e)
     failures = [report.failure for report in reports.reports if report.failure is not None]
     return failures[0].to_error() if failures else None
+
+
+def found(build: Callable[[DataStream], object], frame: DataFrame, folder: Path) -> StateflowError | None:
+    """Returns the error of a batch of rows as a source of files has them."""
+    return _error(_plan(build, FileSource(folder, schema=Order)), frame, folder)
+
+
+def found_in(source: Source | LocalSource, spark: SparkSession, folder: Path) -> StateflowError | None:
+    """Returns the error of the only batch of a source that Spark reads, whose rows go to a sink at once."""
+    reads = as_spark_reads(source)
+    plan = _plan(written, reads)
+    location = SparkLocation(folder / "location", MemoryStorage("memory://x"))
+    errors: list[StateflowError | None] = []
+
+    def run(frame: DataFrame, batch_id: int) -> None:
+        batch = BatchInput(plan.sources, {"rows": reads}, location, batch_id=batch_id, frame=frame)
+        errors.append(_error(plan, batch.rows(), folder))
+
+    frame = source_frame([(plan.sources[0], reads.stream(spark, SourceSettings()))])
+    query = frame.writeStream.foreachBatch(run).option("checkpointLocation", str(location.folder))
+    query.trigger(availableNow=True).start().awaitTermination()
+    (error,) = errors
+    return error
 
 
 GOOD: dict[str, Any] = {"id": ID, "colour": "red", "number": 1, "tags": ["a"]}
@@ -128,6 +166,81 @@ def test_a_value_that_is_not_of_its_declared_type_fails_the_batch(
         assert isinstance(error, SchemaMismatch), (changed, error)
         assert {"column": column, "declared": declared}.items() <= error.facts.items()
         assert "row" in error.facts
+
+
+WRONG = {
+    "'x' AS id": "id",
+    "'pink' AS colour": "colour",
+    "CAST(NULL AS BIGINT) AS number": "number",
+    "array(CAST(NULL AS STRING)) AS tags": "tags[]",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "expressions"),
+    [(written, [*WRONG]), *((build, ["'x' AS id"]) for build in (mapped, by_columns, united, keyed, looked_up))],
+)
+def test_a_wrong_value_that_a_transform_makes_reaches_no_sink(
+    spark_session: SparkSession, tmp_path: Path, build: Callable[[DataStream], object], expressions: list[str]
+) -> None:
+    frame = spark_session.createDataFrame([tuple(GOOD.values())], RowSchema.of(Order).ddl)
+    for expression in expressions:
+        selected = [expression if expression.endswith(f" AS {name}") else name for name in GOOD]
+
+        def made(rows: DataStream, selected: list[str] = selected) -> None:
+            build(rows.transform(lambda given: given.selectExpr(*selected)))
+
+        error = found(made, frame, tmp_path)
+        assert isinstance(error, SchemaMismatch) and error.facts["column"] == WRONG[expression], (expression, error)
+
+
+class Orders(PartitionedSource):
+    """One partition of orders."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        super().__init__(schema=Order)
+        self._rows = rows
+
+    @property
+    def description(self) -> str:
+        return "orders"
+
+    def ends(self) -> Mapping[str, int]:
+        return {"all": len(self._rows)}
+
+    def read_split(self, split: Split) -> Iterator[object]:
+        for row in self._rows[split.start : split.end]:
+            yield Order(**{"id": uuid.UUID(int=7), "colour": Colour.RED, "number": 1, "tags": [], **row})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [{}, {"id": "x"}, {"number": None}, {"number": -1}], ids=str)
+def test_a_value_of_a_delta_table_or_of_a_source_in_python_is_checked(
+    spark_session: SparkSession, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist([GOOD, GOOD | changed]))
+    table = found_in(DeltaSource(tmp_path / "t", schema=Order), spark_session, tmp_path / "delta")
+    rows = found_in(Orders({}, changed), spark_session, tmp_path / "python")
+    if not changed:
+        assert (table, rows) == (None, None)
+        return
+    (column,) = changed
+    assert isinstance(table, SchemaMismatch) and table.facts["column"] == column
+    assert isinstance(rows, CorruptInput | SchemaMismatch) and not rows.retryable
+    assert str(rows.facts.get("column", rows.facts.get("reason"))).startswith(column)
+
+
+class Text(msgspec.Struct):
+    text: str
+
+
+@pytest.mark.parametrize("damage", ["checksum", "text", "truncated"])
+def test_a_damaged_file_of_a_delta_table_ends_the_run(spark_session: SparkSession, tmp_path: Path, damage: str) -> None:
+    write_deltalake(tmp_path / "t", pa.table({"text": ["right"]}))
+    damage_one(tmp_path / "t", damage)
+    error = found_in(DeltaSource(tmp_path / "t", schema=Text), spark_session, tmp_path / "run")
+    assert isinstance(error, DataError) and not error.retryable, error
 
 
 @pytest.mark.parametrize("changed", [{"id": "x"}, {"number": None}], ids=str)
