@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,9 +22,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
+from stateflow.api.collection import CollectionSource
 from stateflow.api.hidden_columns import ARRIVED
 from stateflow.api.source import LocalSource, Source
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.partitioned.positions import Split
 from stateflow.connectors.partitioned.source import PartitionedSource
@@ -94,6 +97,22 @@ def arrivals(spark_session: SparkSession, tmp_path: Path) -> Arrivals:
     return Arrivals(spark_session, tmp_path)
 
 
+def _cuts(source: str, count: int, **limits: int) -> Iterator[dict[str, Any]]:
+    """Yields arguments of `Arrivals.of`: ways to cut the input, and whether tasks read it.
+
+    Args:
+        limits: the largest value of each limit of a batch, in files or rows.
+    """
+    chosen = random.Random(source)
+    for _ in range(count):
+        given: dict[str, Any] = {name: chosen.choice([None, *range(1, most + 1)]) for name, most in limits.items()}
+        yield {
+            "splits": chosen.choice(["500", "1k", "3k", "128m"]),
+            "by_tasks": chosen.random() < 0.5,
+            "limits": SourceSettings(**given),
+        }
+
+
 class Numbered(msgspec.Struct):
     number: int
 
@@ -140,16 +159,15 @@ def test_rows_of_files_arrive_by_time_then_name_then_position(arrivals: Arrivals
     cuts: Iterable[dict[str, Any]] = [
         {},
         {"by_tasks": False, "splits": "1k", "transform": lambda rows: rows.where(f"{column} IS NOT NULL")},
-        {"by_tasks": False},
+        *_cuts(format, 2),
     ]
     for cut in cuts:
         assert [row[0] for row in arrivals.of(source, **cut)[0]] == expected, cut
     # Spark cuts files of one time in any order.
     count = _numbered_files(tmp_path / "b", format, ties=False)
-    limited = arrivals.of(
-        FileSource(tmp_path / "b", schema=schema, format=format), limits=SourceSettings(3), splits="1k"
-    )
-    assert [int(row[0]) for row in limited[0]] == list(range(count))
+    for cut in _cuts(f"{format} in batches", 2, max_files_per_batch=6):
+        limited = arrivals.of(FileSource(tmp_path / "b", schema=schema, format=format), **cut)
+        assert [int(row[0]) for row in limited[0]] == list(range(count)), cut
 
 
 class Logged(msgspec.Struct):
@@ -188,7 +206,8 @@ def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, t
         write_deltalake(str(table), rows, mode="append", partition_by=["part"])
     expected = _logged_numbers(table, by_time=start == "earliest")
     source = DeltaSource(table, schema=Logged, start=start)
-    assert [row.number for row in arrivals.of(source, splits="1k")[0]] == expected
+    for cut in _cuts(f"delta {start}", 2, max_files_per_batch=9):
+        assert [row.number for row in arrivals.of(source, **cut)[0]] == expected, cut
     for limits in [SourceSettings(), SourceSettings(2)]:
         spread = _Spread()
         assert [row.number for row in arrivals.of(source, limits=limits, transform=spread)[0]] == expected
@@ -234,8 +253,8 @@ def test_a_mirror_of_a_change_data_feed_has_the_newest_rows(arrivals: Arrivals, 
     metadata = {"change": "change", "version": "version"}
     source = DeltaSource(tmp_path / "t", schema=Change, changes=True, start=0, metadata=metadata)
     seen = []
-    for cut in [{}, {"splits": "2k"}, {"limits": SourceSettings(1)}]:
-        rows = arrivals.of(source, **cut)[0]  # type: ignore[arg-type]
+    for cut in [{}, {"splits": "2k"}, *_cuts("feed", 2, max_files_per_batch=4)]:
+        rows = arrivals.of(source, **cut)[0]
         mirror: dict[int, int] = {}
         for row in rows:
             if row.change in ("delete", "update_preimage"):
@@ -295,8 +314,27 @@ def test_rows_of_partitions_arrive_by_offset_next_to_files(arrivals: Arrivals, t
         of_shards, of_files = arrivals.of(Shards(schema=Numbered, split_size=size), files)
         assert [row.number for row in of_shards] == expected
         assert [row.number for row in of_files] == list(range(count))
-    limited = arrivals.of(Shards(schema=Numbered, split_size=3), limits=SourceSettings(max_rows_per_batch=7))[0]
-    assert [n for name in ends for n in (r.number for r in limited) if n // 1000 == ord(name)] == expected
+    for size, cut in enumerate(_cuts("shards", 3, max_rows_per_batch=17), 1):
+        limited = arrivals.of(Shards(schema=Numbered, split_size=size), **cut)[0]
+        assert [n for name in ends for n in (r.number for r in limited) if n // 1000 == ord(name)] == expected, cut
+
+
+class Kept(msgspec.Struct):
+    number: int
+    deleted: bool = False
+
+
+def test_rows_of_sources_that_the_driver_reads_arrive_in_their_order(arrivals: Arrivals, tmp_path: Path) -> None:
+    for at, count in enumerate([3, 400, 1, 60]):
+        rows = pa.table({"number": pa.array(range(1000 * at, 1000 * at + count), pa.int64())})
+        write_deltalake(str(tmp_path / "t"), rows, mode="append")
+    in_files = [pq.read_table(path).column(0).to_pylist() for path in sorted((tmp_path / "t").glob("*.parquet"))]
+    for cut in _cuts("local", 3, max_rows_per_batch=90):
+        table = BatchTable(tmp_path / "t", schema=Kept, refresh=timedelta(minutes=1))
+        listed = CollectionSource([Numbered(n) for n in range(300)], Numbered)
+        of_table, of_list = arrivals.of(table, listed, **cut)
+        assert [row.number for row in of_table] == list(itertools.chain(*in_files)), cut
+        assert [row.number for row in of_list] == list(range(300)), cut
 
 
 class Part(msgspec.Struct):
