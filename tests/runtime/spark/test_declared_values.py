@@ -235,12 +235,16 @@ class Text(msgspec.Struct):
     text: str
 
 
-@pytest.mark.parametrize("damage", ["checksum", "text", "truncated"])
-def test_a_damaged_file_of_a_delta_table_ends_the_run(spark_session: SparkSession, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "expected"), [("checksum", DataError), ("text", SchemaMismatch), ("truncated", DataError)]
+)
+def test_a_damaged_file_of_a_delta_table_ends_the_run(
+    spark_session: SparkSession, tmp_path: Path, damage: str, expected: type[StateflowError]
+) -> None:
     write_deltalake(tmp_path / "t", pa.table({"text": ["right"]}))
     damage_one(tmp_path / "t", damage)
     error = found_in(DeltaSource(tmp_path / "t", schema=Text), spark_session, tmp_path / "run")
-    assert isinstance(error, DataError) and not error.retryable, error
+    assert isinstance(error, expected) and not error.retryable, error
 
 
 @pytest.mark.parametrize("changed", [{"id": "x"}, {"number": None}], ids=str)
