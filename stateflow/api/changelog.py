@@ -17,7 +17,7 @@ TAKE_BACK = (
     "emit each row that is replaced once more: with retract=True of deduplicate, top_n or aggregate_columns, or from a "
     "source or function of yours that is declared with as_changelog(…, retracts=True)"
 )
-NO_KIND = "rows that are taken back need a column of type RowKind"
+NO_KIND = "rows that are retracted need a column of type RowKind"
 KIND_HINT = "declare a field in the output class: kind: RowKind"
 AS_APPENDS = "to process each row as a row of its own, call as_append_only() on the stream"
 
@@ -29,7 +29,7 @@ class Changelog:
     Attributes:
         keys: the upsert key: each row replaces the earlier row of its key. Empty if there is none.
         row_kind: the column of type `RowKind`; empty if every row is an upsert.
-        retracts: whether each row that is replaced is taken back first, by a row of kind `UPDATE_BEFORE` or `DELETE`.
+        retracts: whether each row that is replaced is retracted first, by a row of kind `UPDATE_BEFORE` or `DELETE`.
     """
 
     keys: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Changelog:
     def check_sink_keys(self, keys: Sequence[str]) -> None:
         """Raises JobDefinitionError if rows that are replaced would stay in a sink that matches rows by other columns.
 
-        Rows that are taken back leave the table, so other keys may identify them as well, but no part of the upsert
+        Rows that are retracted leave the table, so other keys may identify them as well, but no part of the upsert
         key.
         """
         if set(keys) != set(self.keys) and (not self.retracts or set(keys) < set(self.keys)):
@@ -52,7 +52,7 @@ class Changelog:
             )
 
     def compares_content(self, keys: Sequence[str]) -> bool:
-        """Returns whether a sink with these keys deletes a row only if it equals the one that is taken back.
+        """Returns whether a sink with these keys deletes a row only if it equals the one that is retracted.
 
         By the upsert key, all rows of a key of the sink come from one task, in order. By other keys, they come from
         several.
@@ -88,11 +88,11 @@ def with_keys(schema: RowSchema, keys: Sequence[str], *, retracts: bool = False)
 
     Args:
         schema: columns of the rows.
-        keys: the upsert key; may be empty if each row that is replaced is taken back.
+        keys: the upsert key; may be empty if each row that is replaced is retracted.
         retracts: whether it is.
 
     Raises:
-        JobDefinitionError: there is no key, no such column, or no row kind of rows that are taken back.
+        JobDefinitionError: there is no key, no such column, or no row kind of rows that are retracted.
     """
     kind = row_kind_of(schema)
     for name in keys:
@@ -151,14 +151,14 @@ def of_union(changelogs: Sequence[Changelog | None]) -> Changelog | None:
     """Returns the changelog of a union.
 
     Raises:
-        JobDefinitionError: some streams are changelogs, and not all of them take back the rows that they replace.
+        JobDefinitionError: some streams are changelogs, and not all of them retract the rows that they replace.
     """
     if not any(changelogs):
         return None
     kinds = {each.row_kind for each in changelogs if each is not None and each.retracts}
     if len(kinds) != 1 or not all(each is not None and each.retracts for each in changelogs):
         raise JobDefinitionError(
-            "only changelogs that take back replaced rows can be united",
+            "only changelogs that retract replaced rows can be united",
             hint=f"in all streams of the union, {TAKE_BACK}; {AS_APPENDS}",
             called="union",
         )
@@ -192,7 +192,7 @@ def check_appends(before: Changelog | None, called: str, uid: str = "") -> None:
 
 
 def check_aggregated(before: Changelog | None, kind: str, uid: str = "") -> None:
-    """Raises JobDefinitionError for aggregates by columns of rows that replace others without taking them back.
+    """Raises JobDefinitionError for aggregates by columns of rows that replace others without retracting them.
 
     Args:
         before: of the rows.
@@ -202,7 +202,7 @@ def check_aggregated(before: Changelog | None, kind: str, uid: str = "") -> None
         return
     way_out = f"{KIND_HINT}, because a result is deleted with its last row" if before.retracts else TAKE_BACK
     raise JobDefinitionError(
-        "aggregate_columns of a changelog needs rows that are taken back, and a row kind of its results",
+        "aggregate_columns of a changelog needs rows that are retracted, and a row kind of its results",
         hint=f"{way_out}; {AS_APPENDS}",
         called="aggregate_columns",
         uid=uid,
@@ -227,11 +227,11 @@ def with_kind(row: object, name: str, kind: RowKind) -> object:
     return dataclasses.replace(row, **{name: kind})
 
 
-def check_taken_back(before: Changelog | None, called: str, uid: str = "") -> None:
-    """Raises JobDefinitionError for an operator that needs rows that are taken back."""
+def check_retracted(before: Changelog | None, called: str, uid: str = "") -> None:
+    """Raises JobDefinitionError for an operator that needs rows that are retracted."""
     if before is None or not before.retracts:
         raise JobDefinitionError(
-            f"{called} needs rows that are taken back",
+            f"{called} needs rows that are retracted",
             hint=f"the newest row of a key is what deduplicate(keep='last') returns; or {TAKE_BACK}",
             called=called,
             uid=uid,

@@ -1,4 +1,4 @@
-"""The content of a row by which operators find the earlier row that it takes back or replaces."""
+"""The content of a row by which operators find the earlier row that it retracts or replaces."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class ForeachBatchSink(StagedSink):
             class, whose types are Arrow's. If it raises, the run fails with `StorageError`, or is restarted according
             to its restart strategy, and calls it again.
         on_rewind: what a restore of an older checkpoint does with output that the function has received: ``"refuse"``
-            refuses the restore in its plan, because the sink cannot take the rows back; ``"keep"`` keeps them, and the
+            refuses the restore in its plan, because the sink cannot retract the rows; ``"keep"`` keeps them, and the
             function receives the rows again under other checkpoint ids as the job repeats its batches.
 
     Raises:
@@ -125,7 +125,7 @@ class _Calls(StagedTable):
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         if self._on_rewind == _REFUSE:
             raise SinkRefused(
-                "rows that a function has received cannot be taken back",
+                "rows that a function has received cannot be retracted",
                 hint='restore with --keep-table UID; or declare the sink with on_rewind="keep"',
                 sink=self.context.uid,
                 function=_name(self._function),

@@ -1,7 +1,7 @@
 """Upserts of any sink: how rows are matched, and which row of a key wins within a checkpoint.
 
 Of a changelog without an upsert key, rows of one key of the sink come from several keys of an operator, and so from
-several tasks, in no defined order. A row that is taken back then cancels an equal row of the checkpoint, and deletes a
+several tasks, in no defined order. A row that is retracted then cancels an equal row of the checkpoint, and deletes a
 row of the table only if that is equal, too.
 """
 
@@ -28,7 +28,7 @@ from stateflow.types.columns.shapes import Leaf
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 POSITION = "_sf_position"
-_TAKEN_BACK = "_sf_taken_back"
+_RETRACTED = "_sf_retracted"
 """Columns with the numbers of rows; no column of a row class has such a name."""
 
 
@@ -113,8 +113,8 @@ def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
 def winning_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
     """Returns the rows of a checkpoint that change the table.
 
-    One row of each key; or, by content, the last row of a key that is not taken back, and otherwise each of its rows
-    that is taken back and was not emitted in the checkpoint.
+    One row of each key; or, by content, the last row of a key that is not retracted, and otherwise each of its rows
+    that is retracted and was not emitted in the checkpoint.
 
     Args:
         rows: the rows of the checkpoint, in the order of emission.
@@ -122,22 +122,22 @@ def winning_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
     """
     if not settings.by_content:
         return _last_rows(rows, settings)
-    taken_back = is_retraction(rows, settings)
+    retracted = is_retraction(rows, settings)
     keys = group_numbers(rows.select(list(settings.keys)))
-    has_retraction = np.bincount(keys, weights=taken_back) > 0
+    has_retraction = np.bincount(keys, weights=retracted) > 0
     if not has_retraction.any():
         return _last_rows(rows, settings)
     # The content of other rows is not compared, which takes most of the time.
     compared = np.flatnonzero(has_retraction[keys])
     net = np.ones(len(rows), np.int64)
     content = group_numbers(rows.take(pa.array(compared)).drop_columns([settings.row_kind]))
-    net[compared] = np.bincount(content, weights=np.where(taken_back[compared], -1, 1))[content]
-    kept = np.flatnonzero((net > 0) & ~taken_back)
+    net[compared] = np.bincount(content, weights=np.where(retracted[compared], -1, 1))[content]
+    kept = np.flatnonzero((net > 0) & ~retracted)
     last = np.full(len(has_retraction), -1)
     last[keys[kept]] = kept
     numbers = np.full(len(rows), -1)
     numbers[compared] = content
-    deletes = np.flatnonzero((net < 0) & taken_back & (last[keys] < 0))
+    deletes = np.flatnonzero((net < 0) & retracted & (last[keys] < 0))
     _, first = np.unique(numbers[deletes], return_index=True)
     return rows.take(pa.array(np.sort(np.concatenate([last[last >= 0], deletes[first]]))))
 
@@ -164,14 +164,14 @@ def without_deletes(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
 
 
 def is_retraction(rows: pa.Table, settings: UpsertSettings) -> Flags:
-    """Returns for each row of a changelog whether it is taken back."""
+    """Returns for each row of a changelog whether it is retracted."""
     kinds = pa.array([kind.value for kind in RETRACTIONS])
     found: Flags = pc.is_in(rows.column(settings.row_kind), value_set=kinds).to_numpy()
     return found
 
 
-def deleted_by_content(stored: pa.Table, taken_back: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
-    """Returns which rows of a table are equal to one that is taken back.
+def deleted_by_content(stored: pa.Table, retracted: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
+    """Returns which rows of a table are equal to one that is retracted.
 
     A null in a column that is never null in emitted rows is equal to all values: the row was written before the table
         had
@@ -179,19 +179,19 @@ def deleted_by_content(stored: pa.Table, taken_back: pa.Table, settings: UpsertS
 
     Args:
         stored: rows of the table, with its columns.
-        taken_back: rows of the changelog.
+        retracted: rows of the changelog.
         settings: how rows are matched.
         schema: columns of the table.
     """
     keys = list(settings.keys)
     left = stored.select(keys).append_column(POSITION, pa.array(np.arange(len(stored))))
-    right = taken_back.select(keys).append_column(_TAKEN_BACK, pa.array(np.arange(len(taken_back))))
+    right = retracted.select(keys).append_column(_RETRACTED, pa.array(np.arange(len(retracted))))
     pairs = left.join(right, keys, join_type="inner")
-    at, of = pairs.column(POSITION).to_numpy(), pairs.column(_TAKEN_BACK).to_numpy()
+    at, of = pairs.column(POSITION).to_numpy(), pairs.column(_RETRACTED).to_numpy()
     equal = np.ones(len(pairs), bool)
     for column in schema.columns:
         own = stored.column(column.name).take(pa.array(at))
-        other = taken_back.column(column.name).take(pa.array(of)).cast(own.type)
+        other = retracted.column(column.name).take(pa.array(of)).cast(own.type)
         numbers = _value_numbers(pa.chunked_array([*own.chunks, *other.chunks], own.type))
         same = numbers[: len(at)] == numbers[len(at) :]
         equal &= same if column.nullable else same | own.is_null().to_numpy()

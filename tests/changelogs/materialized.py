@@ -9,7 +9,7 @@ from stateflow import RowKind
 
 
 def materialized(rows: Iterable[Any], *keys: str, kind: str = "", retracts: bool = False) -> dict[tuple[Any, ...], Any]:
-    """Returns the rows by their key, after all changes; checks that only existing rows are taken back."""
+    """Returns the rows by their key, after all changes; checks that only existing rows are retracted."""
     table: dict[tuple[Any, ...], Any] = {}
     for row in rows:
         key = tuple(getattr(row, name) for name in keys)

@@ -140,7 +140,7 @@ RETRACTIONS = Changelog(row_kind="kind", retracts=True)
         (lambda bids: bids.as_changelog("auction"), UPSERTS),
         (lambda bids: _change_rows(bids).as_changelog("price", retracts=True), Changelog(("price",), "kind", True)),
         (lambda bids: _change_rows(bids).as_append_only().as_changelog(retracts=True), RETRACTIONS),
-        # Deduplication that takes rows back, for the operators that need it.
+        # Deduplication that retracts rows, for the operators that need it.
         (lambda bids: _retracting(bids), Changelog(("auction",), "kind", True)),
         (
             lambda bids: (
@@ -240,7 +240,7 @@ def _changes_again(bids: DataStream) -> DataStream:
             {"column": "price", "output": "Change"},
         ),
         (lambda bids: bids.key_by("price").aggregate_columns({}, output=Price, uid="a"), {"operator": "a"}),
-        # Aggregates of rows that do not take back what they replace; and without a kind of their own results.
+        # Aggregates of rows that do not retract what they replace; and without a kind of their own results.
         (
             lambda bids: _newest(bids).key_by("auction").aggregate_columns(COUNTS, output=Counted, uid="a"),
             {"retracts": False, "operator": "a"},
@@ -336,7 +336,7 @@ def test_a_changelog_ends_in_a_sink_by_key_and_in_one_that_takes_any_rows(
         (_ranked, {"keys": "auction"}, {"keys": ["auction"], "upsert_key": ["auction", "rank"]}),
         (_changes, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": "kind"}),
         (_newest, {"keys": "auction", "order_by": "at"}, {"order_by": ["at"], "row_kind": ""}),
-        # A part of the upsert key identifies no row, although rows are taken back.
+        # A part of the upsert key identifies no row, although rows are retracted.
         (
             lambda bids: _ranked(bids, RankedChange, retract=True),
             {"keys": "auction"},

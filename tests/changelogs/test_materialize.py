@@ -45,7 +45,7 @@ def _harness(ttl: StateTtlConfig | None = None) -> KeyedHarness:
     return KeyedHarness(lambda seats: _materialized(seats, ttl), KeyedInput(Seat, "seat"))
 
 
-def test_the_row_before_the_newest_one_returns_when_that_is_taken_back() -> None:
+def test_the_row_before_the_newest_one_returns_when_that_is_retracted() -> None:
     with _harness() as h:
         assert h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8)) == [Seat(ADD, 1, 7), Seat(UA, 1, 8)]
         with KeyedHarness.restore(h.snapshot(), parallelism=3) as restored:
@@ -74,7 +74,7 @@ def _reordered(seats: Any) -> DataStream:
 
 
 @pytest.mark.parametrize("declare", [None, _reordered], ids=["same", "reordered"])
-def test_an_equal_row_is_taken_back_whatever_the_order_of_dicts_and_fields_and_the_bits_of_nan(declare: Any) -> None:
+def test_an_equal_row_is_retracted_whatever_the_order_of_dicts_and_fields_and_the_bits_of_nan(declare: Any) -> None:
     (negative_nan,) = struct.unpack("<d", (0xFFF8 << 48).to_bytes(8, "little"))
     with KeyedHarness(_materialized, KeyedInput(Noted, "seat")) as h:
         h.push(Noted(ADD, 1, {1: 0.5, 2: math.nan}))
@@ -107,7 +107,7 @@ def _converted(output: type[Any], **more: Any) -> Any:
 
 
 def test_a_restore_with_fields_that_the_stored_rows_do_not_have_is_refused() -> None:
-    """A row that is taken back has a value in the new field, and stored rows have its default."""
+    """A row that is retracted has a value in the new field, and stored rows have its default."""
     with _harness() as h:
         h.push(Seat(ADD, 1, 7))
         snapshot = h.snapshot()
@@ -118,7 +118,7 @@ def test_a_restore_with_fields_that_the_stored_rows_do_not_have_is_refused() -> 
         assert [row.kind for row in h.push(Seat(D, 1, 7))] == [D]
 
 
-def test_an_older_row_that_is_taken_back_changes_nothing() -> None:
+def test_an_older_row_that_is_retracted_changes_nothing() -> None:
     with _harness() as h:
         h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8))
         assert h.push(Seat(D, 1, 7)) == []
@@ -148,7 +148,7 @@ def test_a_row_is_forgotten_after_its_time_to_live() -> None:
         assert [entry.key for entry in h.state_entries()] == [(2,)]
 
 
-def test_the_time_to_live_counts_again_when_another_row_of_the_key_is_taken_back() -> None:
+def test_the_time_to_live_counts_again_when_another_row_of_the_key_is_retracted() -> None:
     with _harness(TTL) as h:
         h.push(Seat(ADD, 1, 7), Seat(ADD, 1, 8))
         h.advance_processing_time(5)

@@ -39,7 +39,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 @FEW
 @given(histories, st.integers(1, 3), st.booleans())
-def test_a_delta_table_has_the_rows_that_are_not_taken_back(
+def test_a_delta_table_has_the_rows_that_are_not_retracted(
     history: list[list[Move]], parallelism: int, large: bool
 ) -> None:
     seats = Seats()
@@ -131,7 +131,7 @@ def test_a_row_is_deleted_whatever_the_order_of_its_dicts_and_the_bits_of_nan() 
     assert np.array_equal(found, [True, False])
 
 
-def test_a_changelog_in_kafka_has_no_record_of_a_row_that_was_taken_back() -> None:
+def test_a_changelog_in_kafka_has_no_record_of_a_row_that_was_retracted() -> None:
     sink = KafkaSink("localhost:1", topic="t", key="seat").for_changelog(CHANGES)
     assert isinstance(sink, KafkaSink)
     table = KafkaTable.__new__(KafkaTable)

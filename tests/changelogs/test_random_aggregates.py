@@ -1,4 +1,4 @@
-"""Aggregates of rows that are taken back, compared with plain Python, at any batch size and parallelism."""
+"""Aggregates of rows that are retracted, compared with plain Python, at any batch size and parallelism."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_key_without_rows_has_no_state() -> None:
         assert row == Total(RowKind.DELETE, "a", 1, 1) and h.state_entries() == []
 
 
-def test_rows_that_were_only_appended_cannot_be_taken_back(tmp_path: Path) -> None:
+def test_rows_that_were_only_appended_cannot_be_retracted(tmp_path: Path) -> None:
     rows = [Appended("a", 1), Appended("a", 2)]
     jobs = LocalJobs(tmp_path)
 
@@ -193,6 +193,6 @@ def test_rows_that_were_only_appended_cannot_be_taken_back(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_cannot_be_taken_back_is_refused(declare: Any, facts: dict[str, Any]) -> None:
+def test_what_cannot_be_retracted_is_refused(declare: Any, facts: dict[str, Any]) -> None:
     with raises(JobDefinitionError, **facts):
         KeyedHarness(declare, KeyedInput(Bid, ("category", "auction")))

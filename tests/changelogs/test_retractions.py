@@ -80,7 +80,7 @@ def values_of(changes: Any, *, retract: bool = False) -> Any:
 
 
 def plain(changes: list[Change]) -> dict[str, list[Change]]:
-    """The rows of each key, row by row as in Flink: a row that is taken back of a key without rows is ignored."""
+    """The rows of each key, row by row as in Flink: a retraction of a key without rows is ignored."""
     alive: dict[str, list[Change]] = {}
     for change in changes:
         rows = alive.setdefault(change.key, [])
@@ -207,7 +207,7 @@ def test_extremes_that_are_retracted_give_way_to_the_next_ones_of_any_type(
         assert [(each.low, each.high) for each in h.output] == [(low, high), (middle, high), (middle, middle)]
 
 
-def test_a_row_that_is_taken_back_before_any_other_has_no_effect() -> None:
+def test_a_row_that_is_retracted_before_any_other_has_no_effect() -> None:
     rows = [Change(RowKind.DELETE, "a", 1.0, 1), Change(RowKind.INSERT, "a", 2.0, 2)]
     for batches in ([rows], [rows[:1], rows[1:]]):
         with KeyedHarness(totals, KeyedInput(Change, "key")) as h:
@@ -215,7 +215,7 @@ def test_a_row_that_is_taken_back_before_any_other_has_no_effect() -> None:
             assert found == [Totals(RowKind.INSERT, "a", 1, 1, 2.0, 2.0, 2, 2.0)]
 
 
-def test_an_infinity_that_is_taken_back_leaves_nothing() -> None:
+def test_an_infinity_that_is_retracted_leaves_nothing() -> None:
     rows = [Change(RowKind.INSERT, "a", value, 0) for value in (1.0, math.inf, -math.inf, math.nan)]
     with KeyedHarness(totals, KeyedInput(Change, "key")) as h:
         sums = [row.total for row in h.push(*rows)]

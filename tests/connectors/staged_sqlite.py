@@ -75,7 +75,7 @@ class SqliteTable(StagedTable):
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         if self.version > checkpoint_id:
-            raise SinkRefused("rows cannot be taken back")
+            raise SinkRefused("rows cannot be retracted")
         return SinkRewind(self.version, None, 0, 0, ())
 
     def changes_since(self, version: int) -> TableChanges:

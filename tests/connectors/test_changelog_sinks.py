@@ -69,7 +69,7 @@ def test_the_key_of_records_identifies_a_deleted_row() -> None:
         RecordLayout("t", key=("kind",), row_kind="kind").check(RowSchema.of(MaybeNamed))
 
 
-def test_records_of_kafka_have_no_value_for_rows_that_are_taken_back() -> None:
+def test_records_of_kafka_have_no_value_for_rows_that_are_retracted() -> None:
     sink = KafkaSink("localhost:1", topic="t", key="id").for_changelog(CHANGELOG)
     layout = RecordLayout("t", key=("id",), row_kind="kind")
     rows = [msgspec.to_builtins(row) for row in CHECKPOINTS[1]]

@@ -278,7 +278,7 @@ def test_a_table_has_the_rows_after_all_changes_of_a_changelog(postgres: Postgre
 
 @given(histories)
 @settings(max_examples=8, deadline=None)
-def test_a_table_has_the_rows_that_are_not_taken_back(
+def test_a_table_has_the_rows_that_are_not_retracted(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, history: list[list[Move]]
 ) -> None:
     folder = tmp_path_factory.mktemp("seats")

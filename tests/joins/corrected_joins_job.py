@@ -152,7 +152,7 @@ def _multiset(rows: list[Row]) -> Table:
 
 
 def _remaining(changes: list[Row]) -> Table:
-    """The rows that are left without those that were taken back. A count below zero is a row that never came."""
+    """The rows that are left without those that were retracted. A count below zero is a row that never came."""
     found: Table = Counter()
     for row in changes:
         kind = row.pop("kind")

@@ -66,7 +66,7 @@ ALL = "content: id bigint, key string, part struct<name:string,size:bigint>, val
     ],
     ids=["reversed", "reversed-within", "nullable", "key", "fields-outside-of-key"],
 )
-def test_a_row_that_was_stored_with_other_fields_is_taken_back(before: Any, after: Any) -> None:
+def test_a_row_that_was_stored_with_other_fields_is_retracted(before: Any, after: Any) -> None:
     with KeyedHarness(before, KeyedInput(Change, "key"), KeyedInput(Change, "key")) as h:
         h.push_both([Change(ADD, "k", 1, 5)], [Change(ADD, "k", 7)])
         snapshot = h.snapshot()

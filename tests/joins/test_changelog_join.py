@@ -149,7 +149,7 @@ def test_a_delete_by_key_needs_the_key_only() -> None:
         assert h.push_both([Change(D, "k", 1, 99)], [Upsert("k", 8)]) == []
 
 
-def test_an_outer_join_emits_a_row_alone_again_when_its_last_partner_is_taken_back() -> None:
+def test_an_outer_join_emits_a_row_alone_again_when_its_last_partner_is_retracted() -> None:
     with _harness(["appends", "changes"], "left") as h:
         assert _found(h.push_both([Upsert("k", 1)], [])) == [("+I", "1:0", None)]
         found = _found(h.push_both([], [Change(ADD, "k", 7), Change(ADD, "k", 8)]))
@@ -158,7 +158,7 @@ def test_an_outer_join_emits_a_row_alone_again_when_its_last_partner_is_taken_ba
         assert _found(h.push_both([], [Change(D, "k", 8)])) == [("-D", "1:0", "8:0"), ("+I", "1:0", None)]
 
 
-def test_a_row_without_a_partner_is_taken_back() -> None:
+def test_a_row_without_a_partner_is_retracted() -> None:
     with _harness(["changes", "changes"], "full") as h:
         assert _found(h.push_both([Change(ADD, "x", 1)], [Change(ADD, "y", 2)])) in (
             [("+I", "1:0", None), ("+I", None, "2:0")],
@@ -173,7 +173,7 @@ def test_a_row_without_a_partner_is_taken_back() -> None:
         assert h.state_entries() == []
 
 
-def test_a_row_that_has_expired_is_not_taken_back() -> None:
+def test_a_row_that_has_expired_is_not_retracted() -> None:
     with _harness(["changes", "appends"], "left", StateTtlConfig.new_builder(ms(10)).build()) as h:
         h.push_both([Change(ADD, "k", 1)], [Upsert("k", 7)])
         h.advance_processing_time(20)
@@ -231,7 +231,7 @@ def test_rows_equal_to_one_whose_partners_have_expired_are_alone(how: str, where
 
 
 @lost_cases
-def test_as_many_rows_without_a_partner_are_taken_back_as_were_emitted(how: str, where: Any) -> None:
+def test_as_many_rows_without_a_partner_are_retracted_as_were_emitted(how: str, where: Any) -> None:
     push = _lost("changes", how, where)
     assert push([_outer("changes", 2)], []) == [("+I", LOST, None)]
     back = _outer("changes", 2, D)
@@ -397,7 +397,7 @@ def test_the_changes_are_the_same_in_rocksdb(history: _History) -> None:
 
 
 @given(histories, st.lists(st.integers(0, 12), min_size=6, max_size=6))
-def test_no_result_is_taken_back_more_often_than_emitted_if_rows_expire(history: _History, waits: list[int]) -> None:
+def test_no_result_is_retracted_more_often_than_emitted_if_rows_expire(history: _History, waits: list[int]) -> None:
     left, right = (_Side(form) for form in history.forms)
     table: Counter[tuple[Any, Any]] = Counter()
     ttl = StateTtlConfig.new_builder(ms(10)).build()

@@ -58,7 +58,7 @@ def test_a_rewind_at_a_start_that_would_undo_rows_of_another_writer_is_refused(l
 
 
 def test_a_rewind_at_a_start_keeps_rows_that_another_writer_adds_meanwhile(lost: AccountsJob) -> None:
-    """No user has to decide anything: it has just looked, and has nothing of its own to take back."""
+    """No user has to decide anything: it has just looked, and has nothing of its own to retract."""
     other = lost.start("rewind.table:1:stop").wait_stopped()
     theirs = {table: append(lost, table) for table in TABLES}
     other.resume().wait().check()
@@ -228,7 +228,7 @@ def test_a_run_that_wrote_lost_output_is_fenced_when_resumed_during_the_rewind(
 ) -> None:
     """As before, but the other run is stopped too, when it has gone back and has not yet published again. The first
     looks at all tables before it publishes to one; where it has looked already, and the file is one of the second
-    table, the first table gets output of a checkpoint that was given up, and is taken back."""
+    table, the first table gets output of a checkpoint that was given up, and is retracted."""
     stopped = running.start(f"{failpoint}:stop").wait_stopped()
     running.lose_output(table)
     other = running.start("log.created:2:stop").wait_stopped()

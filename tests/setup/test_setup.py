@@ -244,7 +244,7 @@ def test_optional_packages_that_were_refused_are_not_offered_again(machine: Mach
     machine.venv.mkdir()
     questions = [machine.run_on_terminal("install_browser", "n\n")[1].count("[y/N]") for _ in range(2)]
     assert (questions, machine.requested()) == ([1, 0], [])
-    # Other packages are not affected, and the refusal can be taken back.
+    # Other packages are not affected, and the refusal can be retracted.
     assert "[y/N]" in machine.run_on_terminal("fetch_node_servers", "n\n")[1]
     (machine.venv / ".not-installed").unlink()
     assert "[y/N]" in machine.run_on_terminal("install_browser", "n\n")[1]

@@ -100,11 +100,11 @@ class Rows:
         kept: dict[Any, Any] = {}
         every: list[tuple[Any, ...]] = []
         for row in self.rows:
-            is_taken_back = bool(changelog.row_kind) and RowKind(row.pop(changelog.row_kind)).is_retraction
+            is_retracted = bool(changelog.row_kind) and RowKind(row.pop(changelog.row_kind)).is_retraction
             values, key = tuple(row.values()), tuple(row[name] for name in changelog.keys)
-            if is_taken_back and key:
+            if is_retracted and key:
                 assert kept.pop(key) == values
-            elif is_taken_back:
+            elif is_retracted:
                 every.remove(values)
             elif key:
                 kept[key] = values

@@ -35,7 +35,7 @@ class Values:
     Attributes:
         column: one value per row.
         state: which rows belong to which key.
-        signs: -1 for each row that is taken back, and 1 for others; None if rows only append.
+        signs: -1 for each row that is retracted, and 1 for others; None if rows only append.
     """
 
     column: pa.Array
@@ -50,7 +50,7 @@ class Values:
 
     @property
     def counts(self) -> Array:
-        """Number of non-null values per key, less those that are taken back."""
+        """Number of non-null values per key, less those that are retracted."""
         if self.signs is not None:
             return np.add.reduceat(np.where(self.valid, self.signs, 0), self.state.starts)
         if not self.column.null_count:
@@ -58,7 +58,7 @@ class Values:
         return np.add.reduceat(self.valid.astype(np.int64), self.state.starts)
 
     def filled(self, default: object) -> Array:
-        """Returns the values of all rows, with nulls replaced by `default`; negative for rows that are taken back."""
+        """Returns the values of all rows, with nulls replaced by `default`; negative for rows that are retracted."""
         found: Array = self.column.fill_null(default).to_numpy(zero_copy_only=False)
         return found if self.signs is None else found * self.signs
 

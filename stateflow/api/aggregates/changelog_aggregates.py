@@ -119,7 +119,7 @@ class ChangelogAggregates(ColumnAggregates):
         return super()._after(name, before, batch, state)
 
     def _counted(self, batch: pa.RecordBatch, state: VectorState, known: Array) -> CountedRows | None:
-        """Counts the rows of each key, if some are taken back.
+        """Counts the rows of each key, if some are retracted.
 
         Raises:
             StateError: a key of `known`, which has a result, has no number of rows.
@@ -135,8 +135,8 @@ class ChangelogAggregates(ColumnAggregates):
             )
         # Not when the module is imported: this loads pandas if it is installed.
         kinds = pa.array([kind.value for kind in RETRACTIONS])
-        taken_back = pc.is_in(batch.column(self._changes.taken), value_set=kinds).to_numpy(zero_copy_only=False)
-        counted = CountedRows.of(to_numpy(stored), taken_back, state)
+        retracted = pc.is_in(batch.column(self._changes.taken), value_set=kinds).to_numpy(zero_copy_only=False)
+        counted = CountedRows.of(to_numpy(stored), retracted, state)
         state.write(self._rows, pa.array(counted.after, mask=counted.after == 0))
         return counted
 

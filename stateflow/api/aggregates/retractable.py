@@ -28,14 +28,13 @@ from stateflow.types.descriptors import MapStateDescriptor
 class CountedRows:
     """The number of rows of each key, as it changes with each row of a batch.
 
-    A row that is taken back of a key without rows has no effect, and a key begins again when its last row is taken
-        back: as
-    in Flink, and whatever the size of batches.
+    A retraction of a key without rows has no effect, and a key begins again when its last row is retracted: as in
+    Flink, and whatever the size of batches.
 
     Attributes:
         after: the number of rows of each key after the batch.
         is_reset: for each key, whether it was without rows after some row of the batch.
-        effects: for each row, 1 if it counts, -1 if it takes another one back; 0 if the key was without rows after it.
+        effects: for each row, 1 if it counts, -1 if it retracts another one; 0 if the key was without rows after it.
     """
 
     after: Array
@@ -43,15 +42,15 @@ class CountedRows:
     effects: Array
 
     @classmethod
-    def of(cls, before: Array, taken_back: Array, state: VectorState) -> CountedRows:
+    def of(cls, before: Array, retracted: Array, state: VectorState) -> CountedRows:
         """Counts the rows of a batch.
 
         Args:
             before: the number of rows of each key before it.
-            taken_back: which rows of the batch take another one back.
+            retracted: which rows of the batch retract another one.
             state: which rows belong to which key.
         """
-        signs = np.where(taken_back, -1, 1)
+        signs = np.where(retracted, -1, 1)
         key, last = state.key_of_row, state.starts + state.counts - 1
         sums = np.cumsum(signs)
         # The number after each row, if it could be negative.
@@ -68,7 +67,7 @@ class CountedRows:
 
 
 class _Floats:
-    """Values of a float column that are not finite, which a sum cannot take back: they are counted."""
+    """Values of a float column that are not finite, which a sum cannot retract: they are counted."""
 
     fields: FieldTypes = {"nans": int, "infinities": int, "negatives": int}
 

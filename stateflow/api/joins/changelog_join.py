@@ -1,7 +1,7 @@
-"""The operator of regular joins whose inputs take rows back or replace them, and of outer joins with a condition.
+"""The operator of regular joins whose inputs retract rows or replace them, and of outer joins with a condition.
 
-The semantics are those of Flink's `StreamingJoinOperator`: a row that is taken back removes one row of equal content,
-or the row of its upsert key, and takes back the results of that row.
+The semantics are those of Flink's `StreamingJoinOperator`: a row that is retracted removes one row of equal content,
+or the row of its upsert key, and retracts the results of that row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CountedRow:
     Attributes:
         row: the row, of kind `INSERT`.
         count: how many rows of equal content there are.
-        alone: how many of them were emitted without a partner, and not taken back; 0 if they have a partner.
+        alone: how many of them were emitted without a partner, and not retracted; 0 if they have a partner.
     """
 
     row: Untyped
@@ -74,7 +74,7 @@ class ChangelogInput:
 
     @cached_property
     def identity(self) -> RowIdentity:
-        """What a row and the row that it takes back or replaces have in common."""
+        """What a row and the row that it retracts or replaces have in common."""
         names = self.changelog.keys or [name for name in self.schema.names if name != self.changelog.row_kind]
         return RowIdentity.of(map(self.schema.column, names))
 
@@ -89,7 +89,7 @@ class ChangelogInput:
         return RowKind(getattr(row, name)) if name else RowKind.INSERT
 
     def inserted(self, row: object) -> object:
-        """Returns the row as it is kept, so that a row that is taken back later gives the same results."""
+        """Returns the row as it is kept, so that a row that is retracted later gives the same results."""
         name = self.changelog.row_kind
         return with_kind(row, name, RowKind.INSERT) if name else row
 
@@ -239,7 +239,7 @@ class JoinedPairs:
 class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
     """Calls a function with each pair of rows, and in outer joins with each row without a partner.
 
-    The function is called again with the same rows when their result is taken back, so it must be deterministic.
+    The function is called again with the same rows when their result is retracted, so it must be deterministic.
 
     Args:
         inputs: the left and the right side.
@@ -308,7 +308,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         kind, identity = given.kind(row), given.identity.digest(row)
         kept = at.own.rows.get(identity)
         if kind.is_retraction:
-            # A row that is not kept has expired, or was never added: there is no result to take back.
+            # A row that is not kept has expired, or was never added: there is no result to retract.
             if kept is not None:
                 yield from self._remove(identity, kept, kind, at)
             return
@@ -336,7 +336,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         yield from self._results(kept, partners, kind, at)
 
     def _remove(self, identity: bytes, kept: CountedRow, kind: RowKind, at: _Arrival) -> Iterator[object]:
-        """Takes one row back; it may have been the last partner of rows of the other side."""
+        """Retracts one row; it may have been the last partner of rows of the other side."""
         own, other = at.own, at.other
         partners = at.partners(kept.row)
         yield from self._results(kept, partners, kind, at)
@@ -366,12 +366,12 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
             yield from self._add(identity, at.own.made(row, 1, 0), RowKind.UPDATE_AFTER, at)
 
     def _lost_partners(self, kept: CountedRow, at: _Arrival) -> bool:
-        """Returns whether all partners of a row of an outer side have expired: its result cannot be taken back."""
+        """Returns whether all partners of a row of an outer side have expired: its result cannot be retracted."""
         is_possible = self._ttl is not None and at.own.is_outer and not kept.alone
         return is_possible and not at.partners(kept.row)
 
     def _results(self, kept: CountedRow, partners: list[_Partner], kind: RowKind, at: _Arrival) -> Iterator[object]:
-        """Emits or takes back the results of a row: with each partner, or without one."""
+        """Emits or retracts the results of a row: with each partner, or without one."""
         if self._kind.left or self._kind.right:
             # As in Flink: a result may appear without another one that it replaces.
             kind = RowKind.DELETE if kind.is_retraction else RowKind.INSERT

@@ -18,12 +18,12 @@ MATERIALIZED = "materialized"
 
 
 class Materialize(KeyedProcessFunction[object, object]):
-    """Keeps the rows of a key that are not taken back. A restore with fields of other names or types is refused.
+    """Keeps the rows of a key that are not retracted. A restore with fields of other names or types is refused.
 
     Args:
         schema: the columns of the rows.
         row_kind: their field of type `RowKind`.
-        ttl: for how long a row is kept, from its arrival, and again from when another row of its key was taken back,
+        ttl: for how long a row is kept, from its arrival, and again from when another row of its key was retracted,
             because the list is then written again; None for ever.
     """
 

@@ -77,7 +77,7 @@ class TopNOutput:
             return Changelog((*keys, self.rank) if self.rank else keys, self.row_kind, self.retracts)
         if not self.row_kind:
             raise JobDefinitionError(
-                "a top-n without rank takes back rows, which needs a column of type RowKind",
+                "a top-n without rank retracts rows, which needs a column of type RowKind",
                 hint='declare a field in the output class: kind: RowKind; or add the rank: rank="rank"',
                 output=self.schema.row_class.__name__,
             )

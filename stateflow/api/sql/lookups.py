@@ -31,7 +31,7 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]
         JobDefinitionError: rows of the stream are corrected later.
     """
     if stream._changelog is not None:
-        # A row that takes another one back would be looked up in a later content of the table.
+        # A row that retracts another one would be looked up in a later content of the table.
         raise error_at(
             plan.at, "a look-up join has rows that are corrected later", "look up before the rows are aggregated"
         )

@@ -63,7 +63,7 @@ def computed(stream: DataStream, items: Items, *, is_keyed: bool) -> DataStream:
 
     Args:
         is_keyed: whether an operator takes the rows. It needs the event time of the rows of sources, and no upsert key
-            if replaced rows are taken back.
+            if replaced rows are retracted.
 
     Raises:
         JobDefinitionError: the stream is a changelog, and columns of its upsert key are missing.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from stateflow.api.joins.lookup_join import ReadTable
 
 ROW_KIND = "row_kind"
-"""The column for the kind of a row, where results can be taken back."""
+"""The column for the kind of a row, where results can be retracted."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Needs:
     """What consumers need of a stream.
 
     Attributes:
-        retracts: rows that are replaced are taken back first.
+        retracts: rows that are replaced are retracted first.
         time: event time.
         keyed: an operator takes the rows, which needs the column with the event time if the stream has one.
     """

@@ -258,7 +258,7 @@ class DataStream(StreamJoins["DataStream"]):
         Args:
             keys: the columns of the upsert key. All rows of a key must come from the same key of an operator, or the
                 same partition of a source. By a column of type `RowKind`, some of them are deletes.
-            retracts: whether each row that is replaced or deleted is taken back by an equal row of kind `UPDATE_BEFORE`
+            retracts: whether each row that is replaced or deleted is retracted by an equal row of kind `UPDATE_BEFORE`
                 or `DELETE`. Operators may then drop, count and divide the rows in any way, and no key is needed.
         """
         return DataStream(self._graph, self._node, with_keys(self.schema, keys, retracts=retracts))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, Self
 
 from stateflow.api.aggregates.partial.key_numbers import are_grouped_alike
-from stateflow.api.changelog import Changelog, check_appends, check_taken_back
+from stateflow.api.changelog import Changelog, check_appends, check_retracted
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction
 from stateflow.api.graph.event_time import event_time_of
 from stateflow.api.graph.nodes import ColumnsNode, ProcessNode, RowsNode
@@ -121,18 +121,18 @@ class KeyedRanking(KeyedInput[Stream]):
         """Emits the newest row of each key of a changelog, as Flink's `SinkUpsertMaterializer` before a sink.
 
         A changelog may have several rows of a key that is not its upsert key. The operator stores all of them; when the
-        newest one is taken back, the one before it is emitted again. The result is a changelog of upserts by the key,
+        newest one is retracted, the one before it is emitted again. The result is a changelog of upserts by the key,
         which a sink with this key takes.
 
         Args:
-            ttl: how long a row is kept, from its arrival, and again from when another row of its key was taken back;
+            ttl: how long a row is kept, from its arrival, and again from when another row of its key was retracted;
                 by default forever.
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: the stream is no changelog that takes back the rows that it replaces.
+            JobDefinitionError: the stream is no changelog that retracts the rows that it replaces.
         """
-        check_taken_back(self._changelog, "materialize", uid)
+        check_retracted(self._changelog, "materialize", uid)
         assert self._changelog is not None
         schema, kind = self._node.schema, self._changelog.row_kind
         upserts = Changelog(self._keying.columns, kind)

@@ -152,31 +152,29 @@ class Upsert:
             raise self._unusable(file, str(e)) from e
 
     def _without_unequal(self, match: _Match, winners: pa.Table) -> pa.ChunkedArray:
-        """Returns which rows of a file are replaced, or equal a row that is taken back.
+        """Returns which rows of a file are replaced, or equal a row that is retracted.
 
         Args:
             match: the file; `remaining` is true for rows with a key of `winners`.
         """
-        taken_back = winners.filter(pa.array(is_retraction(winners, self._settings)))
-        if not len(taken_back):
+        retracted = winners.filter(pa.array(is_retraction(winners, self._settings)))
+        if not len(retracted):
             return match.remaining
         kept = without_deletes(winners, self._settings)
-        replaced = [
-            self._replaced(rows, match.file, kept, taken_back) for rows in group_batches(self._remaining(match))
-        ]
+        replaced = [self._replaced(rows, match.file, kept, retracted) for rows in group_batches(self._remaining(match))]
         found = np.zeros(len(match.remaining), bool)
         found[np.flatnonzero(match.remaining.to_numpy())] = np.concatenate(replaced)
         return pa.chunked_array([pa.array(found)])
 
     def _replaced(
-        self, stored: Sequence[pa.RecordBatch], file: DataFile, kept: pa.Table, taken_back: pa.Table
+        self, stored: Sequence[pa.RecordBatch], file: DataFile, kept: pa.Table, retracted: pa.Table
     ) -> NDArray[np.bool_]:
         rows = pa.Table.from_batches(stored, self._stored)
         for name in self._partition_by:
             rows = rows.append_column(name, pa.repeat(self._partition_value(file, name), len(rows)))
         is_kept = _matched(rows.select(self._keys.names), kept, self._settings.keys)
         found: NDArray[np.bool_] = is_kept.to_numpy() | deleted_by_content(
-            rows, taken_back, self._settings, self._schema
+            rows, retracted, self._settings, self._schema
         )
         return found
 

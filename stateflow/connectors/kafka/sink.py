@@ -58,7 +58,7 @@ class KafkaSink(StagedSink):
     transaction, which also commits the checkpoint's id as an offset of the consumer group ``stateflow-JOB/UID``: the
     token. The topic must exist. It can be shared with other producers; records cannot be removed from it by a restore.
 
-    Of a changelog, the record of a row that is taken back has no value.
+    Of a changelog, the record of a row that is retracted has no value.
 
     Args:
         bootstrap_servers: addresses of brokers, separated by commas.

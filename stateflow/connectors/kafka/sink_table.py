@@ -130,7 +130,7 @@ class KafkaTable(StagedTable):
     def _records(self, committables: list[Committable]) -> Generator[Record, None, None]:
         batches = self.staged_rows(committables)
         if self._cancels is not None:
-            # In memory: a row and the one that takes it back may be the first and the last of the checkpoint.
+            # In memory: a row and the one that retracts it may be the first and the last of the checkpoint.
             schema = self.context.schema
             declared = (as_declared(batch, schema, self._layout.topic) for batch in batches)
             rows_of_all = pa.Table.from_batches(declared, schema.arrow)

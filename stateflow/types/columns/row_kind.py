@@ -14,17 +14,17 @@ class RowKind(StrEnum):
     INSERT = "+I"
     """Adds the row."""
     UPDATE_BEFORE = "-U"
-    """Takes back a row that the next `UPDATE_AFTER` replaces."""
+    """Retracts a row that the next `UPDATE_AFTER` replaces."""
     UPDATE_AFTER = "+U"
     """Replaces the row of its key."""
     DELETE = "-D"
-    """Takes back a row, without replacement."""
+    """Retracts a row, without replacement."""
 
     @property
     def is_retraction(self) -> bool:
-        """Whether the row is taken back."""
+        """Whether the row is retracted."""
         return self in RETRACTIONS
 
 
 RETRACTIONS = (RowKind.UPDATE_BEFORE, RowKind.DELETE)
-"""The kinds of rows that are taken back."""
+"""The kinds of rows that are retracted."""

@@ -92,7 +92,7 @@ def changelog_pair(left: KeyedInput[Stream], right: object, method: str) -> tupl
     if changelogs == (None, None):
         first, second = joined_pair(left, right, method)
         return ChangelogEdge(first), ChangelogEdge(second)
-    # A row that is taken back must come after the row that it takes back.
+    # A row that is retracted must come after the row that it retracts.
     for edge, changelog in zip((left._edge, given._edge), changelogs, strict=True):
         if changelog is not None and edge.keying is not None and edge.keying.order_by:
             raise JobDefinitionError(

@@ -30,7 +30,7 @@ class KeyedJoins(KeyedInput[Stream]):
         """Joins each row with all rows of the same key, whenever they arrived, as Flink SQL's joins.
 
         All rows of both streams are kept as state, unless `ttl` limits it. The streams may be changelogs: the results
-        of a row that is taken back, or replaced by a row with its upsert key, are taken back.
+        of a row that is retracted, or replaced by a row with its upsert key, are retracted.
 
         Args:
             other: the right stream, with a key of the same types.

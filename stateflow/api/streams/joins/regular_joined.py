@@ -116,7 +116,7 @@ class RegularJoinedStreams(Generic[Stream]):
 
         In an outer join, the function is also called with None for a missing row. That result is deleted when the first
         partner of the row arrives, so the stream is a changelog. It is also one if an input is a changelog: then the
-        function is called again to take a result back, and must return the same row.
+        function is called again to retract a result, and must return the same row.
 
         Args:
             output: class of the rows that the function returns; for an outer join, and for inputs that are changelogs,
@@ -144,7 +144,7 @@ class RegularJoinedStreams(Generic[Stream]):
         row_kind = row_kind_of(schema)
         if not row_kind:
             raise JobDefinitionError(
-                "the output class of a join whose results are taken back needs a row kind",
+                "the output class of a join whose results are retracted needs a row kind",
                 hint="declare a field: kind: RowKind; a result is deleted when a partner of its row arrives or leaves",
                 row_class=schema.row_class.__name__,
                 uid=uid,
@@ -161,7 +161,7 @@ class RegularJoinedStreams(Generic[Stream]):
 
     @property
     def _is_appended(self) -> bool:
-        """Whether results are never taken back."""
+        """Whether results are never retracted."""
         return self._only_appends and self._kind == _KINDS["inner"]
 
     @property
