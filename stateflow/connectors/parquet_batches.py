@@ -30,17 +30,17 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows in their order.
 
-    A batch takes about 32 MiB, but for lists and dicts of single rows with many elements.
+    A batch takes about 32 MiB. A single row with a large list or dict may take more.
 
     Args:
         source: the open file.
         file: the same file, as Arrow has opened it.
-        columns: those to read; None for all.
+        columns: names of the columns to read; None for all.
         groups: numbers of the row groups to read; None for all.
         rows: most rows of a batch.
 
     Raises:
-        pyarrow.ArrowException: it cannot be read.
+        pyarrow.ArrowException: the file cannot be read.
     """
     for group in range(file.num_row_groups) if groups is None else groups:
         most = max(1, min(rows, _rows_within_limit(source, file, group, columns)))

@@ -130,7 +130,7 @@ class QueryableStateClient:
         # Before the loop runs: it raises QueryError for wrong arguments.
         self._first, self._owner = self._new_client(), os.getpid()
         self._timeout, self._is_closed = timeout, False
-        # Those of other processes are never used, and are kept: the descriptors of a loop that is closed are shared.
+        # After a fork, the parent's loop is never used, and kept: closing it would close descriptors that both share.
         self._processes: dict[int, _OfProcess] = {}
 
     def __enter__(self) -> Self:

@@ -61,8 +61,8 @@ _OF_AZURE = tuple(
 _ADDRESSES = ("s3.endpoint", "s3.force-virtual-addressing")
 _CREDENTIALS = (
     _Vended(_CLIENT, (*_CLIENT, "client.session-token"), _OF_AWS),
-    # After those of `client`, which PyIceberg prefers these to. Only with these, an address: requests to it must have
-    # no credentials of the operator.
+    # After `client.*`, because PyIceberg prefers `s3.*`. An address needs both keys of `s3.*`: no request to it may be
+    # signed with the operator's.
     _Vended(_S3, (*_S3, "s3.session-token", *_ADDRESSES), _OF_AWS),
     _Vended(("gcs.oauth2.token",), ("gcs.oauth2.token",), ("gcs.oauth2.",)),
     _Vended(("adls.sas-token",), ("adls.sas-token",), _OF_AZURE),

@@ -157,18 +157,18 @@ class SparkExecutor(Executor):
 
 
 def _is_of_reading(error: Exception) -> bool:
-    """Returns whether a batch may have failed because its tasks have read files, which Spark can do instead."""
+    """Returns whether a batch may have failed because its tasks could not read a file that Spark may read."""
     return isinstance(error, FileNotFoundError | PermissionError) or _READING.search(str(error)) is not None
 
 
 def _is_of_content(error: Exception, files: BatchFiles) -> bool:
-    """Returns whether a batch has failed because only Spark may be able to read what one of some files contains."""
+    """Returns whether a batch has failed because only Spark may be able to read the content of one of `files`."""
     text = str(error)
     return f"{CannotRead.__name__}: " in text and any((local_path(uri) or uri) in text for uri in files.uris)
 
 
 def _reason_of_reading(error: Exception) -> str:
-    """Returns the reason of such an error as one line, without the traceback that Spark puts before it."""
+    """Returns the reason of an error of reading as one line, without the traceback that Spark puts before it."""
     text = str(error)
     found = list(_READING.finditer(text))
     return " ".join(text[found[-1].end() if found else 0 :].split())[-300:]

@@ -18,8 +18,6 @@ _FORMS = {
     "HOP": "HOP(TABLE t, DESCRIPTOR(time), slide, size)",
     "SESSION": "SESSION(TABLE t PARTITION BY key, DESCRIPTOR(time), gap)",
 }
-
-
 _ARGUMENTS = {
     "TUMBLE": ("TIMECOL", "SIZE", "OFFSET"),
     "HOP": ("TIMECOL", "SLIDE", "SIZE", "OFFSET"),
@@ -44,7 +42,7 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
         plan: the rows of its table.
 
     Raises:
-        JobDefinitionError: it is no such function, or its time is not the event time of the rows.
+        JobDefinitionError: the call is not a window function, or its time is not the event time of the rows.
     """
     name = str(call.name).upper()
     if name not in _FORMS:
@@ -69,14 +67,14 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
 
 
 def _in_order(text: SqlText, name: str, args: list[exp.Expr]) -> list[exp.Expr]:
-    """Returns the arguments after the table in the order without names."""
+    """Returns the arguments after the table by position; all of them may be named, ``SIZE => …``."""
     names = [each.name if isinstance(each, exp.Kwarg) else "" for each in args]
     if not any(names):
         return args
     wanted = [each for each in _ARGUMENTS[name] if each in names]
     if sorted(wanted) != sorted(names) or wanted != list(_ARGUMENTS[name][: len(wanted)]):
         hint = f"name {', '.join(_ARGUMENTS[name])}, or none"
-        text.fail(args[0], "arguments of a window function have other names", hint, function=name, given=names)
+        text.fail(args[0], "a window function does not have the named arguments", hint, function=name, given=names)
     return [args[names.index(each)].expression for each in wanted]
 
 
