@@ -82,7 +82,7 @@ def test_a_batch_beyond_the_budget_leaves_nothing(jobs: LocalJobs) -> None:
     """Each of its subtasks has one bad row only: none is beyond the budget alone."""
     rows = [Row("a", 1), Row("b", 2), Row("a", 4), Row("b", 5), *[Row(k, 3) for k in "abcd"]]
     with raises(UserCodeError, operator="tally", failed=4, budget=3) as raised:
-        jobs.apply(rows, lambda rows: _tally(rows, DeadLetters(3)), parallelism=4)
+        jobs.apply(rows, lambda rows: _tally(rows, DeadLetters(3)), parallelism=4, checkpoints__asynchronous=False)
     facts = raised.value.facts
     assert "divided by 3" in str(facts["error"]) and "number=3" in str(facts["row"])
     assert len(jobs.results) == 1 and len(jobs.rows()) == 4 and jobs.letters() == []
@@ -100,7 +100,7 @@ def test_without_dead_letters_a_failing_row_is_named_and_its_batch_leaves_nothin
     rows = ROWS[:1] + ROWS[3:5] + ROWS[6:8] + ROWS[8:]
     row = "Row(key='b', number=9, other=None)"
     with raises(UserCodeError, operator="tally", key="{'key': 'b'}", row=row) as raised:
-        jobs.apply(rows, lambda rows: _tally(rows, "fail"))
+        jobs.apply(rows, lambda rows: _tally(rows, "fail"), checkpoints__asynchronous=False)
     assert all(word in raised.value.message for word in ("process_element", "ValueError", "9 is divided by 3"))
     assert len(jobs.results) == 1 and len(jobs.rows()) == 4
 

@@ -196,10 +196,14 @@ def test_a_text_that_is_not_utf_8_is_found() -> None:
     assert misfit_of(shape_of(list[str]), pa.ListArray.from_arrays(pa.array([0, 2]), column)) is not None
 
 
-def test_a_decimal_of_more_digits_than_its_type_is_found() -> None:
-    wide = pa.array([decimal.Decimal("999.99"), decimal.Decimal("1000.00")], pa.decimal128(9, 2))
-    column = pa.Array.from_buffers(pa.decimal128(5, 2), 2, wide.buffers())
-    shape = shape_of(Annotated[decimal.Decimal, precision(5, scale=2)])
+@pytest.mark.parametrize(("digits", "scale"), [(5, 2), (30, 4), (37, 0), (37, 37)])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_decimal_of_more_digits_than_its_type_is_found(digits: int, scale: int, sign: str) -> None:
+    """Also of more digits than the context of Python's decimals has, to which its arithmetic rounds."""
+    largest = decimal.Decimal(f"{sign}{10**digits - 1}E-{scale}")
+    wide = pa.array([largest, decimal.Decimal(f"{sign}{10**digits}E-{scale}")], pa.decimal128(digits + 1, scale))
+    column = pa.Array.from_buffers(pa.decimal128(digits, scale), 2, wide.buffers())
+    shape = shape_of(Annotated[decimal.Decimal, precision(digits, scale=scale)])
     assert misfit_of(shape, column) is not None and misfit_of(shape, column.slice(0, 1)) is None
 
 

@@ -267,6 +267,24 @@ def test_windows_after_windows_use_the_time_of_the_window() -> None:
         ]
 
 
+def test_a_sum_of_more_digits_than_its_column_names_its_key() -> None:
+    """Another key has the largest sum there is, which Python's context of decimals rounds up."""
+    kind = Annotated[Decimal, precision(38, scale=4)]
+    row = msgspec.defstruct("Fee", [("key", str), ("fee", kind)])
+    total = msgspec.defstruct("Fees", [("key", str), ("total", kind)])
+    largest = Decimal(f"{10**38 - 1}E-4")
+    fees = [("a", largest), ("b", largest), ("b", Decimal("0.0001"))]
+
+    def sums(rows: KeyedStream[DataStream]) -> DataStream:
+        return rows.aggregate_columns({"total": ("sum", "fee")}, output=total, uid="sums")
+
+    with KeyedHarness(sums, KeyedInput(row, "key"), parallelism=1) as h:
+        assert [(each.key, each.total) for each in h.push(row("a", largest))] == [("a", largest)]
+    with KeyedHarness(sums, KeyedInput(row, "key"), parallelism=1) as h, pytest.raises(StateError) as e:
+        h.push(*(row(*fee) for fee in fees))
+    assert e.value.facts["key"] == repr([{"key": "b"}]) and Decimal(str(e.value.facts["sum"])) == Decimal(10**34)
+
+
 @pytest.mark.parametrize("at", [None, 1 << 62])
 def test_a_row_without_a_usable_event_time_is_an_error(at: int | None) -> None:
     with _harness(TumblingEventTimeWindows.of(ms(10))) as h, pytest.raises(StateError) as e:

@@ -56,7 +56,7 @@ class DecimalSum(Aggregate):
     def _too_large(self, sums: list[decimal.Decimal | None], values: Values) -> StateError:
         digits, scale = self._digits
         limit = decimal.Decimal(10) ** (digits - scale)
-        at = next(n for n, total in enumerate(sums) if total is not None and abs(total) >= limit)
+        at = next(n for n, total in enumerate(sums) if total is not None and total.copy_abs() >= limit)
         return StateError(
             "a sum has more digits than its column",
             hint="declare the column with more digits, or convert it to float before the aggregation",

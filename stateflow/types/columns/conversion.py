@@ -332,7 +332,8 @@ def _too_large(column: pa.Array) -> str | None:
     """Returns why a decimal has more digits than its type; Arrow does not check decimals of files."""
     kind, bounds = column.type, pc.min_max(column).as_py()
     limit = decimal.Decimal(1).scaleb(kind.precision - kind.scale)
-    largest = max((abs(value) for value in bounds.values() if value is not None), default=decimal.Decimal())
+    # Not `abs`, which rounds to 28 digits.
+    largest = max((value.copy_abs() for value in bounds.values() if value is not None), default=decimal.Decimal())
     return f"{largest} has more digits than {kind}" if largest >= limit else None
 
 
