@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import RowKind, precision
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs.materialized import materialized
 
@@ -205,6 +206,27 @@ def test_extremes_that_are_retracted_give_way_to_the_next_ones_of_any_type(
         h.push(row(RowKind.DELETE, "a", low))
         h.push(row(RowKind.DELETE, "a", high))
         assert [(each.low, each.high) for each in h.output] == [(low, high), (middle, high), (middle, middle)]
+
+
+def test_the_values_of_a_key_are_read_only_when_its_extreme_is_retracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Any] = []
+    read = KeyedStateBatch.all_entries
+
+    def counted(self: KeyedStateBatch, state: Any) -> Any:
+        reads.append(state)
+        return read(self, state)
+
+    monkeypatch.setattr(KeyedStateBatch, "all_entries", counted)
+    wanted = {"least": ("min", "number"), "most": ("max", "number"), "numbers": ("count_distinct", "number")}
+    ends = msgspec.defstruct("Ends", [("kind", RowKind), ("key", str), *((name, int) for name in wanted)])
+    with KeyedHarness(
+        lambda rows: rows.aggregate_columns(wanted, output=ends, uid="e"), KeyedInput(Change, "key")
+    ) as h:
+        h.push(*(Change(RowKind.INSERT, "a", None, number) for number in range(100)))
+        for number, expected in ((50, (0, 99, 99)), (0, (1, 99, 98)), (99, (1, 98, 97))):
+            reads.clear()
+            (row,) = h.push(Change(RowKind.DELETE, "a", None, number))
+            assert ((row.least, row.most, row.numbers), len(reads)) == (expected, int(number != 50))
 
 
 def test_a_row_that_is_retracted_before_any_other_has_no_effect() -> None:

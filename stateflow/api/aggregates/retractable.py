@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -224,22 +226,15 @@ class CountedValues:
         values: the values; a key has each one once.
         before: how many rows of the key had the value before the batch.
         after: how many have it.
-        of_lost: the number of the key of each value in `remaining`.
-        remaining: all values of keys that have lost one.
+        read: returns all values of some keys, whose numbers are given, and before them the number of each one's key.
+            It reads the whole map of a key.
     """
 
     of: Array
     values: pa.Array
     before: Array
     after: Array
-    of_lost: Array
-    remaining: pa.Array
-
-    @property
-    def lost(self) -> Array:
-        """For each value, whether its key has it no longer."""
-        found: Array = (self.before > 0) & (self.after <= 0)
-        return found
+    read: Callable[[Array], tuple[Array, pa.Array]]
 
 
 class CountedColumn:
@@ -285,23 +280,17 @@ class CountedColumn:
             self._counted, pairs.of, pairs.values, pc.if_else(is_kept, numbers, pa.scalar(None, numbers.type))
         )
         found = self._column_of(pairs.values)
-        every = {w: CountedValues(pairs.of, found, before[w], after[w], pairs.of[:0], found[:0]) for w in after}
-        return {where: self._with_remaining(state, where, each) for where, each in every.items()}
+        return {w: CountedValues(pairs.of, found, before[w], after[w], partial(self._read, state, w)) for w in after}
 
     def _clear(self, state: VectorState, keys: Array) -> None:
         if len(keys):
             at, values, _ = state.states.at(keys).all_entries(self._counted)
             state.write_entries(self._counted, keys[at], values, pa.nulls(len(at), self._counted.columns.type))
 
-    def _with_remaining(self, state: VectorState, where: str, changes: CountedValues) -> CountedValues:
-        """Adds all values of the keys that have lost one, for the aggregates that then need the next one."""
-        keys = np.unique(changes.of[changes.lost])
-        if not len(keys):
-            return changes
+    def _read(self, state: VectorState, where: str, keys: Array) -> tuple[Array, pa.Array]:
         at, values, numbers = state.states.at(keys).all_entries(self._counted)
         is_left = to_numpy(pc.struct_field(numbers, self._counts[where])) > 0
-        remaining = self._column_of(values.filter(pa.array(is_left)))
-        return replace(changes, of_lost=keys[at[is_left]], remaining=remaining)
+        return keys[at[is_left]], self._column_of(values.filter(pa.array(is_left)))
 
     @property
     def _stored_as(self) -> str:
@@ -332,12 +321,12 @@ def _canonical(values: pa.Array) -> pa.Array:
     return pa.array(np.where(np.isnan(numbers), np.nan, numbers), mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
-class OfCountedValues(Aggregate):
+class OfCountedValues(Aggregate, ABC):
     """An aggregate of rows that may be retracted, over the values of its key and their numbers."""
 
+    @abstractmethod
     def after(self, before: Accumulators, changes: CountedValues, state: VectorState) -> Accumulators:
         """Returns the accumulators after a batch."""
-        raise NotImplementedError
 
 
 class RetractableDistinct(Count, OfCountedValues):
@@ -352,22 +341,36 @@ class RetractableDistinct(Count, OfCountedValues):
 class _RetractableExtreme(OfCountedValues):
     """The minimum or maximum of rows that may be retracted; null for a key without values.
 
-    Only for a key that has lost a value, the others are read, as in Flink.
+    Only if a key has lost the extreme itself, its other values are read, as in Flink.
     """
 
     def after(self, before: Accumulators, changes: CountedValues, state: VectorState) -> Accumulators:
+        is_lost = (changes.before > 0) & (changes.after <= 0)
+        of = changes.of[is_lost]
+        (old,) = before.values()
+        keys = np.unique(of[_equal(old.take(pa.array(of)), changes.values.filter(pa.array(is_lost)))])
+        of_remaining, remaining = changes.read(keys) if len(keys) else (of[:0], changes.values[:0])
         has_lost = np.zeros(len(state), bool)
-        has_lost[changes.of[changes.lost]] = True
+        has_lost[keys] = True
         kept = {n: pc.if_else(pa.array(has_lost), pa.scalar(None, old.type), old) for n, old in before.items()}
         is_new = (changes.after > 0) & ~has_lost[changes.of]
         new = changes.values.filter(pa.array(is_new))
         # A null for each key: every key needs a row.
-        of = np.concatenate([np.arange(len(state)), changes.of[is_new], changes.of_lost])
-        values = pa.concat_arrays([pa.nulls(len(state), new.type), new, changes.remaining])
+        of = np.concatenate([np.arange(len(state)), changes.of[is_new], of_remaining])
+        values = pa.concat_arrays([pa.nulls(len(state), new.type), new, remaining])
         order = np.argsort(of, kind="stable")
         starts = np.searchsorted(of[order], np.arange(len(state)))
         groups = VectorState(state.keys, starts, len(of), state.states)
         return self.add(kept, Values(values.take(pa.array(order)), groups))
+
+
+def _equal(left: pa.Array, right: pa.Array) -> Array:
+    """Returns where two columns without nulls are equal; NaN equals NaN."""
+    equal = pc.equal(left, right)
+    if pa.types.is_floating(left.type):
+        equal = pc.or_(equal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    found: Array = equal.fill_null(True).to_numpy(zero_copy_only=False)
+    return found
 
 
 class RetractableMin(_RetractableExtreme, Min):
