@@ -170,6 +170,9 @@ class TableChanges:
     others: tuple[OtherCommit, ...]
 
 
+_TOKEN = re.compile(r"\d{1,18}", re.ASCII)
+
+
 @dataclass(frozen=True)
 class Successor:
     """The sink of another job root that has taken over a table.
@@ -177,21 +180,24 @@ class Successor:
     Attributes:
         application: its name in the table.
         root: URI of its job root.
+        token: its token after the take-over. With a larger one it has published since. Negative if it took the table
+            over whatever that held.
     """
 
     application: str
     root: str
+    token: int
 
     @property
     def text(self) -> str:
         """How a table stores it."""
-        return f"{self.application} {self.root}"
+        return f"{self.application} {self.token} {self.root}"
 
     @classmethod
     def parse(cls, text: str) -> Successor:
-        """Returns the successor that a table has stored as a text."""
-        application, _, root = text.partition(" ")
-        return cls(application, root)
+        """Returns the successor that a table has stored as a text, which other tools may have changed."""
+        application, token, root = [*text.split(" ", 2), "", ""][:3]
+        return cls(application, root, int(token) if _TOKEN.fullmatch(token) else -1)
 
 
 class SinkTable(Protocol):

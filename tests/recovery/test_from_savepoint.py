@@ -224,7 +224,10 @@ def _job_with(sinks: str, folder: Path) -> Iterator[AccountsJob]:
 @pytest.mark.slow
 @pytest.mark.parametrize("sinks", ["delta", "files", "iceberg", "kafka", "postgres"])
 def test_tables_of_each_kind_of_sink_move_from_root_to_root(tmp_path: Path, sinks: str) -> None:
-    """A root that sleeps between COMMIT and publication publishes nothing after it woke, and no fresh root begins."""
+    """A root that sleeps between COMMIT and publication publishes nothing after it woke, and no fresh root begins.
+
+    Nor does one that begins with the same savepoint, after whose rows the tables have those of another root.
+    """
     with _job_with(sinks, tmp_path) as first:
         line = [first]
         for number in range(2):
@@ -235,6 +238,10 @@ def test_tables_of_each_kind_of_sink_move_from_root_to_root(tmp_path: Path, sink
             move.run(*CONTINUE, own_tables=False).check()
             _check_fenced(asleep.resume().wait(), move.new)
             line.append(move.new)
+            late = replace(move.new, root_folder=tmp_path / f"late {number}")
+            again = ("run", late.job_file, "--from-savepoint", str(move.savepoint), *CONTINUE)
+            late.command(*again, with_job=True).check_error(4, "sink-diverged")
+            assert not late.root.exists()
             move.new.check_results()
         for former, following in itertools.pairwise(line):
             _check_fenced(former.run(), following)

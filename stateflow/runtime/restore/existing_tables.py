@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator
 from enum import StrEnum
 
 from stateflow.api.graph.nodes import SinkNode
-from stateflow.api.sink import Delivery, SinkContext, SinkTable
+from stateflow.api.sink import Delivery, SinkContext, SinkTable, Successor
 from stateflow.checkpoint.log.documents import PublishedOutput, Savepoint, SinkIntent, SinkMode
 from stateflow.errors import ConfigError, SinkDiverged
 
@@ -58,9 +58,9 @@ def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> S
         if policy is not ExistingTables.KEEP:
             _check_other_jobs(node, own)
         return None
-    takes_over = _line_of(node, former, table)
+    line = _line_of(node, former, table)
     if policy is ExistingTables.KEEP:
-        return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=dict.fromkeys(takes_over))
+        return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=dict.fromkeys(line))
     if policy is ExistingTables.REFUSE:
         raise ConfigError(
             "the savepoint's job has written the table of a sink",
@@ -71,22 +71,47 @@ def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> S
             table_id=table_id,
             of_job=f"{document.job} {document.job_uuid}",
         )
+    _check_successors(node, former, table)
     since = _check_own_output(node, table, document.checkpoint_id, published)
-    if since is None:
-        _check_other_jobs(node, own)
-    else:
-        _check_later_commits(node, table, since, {node.uid, uid})
-    return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=takes_over)
+    _check_later_commits(node, own, table, since, uid)
+    return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=line)
 
 
 def _line_of(node: SinkNode, former: SinkContext, table: SinkTable) -> dict[str, int | None]:
     """Returns the token of a sink, and of those that have taken over its table one from the other, by application."""
     found: dict[str, int | None] = {former.application: table.token or 0}
-    while table.successor is not None and table.successor.application not in found:
-        job_uuid, _, uid = table.successor.application.partition("/")
-        table = node.sink.open_table(SinkContext(job_uuid, uid, former.schema))
-        found[f"{job_uuid}/{uid}"] = table.token or 0
+    for successor, token in _successors(node, former, table):
+        found[successor.application] = token
     return found
+
+
+def _successors(node: SinkNode, former: SinkContext, table: SinkTable) -> Iterator[tuple[Successor, int]]:
+    """Yields the sinks that have taken over a table one from the other, with their tokens."""
+    found = {former.application}
+    while table.successor is not None and table.successor.application not in found:
+        found.add(table.successor.application)
+        job_uuid, _, uid = table.successor.application.partition("/")
+        successor, table = table.successor, node.sink.open_table(SinkContext(job_uuid, uid, former.schema))
+        yield successor, table.token or 0
+
+
+def _check_successors(node: SinkNode, former: SinkContext, table: SinkTable) -> None:
+    """Raises SinkDiverged when a sink that has taken over the table has published since.
+
+    Their tokens say so for each kind of table; Kafka and PostgreSQL do not record who has written a row.
+    """
+    for successor, token in _successors(node, former, table):
+        # 0: it was killed before the take-over was complete, or the table has no tokens.
+        if successor.token < 0 or token not in (0, successor.token):
+            raise SinkDiverged(
+                "another job root has taken over a table after the savepoint, and written it",
+                hint="continue with by_root, or with a savepoint of it; or give the sink its own table; or write the "
+                "rows after the savepoint a second time: --tables keep",
+                sink=node.uid,
+                table=node.sink.location,
+                by_root=successor.root,
+                of_jobs=[successor.application.partition("/")[0]],
+            )
 
 
 def _check_own_output(
@@ -126,17 +151,20 @@ def _check_own_output(
     return published.version if published is not None and is_known else rewind.to_version
 
 
-def _check_later_commits(node: SinkNode, table: SinkTable, since: int, uids: Set[str]) -> None:
-    """Raises SinkDiverged when another job's sink has committed after version `since`.
+def _check_later_commits(node: SinkNode, own: SinkContext, table: SinkTable, since: int | None, former: str) -> None:
+    """Raises SinkDiverged when another job's sink has committed after version `since`, or ever if that is not known.
 
     Another root may have been created from the same savepoint, or from a later one.
 
     Args:
-        uids: uids of the sink, in the savepoint's job and in the new one.
+        former: uid of the sink in the savepoint's job.
     """
+    if since is None:
+        _check_other_jobs(node, own)
+        return
     for commit in table.changes_since(since).others:
         names = (name.partition("/") for name in commit.applications)
-        jobs = sorted(job for job, _, uid in names if uid in uids)
+        jobs = sorted(job for job, _, uid in names if uid in (node.uid, former))
         if jobs:
             raise SinkDiverged(
                 "another job has written the table after the savepoint",

@@ -167,7 +167,7 @@ def _rewind_table(sink: BoundSink, rewind: Rewind, root: JobRoot, planned_now: b
         if token < seq:
             if intent.takes_over:
                 # After the handle was made: with any later commit, it is not the newest one.
-                by = Successor(sink.context.application, root.storage.uri)
+                by = Successor(sink.context.application, root.storage.uri, seq if intent.is_checked else -1)
                 rewound = table.take_over(seq, _former_tokens(sink, intent), by)
             else:
                 rewound = table.rewind(_version_to_restore(sink, table, rewind, planned_now), seq)

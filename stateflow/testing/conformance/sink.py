@@ -244,7 +244,7 @@ class SinkConformance(SinkRewindConformance):
         table.put(4, [1])
         for number, (former, now) in enumerate(itertools.pairwise(line), 2):
             other = self._of_job(table, str(number) * 31 + "f")
-            by = Successor(now.context.application, f"file:///root {number}")
+            by = Successor(now.context.application, f"file:///root {number}", 1)
             former_token = former.open().token or 0
             # A driver that sleeps between reading the table and writing to it.
             asleep, files = former.open(), former.write([number * 10], 9)
@@ -265,7 +265,7 @@ class SinkConformance(SinkRewindConformance):
         self._require_several_jobs()
         table.put(4, [1])
         now = self._of_job(table, "1" * 32)
-        by = Successor(now.context.application, "file:///root")
+        by = Successor(now.context.application, "file:///root", 1)
         early = now.open()
         table.put(5, [2])
         assert early.take_over(1, {table.context.application: 4}, by) is None
@@ -282,7 +282,7 @@ class SinkConformance(SinkRewindConformance):
         pending = job.commit(job.root.claim(), 3)
         former = replace(new_table, context=job.context)
         now = self._of_job(former, "1" * 32)
-        by = Successor(now.context.application, "file:///new/root")
+        by = Successor(now.context.application, "file:///new/root", 1)
         assert now.open().take_over(1, {job.context.application: former.open().token or 0}, by) is not None
         late = (job.publisher, PublishingJob(new_table.sink, tmp_path / "root").publisher)
         for publish in (late[0].publish_pending, late[1].publish_pending, late[1].check_tables):
@@ -334,7 +334,7 @@ class SinkConformance(SinkRewindConformance):
         self._require_several_jobs()
         second, third = self._of_job(table, "2" * 32), self._of_job(table, "1" * 32)
         table.put(4, [1])
-        by = Successor(second.context.application, "file:///second")
+        by = Successor(second.context.application, "file:///second", 3)
         former = {table.context.application: 4}
         assert second.open().take_over(3, former, by) is not None
         by, asleep, files = replace(by, application=third.context.application), second.open(), second.write([20], 9)

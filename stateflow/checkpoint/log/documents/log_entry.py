@@ -129,6 +129,11 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     """The applications of other job roots that must no longer write to the table, with the token that each may have;
     None for any."""
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the applications of `takes_over` may only have the tokens of the plan."""
+        return None not in self.takes_over.values()
+
 
 class RestoreFacts(Document, frozen=True, kw_only=True):
     """Requester, reason, start and target of a restore, for display."""
