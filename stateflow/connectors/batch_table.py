@@ -34,6 +34,7 @@ from stateflow.errors import (
     EnvironmentUnsupported,
     InputLost,
     JobDefinitionError,
+    MissingFile,
     SchemaMismatch,
     StorageError,
 )
@@ -145,7 +146,7 @@ class BatchTable(LocalSource):
             self._changes(position, _Position(str(newest.metadata().id), newest.version()), newest)
         except InputLost:
             return False
-        except (StorageError, ConfigError, CorruptFile):
+        except (StorageError, ConfigError, CorruptFile, MissingFile):
             return None
         return True
 
@@ -251,6 +252,13 @@ class BatchTable(LocalSource):
             if version is None and isinstance(e, TableNotFoundError):
                 raise ConfigError(
                     "there is no Delta table", hint="create it, or correct its path", table=self._table
+                ) from e
+            if isinstance(e, FileNotFoundError) and self._opened(None).version() == version:
+                raise MissingFile(
+                    "a data file of the newest version of a Delta table does not exist",
+                    hint="restore the file from a copy, or delete its rows from the table",
+                    table=self._table,
+                    reason=str(e)[:500],
                 ) from e
             if version is not None and any(word in str(e).lower() for word in _GONE):
                 raise InputLost(

@@ -23,7 +23,7 @@ from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import python
 from stateflow.connectors.batch_table import BatchTable
-from stateflow.errors import ConfigError, CorruptFile, InputLost, JobDefinitionError, SchemaMismatch
+from stateflow.errors import ConfigError, CorruptFile, InputLost, JobDefinitionError, MissingFile, SchemaMismatch
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs.enriched import Price, Priced, Sale, WithPrice
 from tests.support.damaged_files import damage_one
@@ -291,3 +291,11 @@ def test_a_damaged_file_is_named_and_not_read(tmp_path: Path, damage: str) -> No
     source = BatchTable(tmp_path / "t", schema=Text, refresh=MINUTE)
     with raises(CorruptFile, file=damaged.name):
         source.read(None, LIMITS)
+
+
+def test_a_missing_file_of_the_newest_version_is_not_lost_input(prices: Prices) -> None:
+    prices.add(("a", 1))
+    for path in prices.path.glob("*.parquet"):
+        path.unlink()
+    with raises(MissingFile, table=str(prices.path)):
+        prices.source().read(None, LIMITS)

@@ -19,8 +19,8 @@ from stateflow.connectors.delta.log.table_log import entry_path
 from stateflow.connectors.delta.maintenance.compaction import Compaction, CompactionReport
 from stateflow.connectors.delta.maintenance.own_table import COMPACTED
 from stateflow.connectors.delta.maintenance.vacuum import Expiry, Holder, VacuumReport, vacuum
-from stateflow.errors import SinkDiverged, SinkRefused
-from tests.support.delta_tables import Every, Pair, commit_elsewhere, context, ids, pairs, put, visible, write
+from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
+from tests.support.delta_tables import Every, Pair, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
 from tests.support.errors import raises
 
 _ABOUT = context()
@@ -168,6 +168,23 @@ def test_small_files_of_each_partition_are_combined_without_a_change_of_rows(tmp
     assert opened.rewind(plan.to_version, 9) == 6
     assert len(_rows(tmp_path / "t")) == 5
     assert sink.sweep(about, lambda generation, ordinal, path: True) == []
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_damaged_or_missing_file_is_named_and_the_table_is_unchanged(tmp_path: Path, is_missing: bool) -> None:
+    about = context(Reading)
+    sink = DeltaSink(tmp_path / "t", partition_by="day")
+    sink.prepare(about)
+    for token in range(1, 3):
+        put(sink, about, token, [Reading(token, day) for day in ("a", "b", "c")])
+    for path in sorted((tmp_path / "t" / "day=c").iterdir())[: 1 if is_missing else 2]:
+        path.unlink() if is_missing else path.write_bytes(b"")
+    before = snapshot(tmp_path / "t")
+    error = SinkDiverged if is_missing else CorruptFile
+    with pytest.raises(error) as caught:
+        _compact(sink, about)
+    assert str(caught.value.facts["file"]).startswith("day=c/")
+    assert snapshot(tmp_path / "t") == before
 
 
 def test_columns_of_every_type_survive(tmp_path: Path) -> None:

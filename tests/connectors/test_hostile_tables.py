@@ -326,11 +326,13 @@ def test_a_linked_folder_of_a_partition_gets_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", sorted(_READERS.keys() - {"DeltaSource"}))
-def test_a_page_with_a_wrong_checksum_is_not_read(table: Path, reader: str) -> None:
-    """Spark reads the pages of a `DeltaSource`."""
+@pytest.mark.parametrize("damage", ["checksum", "truncated", "empty", "other"])
+def test_a_damaged_file_is_named_and_no_version_is_created(table: Path, reader: str, damage: str) -> None:
+    """Spark reads the files of a `DeltaSource`."""
     put(DeltaSink(table), _ABOUT, 2, [Pair(7, "right")])
-    with raises(CorruptFile, file=damage_one(table, "checksum")):
+    with raises(CorruptFile, table=str(table), file=damage_one(table, damage)):
         _READERS[reader](table)
+    assert not entry_path(table, 3).exists()
 
 
 # -- small files with many rows, or with long texts --------------------------------------------------------------------

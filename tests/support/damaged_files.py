@@ -15,7 +15,7 @@ def damage_one(table: Path, damage: str) -> str:
     """Replaces the file of a table that has the text "right" by a damaged one; returns its name.
 
     Args:
-        damage: ``checksum`` of a page, ``text`` that is not UTF-8, ``truncated``, or ``empty``.
+        damage: ``checksum`` of a page, ``text`` that is not UTF-8, ``truncated``, ``empty``, or ``other`` content.
     """
     paths = [path for path in table.glob("*.parquet") if pq.read_table(path)["text"].to_pylist() == ["right"]]
     (path,) = paths
@@ -26,5 +26,5 @@ def damage_one(table: Path, damage: str) -> str:
         pq.write_table(pq.read_table(path).set_column(0, "text", column), path, **_OPTIONS)
     else:
         wrong = data.replace(b"right", b"wrong")
-        path.write_bytes({"checksum": wrong, "truncated": data[:-10], "empty": b""}[damage])
+        path.write_bytes({"checksum": wrong, "truncated": data[:-10], "empty": b"", "other": b"id,text"}[damage])
     return path.name

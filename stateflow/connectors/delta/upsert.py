@@ -84,6 +84,7 @@ class Upsert:
 
         Raises:
             SinkDiverged: a file of the table does not exist, or has other columns.
+            CorruptFile: a file is damaged.
         """
         winners = self._winners(emitted)
         stored = [name for name in self._settings.keys if name not in self._partition_by]
@@ -148,8 +149,6 @@ class Upsert:
             yield from read_parquet(self._table, file.path, columns)
         except FileNotFoundError as e:
             raise self._unusable(file, "it does not exist") from e
-        except pa.ArrowException as e:
-            raise self._unusable(file, str(e)) from e
 
     def _without_unequal(self, match: _Match, winners: pa.Table) -> pa.ChunkedArray:
         """Returns which rows of a file are replaced, or equal a row that is retracted.

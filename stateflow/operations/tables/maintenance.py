@@ -77,7 +77,8 @@ def optimize_tables(
     Raises:
         ConfigError: the job root does not exist, or a sink has no Delta table.
         SinkRefused, SchemaMismatch: a table has a property or columns that the sink refuses.
-        SinkDiverged: a table does not exist, or cannot be listed.
+        CorruptFile: a data file is damaged.
+        SinkDiverged: a table or one of its data files does not exist, or a table cannot be listed.
     """
     from stateflow.connectors.delta.maintenance.compaction import Compaction
 

@@ -77,24 +77,31 @@ def open_logged_file(table: Path, path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_logged_parquet(table: Path, path: str) -> Iterator[pq.ParquetFile]:
-    """Opens a Parquet file that the log names. Raises as `open_logged_file`, and pyarrow.ArrowException."""
-    with open_logged_file(table, path) as file, _parquet(file) as opened:
+    """Opens a Parquet file that the log names. Raises as `open_logged_file`."""
+    with _parquet(table, path) as (_, opened):
         yield opened
 
 
 def read_parquet(table: Path, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file that the log names, in batches of bounded size. Raises as `open_logged_parquet`.
+    """Yields the rows of a file that the log names, in batches of bounded size. Raises as `open_logged_file`.
 
     Args:
         columns: those to read; None for all.
     """
-    with open_logged_file(table, path) as file, _parquet(file) as opened:
+    with _parquet(table, path) as (file, opened):
         yield from read_batches(file, opened, columns)
 
 
-def _parquet(file: BinaryIO) -> pq.ParquetFile:
-    # Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+@contextmanager
+def _parquet(table: Path, path: str) -> Iterator[tuple[BinaryIO, pq.ParquetFile]]:
+    with open_logged_file(table, path) as file:
+        try:
+            # Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
+            options = {"coerce_int96_timestamp_unit": "us", "page_checksum_verification": True}
+            with pq.ParquetFile(file, **options) as opened:
+                yield file, opened
+        except pa.ArrowException as e:
+            raise damaged_file(table, path, e) from e
 
 
 def size_of(table: Path, path: str) -> int | None:

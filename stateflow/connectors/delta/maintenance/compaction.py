@@ -29,7 +29,7 @@ from stateflow.connectors.delta.rewind.rewinder import remove_action
 from stateflow.connectors.delta.sink_table import add_action, now_ms
 from stateflow.connectors.delta.upsert import remove_files
 from stateflow.connectors.delta.versions import ENGINE, DataFile
-from stateflow.errors import StorageError
+from stateflow.errors import SinkDiverged, StateflowError, StorageError
 from stateflow.state.handles import Committable
 
 TARGET_BYTES = 256 << 20
@@ -92,7 +92,8 @@ class Compaction:
         """Combines the small files of each partition.
 
         Raises:
-            SinkDiverged: the table does not exist, or cannot be listed.
+            CorruptFile: a data file is damaged.
+            SinkDiverged: the table or a data file does not exist, or the table cannot be listed.
             StorageError: each attempt to commit conflicted with another writer.
         """
         head = self._table.head()
@@ -104,7 +105,7 @@ class Compaction:
         done: list[_Rewrite] = []
         skipped, version = 0, head.version
         for part in _in_commits(groups):
-            rewrites = [rewrite for files in part if (rewrite := self._rewrite(files)) is not None]
+            rewrites = self._rewrites(part)
             committed, at = self._commit(rewrites, head)
             done += committed
             version = at or version
@@ -137,6 +138,16 @@ class Compaction:
     def _folder(self, file: DataFile) -> str:
         return folder_of({name: file.partition_values.get(name) or None for name in self._table.partition_by})
 
+    def _rewrites(self, groups: Iterable[Sequence[DataFile]]) -> list[_Rewrite]:
+        done: list[_Rewrite] = []
+        try:
+            for files in groups:
+                done += [rewrite] if (rewrite := self._rewrite(files)) is not None else []
+        except StateflowError:
+            remove_files(self._table.path, (f.path for rewrite in done for f in rewrite.new))
+            raise
+        return done
+
     def _rewrite(self, files: Sequence[DataFile]) -> _Rewrite | None:
         usable = tuple(file for file in files if self._is_usable(file))
         if len(usable) < 2:
@@ -146,8 +157,12 @@ class Compaction:
         name = FileName(COMPACTED, "files", writing, folder=self._folder(usable[0]))
         writer = ParquetWriter(self._table.path, name, self._stored, Limits(file_bytes=self._target))
         for file in usable:
-            for batch in read_parquet(self._table.path, file.path):
-                writer.write_stored(self._as_stored(batch))
+            try:
+                for batch in read_parquet(self._table.path, file.path):
+                    writer.write_stored(self._as_stored(batch))
+            except FileNotFoundError:
+                self._check_replaced(file)
+                return None
         return _Rewrite(usable, tuple(writer.close()))
 
     def _is_usable(self, file: DataFile) -> bool:
@@ -158,8 +173,19 @@ class Compaction:
             known = {field.name: field.type for field in self._stored}
             # Views, dictionaries and the like have the same values as the types that are written.
             return all(f.name in known and fits(known[f.name], _plain(f.type)) for f in found)
-        except (FileNotFoundError, pa.ArrowException):
-            return False  # replaced, and deleted by a VACUUM; or damaged
+        except FileNotFoundError:
+            self._check_replaced(file)
+            return False
+
+    def _check_replaced(self, file: DataFile) -> None:
+        """Raises SinkDiverged unless another writer has replaced a file, after which a VACUUM may delete it."""
+        if file.key in {each.key for each in self._files.at(self._table.head())}:
+            raise SinkDiverged(
+                "a data file of the Delta table does not exist",
+                hint="restore the file, or the table to a version without it",
+                table=str(self._table.path),
+                file=file.path,
+            )
 
     def _as_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         found = batch.schema.names
