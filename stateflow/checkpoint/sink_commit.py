@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import PublishedOutput
@@ -20,6 +22,9 @@ from stateflow.errors import Fenced, MissingFile, SinkDiverged, StorageError
 from stateflow.state.handles import Committable
 
 _TRIES = 50
+_EARLY = 1
+"""The token of a table that only has output without a checkpoint: it shows other job roots that this one writes there.
+The log's first entry has this number, and no checkpoint does."""
 
 
 class Decision(enum.Enum):
@@ -154,7 +159,8 @@ def publish_early(
         return decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
 
     # The token stays, because no checkpoint contains this output yet.
-    return _publish_with_retries(sink, SinkOutput(known.checkpoint_id, committables, known), log, judge)
+    output = SinkOutput(known.checkpoint_id or _EARLY, committables, known)
+    return msgspec.structs.replace(_publish_with_retries(sink, output, log, judge), checkpoint_id=known.checkpoint_id)
 
 
 def _publish_with_retries(
@@ -207,7 +213,9 @@ def check_sink_position(sink: PublishingSink, known: PublishedOutput, log: Check
 
 
 def _token(table: TableHandle, known: PublishedOutput) -> int:
-    return known.checkpoint_id if table.token is None else table.token
+    if table.token is None or (table.token, known.checkpoint_id) == (_EARLY, 0):
+        return known.checkpoint_id
+    return table.token
 
 
 def _position(table: TableHandle, version: int, output: SinkOutput) -> PublishedOutput:

@@ -3,6 +3,9 @@ costs a replay and no row, and what is asked of a run is whole."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from stateflow.config.settings import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -121,6 +124,23 @@ def test_at_least_once_output_repeats_only_rows_since_the_last_checkpoint_after_
     assert _repeated(job) >= 2 * SLICE
     assert len(job.rows("movements")) == 10 * SLICE
     assert len(job.rows("totals")) > before
+    _check_state(job)
+
+
+@pytest.mark.parametrize("mode", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_a_new_root_is_refused_where_another_one_has_published_before_its_first_checkpoint(
+    job: AccountsJob, tmp_path: Path, mode: str
+) -> None:
+    job.settings = _EARLY_OUTPUT
+    job.deliver(8 * SLICE)
+    job.reach("batch.end:2")
+    assert (len(job.rows("movements")), job.commits) == (2 * SLICE, [])
+    fresh = replace(job, root_folder=tmp_path / "fresh")
+    refused = fresh.run()
+    refused.check_error(2, "config", sink="movements")
+    assert job.job_uuid in refused.err
+    job.finish(checkpoints__mode=mode)
+    assert len(job.rows("movements")) == 10 * SLICE
     _check_state(job)
 
 
