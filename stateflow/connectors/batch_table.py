@@ -18,13 +18,20 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 from pyarrow import fs
-from pyarrow.dataset import FileSystemDataset, ParquetFileFragment, ParquetFragmentScanOptions
+from pyarrow.dataset import (
+    FileSystemDataset,
+    ParquetFileFormat,
+    ParquetFileFragment,
+    ParquetFragmentScanOptions,
+    ParquetReadOptions,
+)
 
 from stateflow.api.row_identity import RowIdentity
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.delta.data_files import cast_read
 from stateflow.connectors.delta.log.paths import damaged_file, open_logged_file, plain_path
 from stateflow.connectors.delta.log.table_log import check_log
 from stateflow.connectors.source_errors import position_error
@@ -38,7 +45,7 @@ from stateflow.errors import (
     SchemaMismatch,
     StorageError,
 )
-from stateflow.types.columns.conversion import path_of_null, to_objects, with_nullable_parts
+from stateflow.types.columns.conversion import path_of_null, to_objects, with_nullable_parts, with_scalars
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -46,6 +53,9 @@ if TYPE_CHECKING:
 
 _OPEN_FILES = 64
 _CHECKED = ParquetFragmentScanOptions(page_checksum_verification=True)
+# Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
+_FORMAT = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+_NANOS = "timestamp[ns"
 _LOST_HINT = (
     "set the source to earliest, and drop the state that its rows have made: --source UID=earliest --drop UID.STATE; "
     "VACUUM must keep files for longer than the time between two runs (delta.deletedFileRetentionDuration)"
@@ -305,10 +315,14 @@ class _Files:
         Raises:
             CorruptFile: a file is damaged, or has a text that is not UTF-8.
         """
-        fragments = [each for each in self.dataset.get_fragments() if each.path not in without]
-        fragments.sort(key=attrgetter("path"))
+        system = self.dataset.filesystem
+        fragments = [
+            _FORMAT.make_fragment(each.path, system, each.partition_expression)
+            for each in sorted(self.dataset.get_fragments(), key=attrgetter("path"))
+            if each.path not in without
+        ]
         parts = [self._checked(fragments[at : at + _OPEN_FILES], names) for at in range(0, len(fragments), _OPEN_FILES)]
-        return pa.concat_tables([self._read([], names, self.dataset.filesystem), *parts])
+        return pa.concat_tables([self._read([], names, system), *parts])
 
     def _checked(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str]) -> pa.Table:
         try:
@@ -327,20 +341,25 @@ class _Files:
         with ExitStack() as stack:
             paths = [stack.enter_context(open_logged_file(Path(self.folder), quote(each.path))) for each in fragments]
             opened = [
-                each.format.make_fragment(
-                    f"/proc/self/fd/{file.fileno()}", fs.LocalFileSystem(), each.partition_expression
-                )
+                _FORMAT.make_fragment(f"/proc/self/fd/{file.fileno()}", fs.LocalFileSystem(), each.partition_expression)
                 for each, file in zip(fragments, paths, strict=True)
             ]
             return self._read(opened, names, fs.LocalFileSystem())
 
     def _read(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str], system: fs.FileSystem) -> pa.Table:
-        whole = self.dataset
-        files = FileSystemDataset(fragments, whole.schema, whole.format, system)
-        found = files.to_table(columns=list(names), fragment_scan_options=_CHECKED)
+        nanos = {f.name for each in fragments for f in each.physical_schema if _NANOS in str(f.type)}
+        schema = self.dataset.schema
+        read_as = pa.schema([f.with_type(with_scalars(f.type, _with_nanos)) if f.name in nanos else f for f in schema])
+        found = FileSystemDataset(fragments, read_as, _FORMAT, system).to_table(
+            columns=list(names), fragment_scan_options=_CHECKED
+        )
         # Arrow does not look at the bytes of texts.
         found.validate(full=True)
-        return found
+        return pa.table({name: cast_read(found[name], schema.field(name).type) for name in names})
+
+
+def _with_nanos(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("ns", kind.tz) if pa.types.is_timestamp(kind) else kind
 
 
 def _without(rows: Sequence[tuple[bytes, object]], others: Sequence[tuple[bytes, object]]) -> Iterator[object]:

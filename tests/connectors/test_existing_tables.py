@@ -18,6 +18,7 @@ import deltalake
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -25,11 +26,25 @@ from deltalake.transaction import AddAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
-from pyiceberg.types import DateType, DecimalType, FloatType, IntegerType, NestedField, StringType
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    FloatType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+)
 
+from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
+from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.maintenance.compaction import Compaction
 from stateflow.errors import DataError, SchemaMismatch
+from stateflow.state.handles import Committable
 from stateflow.types.columns.precision import precision
 from tests.servers.postgres import Postgres
 from tests.support.delta_tables import context, put, visible, write
@@ -83,14 +98,23 @@ class _Delta:
         ]
         self.path = folder / "t"
         DeltaTable.create(str(self.path), pa.schema(fields), partition_by=settings_.get("partition_by", []))
-        self.sink, self.about = DeltaSink(self.path, **settings_), context(Measured)
+        self.sink: Any = DeltaSink(self.path, **settings_)
+        self.about = context(Measured)
         self.sink.prepare(self.about)
 
     def put(self, token: int, rows: list[Measured]) -> None:
         put(self.sink, self.about, token, rows)
 
-    def stage(self, rows: list[Measured]) -> None:
-        write(self.sink, self.about, rows)
+    def stage(self, rows: list[Measured]) -> list[Committable]:
+        return write(self.sink, self.about, rows)
+
+    def require_names(self) -> None:
+        """Another writer makes a column NOT NULL, which has no null."""
+        found = DeltaTable(str(self.path))
+        kept, names = found.to_pyarrow_table(), found.metadata().partition_columns
+        schema = pa.schema([field.with_nullable(field.name != "name") for field in kept.schema])
+        cast = kept.cast(schema)
+        deltalake.write_deltalake(found, cast, mode="overwrite", schema_mode="overwrite", partition_by=names)
 
     def rows(self) -> list[dict[str, Any]]:
         found = DeltaTable(str(self.path)).to_pyarrow_table()
@@ -127,12 +151,17 @@ class _Iceberg(_Delta):
             ),
         )
         self._table.prepare()
+        self.sink, self.about = self._table.sink, self._table.about
 
     def put(self, token: int, rows: list[Measured]) -> None:
         self._table.put(token, rows)
 
-    def stage(self, rows: list[Measured]) -> None:
-        self._table.stage(1, rows)
+    def stage(self, rows: list[Measured]) -> list[Committable]:
+        return self._table.stage(1, rows)
+
+    def require_names(self) -> None:
+        with self._table.table.update_schema(allow_incompatible_changes=True) as update:
+            update.update_column("name", required=True)
 
     def rows(self) -> list[dict[str, Any]]:
         return self._table.rows()
@@ -147,6 +176,10 @@ class _Postgres(_Iceberg):
             "day date, name varchar(3))"
         )
         self._table: Any = PostgresTable.create(server, folder, Measured, ddl, **settings_).prepare()
+        self.sink, self.about = self._table.sink, self._table.about
+
+    def require_names(self) -> None:
+        self._table.server.execute(f"ALTER TABLE {self._table.name} ALTER COLUMN name SET NOT NULL")
 
     def rows(self) -> list[dict[str, Any]]:
         return list(self._table.rows("id"))
@@ -165,7 +198,21 @@ def _postgres_upsert(folder: Path, request: pytest.FixtureRequest) -> Any:
     return _Postgres(folder, request.getfixturevalue("postgres"), mode="upsert", keys="id", undo=undo)
 
 
-@pytest.fixture(params=[_delta, _delta_upsert, _delta_partitions, _iceberg, _postgres, _postgres_upsert])
+def _delta_append_to_partitions(folder: Path, _: Any) -> Any:
+    return _Delta(folder, partition_by=["count", "day"])
+
+
+@pytest.fixture(
+    params=[
+        _delta,
+        _delta_upsert,
+        _delta_partitions,
+        _delta_append_to_partitions,
+        _iceberg,
+        _postgres,
+        _postgres_upsert,
+    ]
+)
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     make: Callable[[Path, Any], Any] = request.param
     return make(tmp_path, request)
@@ -193,18 +240,29 @@ def test_values_that_narrower_columns_have_are_written_and_others_end_the_batch_
 
 
 def test_a_task_knows_the_columns_of_the_table_from_the_driver(table: Any) -> None:
-    sink = table.sink if type(table) is _Delta else table._table.sink
-    about = table.about if type(table) is _Delta else table._table.about
-    for copied in (pickle.loads(pickle.dumps(sink)), copy.deepcopy(sink)):
+    for copied in (pickle.loads(pickle.dumps(table.sink)), copy.deepcopy(table.sink)):
         with raises(SchemaMismatch, column="id"):
-            write(copied, about, [Measured(id=1 << 40)])
+            write(copied, table.about, [Measured(id=1 << 40)])
 
 
-# -- Delta: nested columns, changes of the table, partitions -----------------------------------------------------------
+def test_a_null_is_not_published_to_a_column_that_was_made_not_null_after_the_checkpoint(table: Any) -> None:
+    table.put(1, _GOOD[:1])
+    pending = table.stage([Measured(id=5, name=None)]), table.stage([Measured(id=6, name="b")])
+    table.require_names()
+    with raises(SchemaMismatch, column="name"):
+        table.sink.open_table(table.about).commit(2, pending[0])
+    assert table.sink.open_table(table.about).commit(2, pending[1]) is not None
+    table.put(3, [Measured(id=7, name="c")])
+    assert [row["name"] for row in table.rows()] == ["b", "c", "abc"]
+    with raises(SchemaMismatch, column="name"):
+        table.stage([Measured(id=8, name=None)])
+
+
+# -- nested columns, changes of the table, partitions ------------------------------------------------------------------
 
 
 class Place(msgspec.Struct):
-    x: int
+    x: int | None
     y: float | None = None
 
 
@@ -212,21 +270,52 @@ class Nested(msgspec.Struct, kw_only=True):
     id: int
     place: Place | None = None
     tags: list[int | None] = []
+    named: dict[str, int | None] = {}
 
 
-def test_parts_of_nested_columns_are_narrowed_and_checked(tmp_path: Path) -> None:
+def _nested_delta(folder: Path) -> Any:
     place = pa.struct([pa.field("y", pa.float32()), pa.field("x", pa.int16(), nullable=False)])
     tags = pa.list_(pa.field("element", pa.int8(), nullable=False))
-    DeltaTable.create(str(tmp_path / "t"), pa.schema([("id", pa.int64()), ("place", place), ("tags", tags)]))
-    about, sink = context(Nested), DeltaSink(tmp_path / "t")
+    named = pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False))
+    columns = [("id", pa.int64()), ("place", place), ("tags", tags), ("named", named)]
+    DeltaTable.create(str(folder / "t"), pa.schema(columns))
+    about, sink = context(Nested), DeltaSink(folder / "t")
     sink.prepare(about)
-    put(sink, about, 1, [Nested(id=1, place=Place(7, 0.5), tags=[1, 2]), Nested(id=2)])
-    found = visible(tmp_path / "t")
-    assert found == [{"id": 1, "place": {"x": 7, "y": 0.5}, "tags": [1, 2]}, {"id": 2, "place": None, "tags": []}]
+    return sink, about, lambda: visible(folder / "t")
+
+
+def _nested_iceberg(folder: Path) -> Any:
+    place = StructType(
+        NestedField(5, "y", FloatType(), required=False), NestedField(6, "x", IntegerType(), required=True)
+    )
+    table = IcebergTable.create(folder, Nested)
+    catalog_in(folder / "lake").create_table(
+        table.name,
+        Schema(
+            NestedField(1, "id", LongType(), required=False),
+            NestedField(2, "place", place, required=False),
+            NestedField(3, "tags", ListType(7, IntegerType(), element_required=True), required=False),
+            NestedField(4, "named", MapType(8, StringType(), 9, IntegerType(), value_required=True), required=False),
+        ),
+    )
+    table.prepare()
+    return table.sink, table.about, table.rows
+
+
+@pytest.mark.parametrize("make", [_nested_delta, _nested_iceberg])
+def test_parts_of_nested_columns_are_narrowed_and_checked(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    sink, about, rows = make(tmp_path)
+    put(sink, about, 1, [Nested(id=1, place=Place(7, 0.5), tags=[1, 2], named={"a": 3}), Nested(id=2)])
+    first, second = sorted(rows(), key=lambda row: row["id"])
+    assert first == {"id": 1, "place": {"x": 7, "y": 0.5}, "tags": [1, 2], "named": [("a", 3)]}
+    assert second == {"id": 2, "place": None, "tags": [], "named": []}
     for row, column in [
-        (Nested(id=3, place=Place(1 << 15)), "place.x"),
+        (Nested(id=3, place=Place(1 << 31)), "place.x"),
+        (Nested(id=3, place=Place(None)), "place.x"),
         (Nested(id=3, tags=[1, None]), "tags[]"),
-        (Nested(id=3, tags=[128]), "tags[]"),
+        (Nested(id=3, tags=[1 << 31]), "tags[]"),
+        (Nested(id=3, named={"a": None}), "named[]"),
+        (Nested(id=3, named={"a": 1 << 31}), "named[]"),
     ]:
         with raises(SchemaMismatch, column=column):
             write(sink, about, [Nested(id=1), row])
@@ -354,9 +443,16 @@ class Mixed(msgspec.Struct, kw_only=True):
     price: Annotated[Decimal, precision(12, scale=2)] | None = None
     at: datetime.datetime | None = None
     tags: list[str] | None = None
+    ratio: float | None = None
 
 
-_ROW = {"id": 1, "text": "x", "raw": b"y", "price": Decimal("1.25"), "at": _DAY, "tags": ["a"]}
+class Followed(Mixed, kw_only=True):
+    """The same row, as a table that is followed has it."""
+
+    deleted: bool = False
+
+
+_ROW = {"id": 1, "text": "x", "raw": b"y", "price": Decimal("1.25"), "at": _DAY, "tags": ["a"], "ratio": 0.5}
 _FORMS: dict[str, dict[str, pa.DataType]] = {
     "large": {"text": pa.large_string(), "raw": pa.large_binary(), "tags": pa.large_list(pa.large_string())},
     "views": {"text": pa.string_view(), "raw": pa.binary_view(), "tags": pa.list_(pa.string_view())},
@@ -366,15 +462,20 @@ _FORMS: dict[str, dict[str, pa.DataType]] = {
     "nanoseconds": {"at": pa.timestamp("ns")},
     "milliseconds": {"at": pa.timestamp("ms")},
     "integers": {"id": pa.int32()},
+    "short integers": {"id": pa.int16(), "ratio": pa.float32()},
+    "bytes": {"id": pa.int8()},
 }
 
 
 def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    if kind == pa.timestamp("ns"):
+        # Nanoseconds that no table has.
+        return pc.add(column.cast(kind).cast(pa.int64()), 7).cast(kind)
     return pa.array(column.to_pylist(), kind) if "view" in str(kind) else column.cast(kind)
 
 
 @pytest.mark.parametrize("form", [*_FORMS, "int96"])
-def test_files_with_each_form_of_a_type_are_rewritten_by_upserts_and_compactions(tmp_path: Path, form: str) -> None:
+def test_files_with_each_form_of_a_type_are_read_rewritten_and_restored(tmp_path: Path, form: str) -> None:
     table, about = tmp_path / "t", context(Mixed)
     sink = DeltaSink(table, mode="upsert", keys="id")
     sink.prepare(about)
@@ -392,12 +493,20 @@ def test_files_with_each_form_of_a_type_are_rewritten_by_upserts_and_compactions
         opened.create_write_transaction(
             [AddAction(f"{number}.parquet", size, {}, 0, True, "{}")], "append", opened.schema()
         )
+    source = BatchTable(table, schema=Followed, refresh=datetime.timedelta(minutes=1))
+    followed = source.read(None, SourceSettings())
+    assert followed is not None and [msgspec.structs.asdict(row) for row in followed.rows] == [  # type: ignore[arg-type]
+        {**row, "deleted": False} for row in rows
+    ]
     report = Compaction(sink.own_table(about)).run()
     assert (report.files_before, report.skipped) == (2, 0)
     put(sink, about, 1, [Mixed(id=1, text="new")])
     found = sorted((row for row in DeltaTable(str(table)).to_pyarrow_table().to_pylist()), key=lambda row: row["id"])
     assert [row["text"] for row in found] == ["new", "x"]
     assert {**found[1], "at": late} == rows[1]
+    handle = sink.open_table(about)
+    assert handle.rewind(handle.plan_rewind(0).to_version, 2) is not None
+    assert sorted(DeltaTable(str(table)).to_pyarrow_table().to_pylist(), key=lambda row: row["id"]) == rows
 
 
 @pytest.mark.parametrize("change", ["delete", "update"])

@@ -159,6 +159,17 @@ def test_wider_types_and_further_columns_are_accepted(postgres: Postgres, tmp_pa
     assert (row["inner"]["number"], row["note"], row["extra"]) == (1, None, None)
 
 
+def test_a_number_that_a_smallint_does_not_have_is_refused_before_the_checkpoint(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    table = PostgresTable.create(postgres, tmp_path, Pair, "CREATE TABLE {table} (id smallint, text text)").prepare()
+    table.put(1, [Pair(-(1 << 15)), Pair((1 << 15) - 1)])
+    assert table.ids() == [-(1 << 15), (1 << 15) - 1]
+    for number in (-(1 << 15) - 1, 1 << 15):
+        with raises(SchemaMismatch, column="id", value=str(number)):
+            table.stage(2, [Pair(0), Pair(number)])
+
+
 _UPSERT: dict[str, Any] = {"mode": "upsert", "keys": "id"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow import FileSink, KafkaSource
+from stateflow import DeltaSource, FileSink, FileSource, KafkaSource
 from stateflow.api.schema import RowSchema
+from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.columns.column_policy import ColumnPolicy
 from stateflow.connectors.columns.declared_columns import check_columns
@@ -26,9 +28,11 @@ from stateflow.connectors.columns.declared_values import with_times
 from stateflow.connectors.delta.column_types import stored_type
 from stateflow.connectors.kafka.records import RecordLayout
 from stateflow.connectors.spark import with_columns
+from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.types.columns.conversion import with_type
-from tests.support.delta_tables import Colour, Every, Exact, Instant, Price, context, put
+from tests.support.delta_tables import Colour, Every, Exact, Instant, Price, context, put, write
+from tests.support.errors import raises
 from tests.support.every_rows import every_row
 
 pytestmark = pytest.mark.spark
@@ -110,6 +114,53 @@ def test_spark_reads_a_table_as_the_declared_rows(spark: SparkSession, rows: lis
     read = with_columns(frame, SCHEMA)
     assert dict(read.dtypes) == {column.name: column.dtype for column in SCHEMA.columns}
     assert _in_order(_declared(read, SCHEMA)) == _in_order(rows)
+
+
+class Wide(msgspec.Struct):
+    """A row whose columns are wider than those of a table."""
+
+    id: int
+    count: int
+    small: int | None = None
+    ratio: float | None = None
+    price: Price | None = None
+    name: str | None = None
+
+
+_NARROW = "id SMALLINT NOT NULL, count INT NOT NULL, small TINYINT, ratio FLOAT, price DECIMAL(5, 1), name VARCHAR(3)"
+_TENTH = 0.10000000149011612
+"""The float of 32 bits that is nearest to 0.1."""
+_OF_SPARK = [Wide(1, -(1 << 31), 127, _TENTH, decimal.Decimal("1.50"), "abc"), Wide(-(1 << 15), (1 << 31) - 1)]
+
+
+@pytest.mark.slow
+def test_narrower_columns_of_a_table_of_spark_are_read_and_written(spark: SparkSession, tmp_path: Path) -> None:
+    table, about = tmp_path / "t", context(Wide)
+    spark.sql(f"CREATE TABLE delta.`{table}` ({_NARROW}) USING delta")
+    values = "(1, -2147483648, 127, 0.1F, 1.5, 'abc'), (-32768, 2147483647, NULL, NULL, NULL, NULL)"
+    spark.sql(f"INSERT INTO delta.`{table}` VALUES {values}").collect()
+    spark.table(f"delta.`{table}`").write.parquet(str(tmp_path / "files"))
+    for source in (DeltaSource(table, schema=Wide), FileSource(tmp_path / "files", schema=Wide)):
+        found: list[Any] = []
+
+        def collect(frame: DataFrame, _: int, found: list[Any] = found) -> None:
+            found.extend(_declared(frame, about.schema))
+
+        batches = source.stream(spark, SourceSettings()).writeStream.foreachBatch(collect)
+        location = str(tmp_path / type(source).__name__)
+        batches.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+        assert _in_order(found) == _in_order(_OF_SPARK)
+    for token, number, sink in ((1, 2, DeltaSink(table)), (2, 3, DeltaSink(table, mode="upsert", keys="id"))):
+        sink.prepare(about)
+        put(sink, about, token, [Wide(number, 7, -128, 0.1, decimal.Decimal("2.50"), "x")])
+        bad: dict[str, Any] = {"id": 1 << 15, "count": 1 << 31, "small": 128, "ratio": 1e39, "name": "abcd"}
+        for column, value in bad.items():
+            with raises(SchemaMismatch, column=column, value=repr(value)):
+                write(sink, about, [Wide(**{"id": 0, "count": 0, column: value})])
+    rows = [row.asDict() for row in spark.table(f"delta.`{table}`").orderBy("id").collect()]
+    assert [row["id"] for row in rows] == [-(1 << 15), 1, 2, 3]
+    written = {"count": 7, "small": -128, "ratio": _TENTH, "price": decimal.Decimal("2.5"), "name": "x"}
+    assert rows[2:] == [{"id": number, **written} for number in (2, 3)]
 
 
 class Part(msgspec.Struct):

@@ -226,7 +226,9 @@ class DeltaSink(Sink):
         # The rows of an upsert go to partitions when it is published, with those that it keeps.
         if self._partition_by and self._upsert is None:
             return PartitionedWriter(self._root, name, rows)
-        return ParquetWriter(self._root, name, nullable(rows.target), of=rows.of_upsert if self._upsert else rows.of)
+        if self._upsert is None:
+            return ParquetWriter(self._root, name, rows.file_schema, of=rows.of)
+        return ParquetWriter(self._root, name, nullable(rows.target), of=rows.of_upsert)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._existing_head(context)

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from stateflow.api.sink import SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
-from stateflow.connectors.columns.store_assignment import nullable
+from stateflow.connectors.columns.store_assignment import assign
 from stateflow.connectors.delta.active_files import ActiveFiles
 from stateflow.connectors.delta.column_types import target_schema
 from stateflow.connectors.delta.data_files import FileName
 from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.paths import open_logged_parquet, size_of
+from stateflow.connectors.delta.log.paths import open_logged_parquet, read_parquet, size_of
 from stateflow.connectors.delta.log.table_log import (
     TAKEN_OVER,
     Action,
@@ -24,8 +26,8 @@ from stateflow.connectors.delta.log.table_log import (
     read_transactions,
     taken_over_by,
 )
-from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
-from stateflow.connectors.delta.partitions.values import logged_path, values_of
+from stateflow.connectors.delta.partitions.columns import StoredRows
+from stateflow.connectors.delta.partitions.values import logged_path, scalar, values_of
 from stateflow.connectors.delta.rewind.rewinder import FileChange, Rewinder, remove_action
 from stateflow.connectors.delta.upsert import Rewrite, Upsert, remove_files
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
@@ -107,9 +109,10 @@ class DeltaSinkTable(SinkTable):
             raise InternalError("a checkpoint has a file twice", application=application, token=token)
 
     def _check_types(self, committables: list[Committable]) -> None:
-        """Raises SchemaMismatch if files do not have the types of a table that others have changed since."""
-        columns = data_columns(nullable(self._stored.target), self._stored.partition_by)
-        if columns.equals(data_columns(nullable(target_schema(self._stored.schema)), self._stored.partition_by)):
+        """Raises SchemaMismatch if files do not have what a table demands that others have changed since."""
+        columns = self._stored.file_schema
+        wide = replace(self._stored, target=target_schema(self._stored.schema)).file_schema
+        if columns.equals(wide, check_metadata=True):
             return  # Wider types than files have are read as well.
         for committable in committables:
             with open_logged_parquet(self._root, logged_path(committable.path)) as file:
@@ -123,6 +126,20 @@ class DeltaSinkTable(SinkTable):
                     expected=str(columns),
                     found=str(found),
                 )
+            if not self._stored.were_written_for(found):
+                self._check_values(committable.path)
+
+    def _check_values(self, path: str) -> None:
+        """Raises SchemaMismatch if the table cannot store a value of a file."""
+        name, target = FileName.parse(path), self._stored.target
+        assert name is not None
+        values = values_of(name.folder)
+        for batch in read_parquet(self._root, logged_path(path)):
+            whole = [
+                pa.repeat(scalar(values[f.name], f.type), len(batch)) if f.name in values else batch.column(f.name)
+                for f in target
+            ]
+            assign(pa.RecordBatch.from_arrays(whole, names=target.names), target, {"file": path})
 
     def _append_actions(self, token: int, committables: list[Committable]) -> list[Action]:
         now = now_ms()

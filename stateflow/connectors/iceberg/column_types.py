@@ -115,7 +115,10 @@ def type_text(kind: IcebergType) -> str:
 
 
 def file_schema(schema: RowSchema, table: Schema) -> Schema:
-    """Returns the schema of a data file: the table's columns that the rows have, with the table's field ids."""
+    """Returns the schema of a data file: the table's columns that the rows have, with the table's field ids.
+
+    No column is required: Arrow refuses a required field of a struct that is null itself. `assign` checks nulls.
+    """
     return Schema(*_chosen(schema.shape, table.as_struct()))
 
 
@@ -124,7 +127,7 @@ def _chosen(shape: Record, struct: StructType) -> Iterator[NestedField]:
     found = {field.name: field for field in struct.fields}
     for name, part in zip(shape.names, shape.fields, strict=True):
         field = found[name]
-        yield NestedField(field.field_id, name, _ordered(part, field.field_type), required=field.required)
+        yield NestedField(field.field_id, name, _ordered(part, field.field_type), required=False)
 
 
 def _ordered(shape: Shape, kind: IcebergType) -> IcebergType:
@@ -132,10 +135,10 @@ def _ordered(shape: Shape, kind: IcebergType) -> IcebergType:
         return StructType(*_chosen(shape, kind))
     if isinstance(shape, Items) and isinstance(kind, ListType):
         item = _ordered(shape.item, kind.element_type)
-        return ListType(kind.element_id, item, element_required=kind.element_required)
+        return ListType(kind.element_id, item, element_required=False)
     if isinstance(shape, Entries) and isinstance(kind, MapType):
         value = _ordered(shape.value, kind.value_type)
-        return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required)
+        return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=False)
     return kind
 
 

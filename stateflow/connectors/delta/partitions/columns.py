@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.columns.store_assignment import assign
+from stateflow.connectors.columns.store_assignment import assign, has_length, nullable
 from stateflow.connectors.delta.column_types import check_rows, to_stored
 from stateflow.connectors.delta.partitions.values import check_values
 from stateflow.errors import JobDefinitionError
+from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Leaf
 
+_TARGET = b"stateflow.target"
 _WITHOUT_EXACT_TEXT = ("double", "binary")
 
 
@@ -69,6 +71,19 @@ class StoredRows:
     uid: str
     partition_by: Sequence[str] = ()
 
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns of data files. Where the table limits their values, the metadata says how."""
+        columns = data_columns(nullable(self.target), self.partition_by)
+        if not any(map(_is_limited, self.target)):
+            return columns
+        return columns.with_metadata({_TARGET: self.target.to_string(truncate_metadata=False).encode()})
+
+    def were_written_for(self, found: pa.Schema) -> bool:
+        """Returns whether the rows of a data file were checked for the limits that the table has now."""
+        wanted = (self.file_schema.metadata or {}).get(_TARGET)
+        return wanted is None or (found.metadata or {}).get(_TARGET) == wanted
+
     def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns rows with the types of data files.
 
@@ -88,6 +103,11 @@ class StoredRows:
         stored = self.of(rows)
         check_values(stored, self.partition_by)
         return stored
+
+
+def _is_limited(field: pa.Field) -> bool:
+    """Returns whether a column may lack nulls, or long texts."""
+    return not field.nullable or has_length(field) or not field.type.equals(with_nullable_parts(field.type))
 
 
 def empty_as_null(column: pa.Array) -> pa.Array:

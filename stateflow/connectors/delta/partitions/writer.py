@@ -8,9 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from stateflow.api.sink import SinkWriter
-from stateflow.connectors.columns.store_assignment import nullable
 from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter
-from stateflow.connectors.delta.partitions.columns import StoredRows, data_columns
+from stateflow.connectors.delta.partitions.columns import StoredRows
 from stateflow.connectors.delta.partitions.values import split
 from stateflow.state.handles import Committable
 
@@ -35,7 +34,7 @@ class PartitionedWriter(SinkWriter):
         self._name = name
         self._rows = rows
         self._limits = limits or Limits()
-        self._stored = data_columns(nullable(rows.target), rows.partition_by)
+        self._stored = rows.file_schema
         self._writers: dict[str, ParquetWriter] = {}
         self._open: dict[str, ParquetWriter] = {}
         self._buffered = 0
