@@ -8,10 +8,12 @@ import json
 import uuid
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import fastavro
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,10 +22,14 @@ from stateflow import AvroFormat, DeadLetters, KafkaSource, SchemaRegistry, prec
 from stateflow.api.hidden_columns import REJECTED
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.kafka.avro.avro_format import ValueDecoder
+from stateflow.connectors.kafka.avro.avro_schema import AvroSchema
+from stateflow.connectors.kafka.avro.avro_values import record_converter
+from stateflow.connectors.kafka.columns import VALUE, VALUE_ERROR
+from stateflow.connectors.kafka.formats import _with_values
 from stateflow.errors import JobDefinitionError
 from tests.servers.schema_registry import schema_registry
 from tests.support.avro_orders import Order
-from tests.support.avro_values import BY_HAND, PART, ROW, TYPES, avro_bytes, order_schema
+from tests.support.avro_values import BY_HAND, PART, ROW, TYPES, avro_bytes, avro_long, order_schema
 from tests.support.errors import raises
 
 if TYPE_CHECKING:
@@ -130,6 +136,57 @@ def test_digits_beyond_the_precision_of_the_schema_are_not_rounded() -> None:
     # Its conversion from base 2 to base 10 would take 20 seconds.
     (huge,) = _decoded(schema, avro_bytes(b"\x7f" * 900_000), row_class=Total)
     assert huge[0] is None and "900000" in huge[1]
+
+
+class Sizes(msgspec.Struct):
+    sizes: dict[str, dict[str, int]] | None
+    more: dict[str, int] | None
+
+
+_LONGS = {"type": "map", "values": "long"}
+_SIZES = order_schema({"sizes": ["null", {"type": "map", "values": _LONGS}], "x": _LONGS, "more": _LONGS})
+
+
+def _map(*blocks: dict[bytes, bytes] | list[tuple[bytes, bytes]]) -> bytes:
+    """A map of Avro: blocks of entries, and an empty one."""
+    found = b""
+    for block in blocks:
+        entries = list(block.items() if isinstance(block, dict) else block)
+        found += avro_long(len(entries)) + b"".join(avro_bytes(key) + value for key, value in entries)
+    return found + avro_long(0)
+
+
+def test_a_key_twice_in_a_dict_is_rejected_unless_the_column_is_not_declared() -> None:
+    one, two = avro_long(1), avro_long(2)
+    good, twice = _map({b"a": one}, {b"b": two}), _map([(b"a", one), (b"a", one)])
+    null, present = avro_long(0), avro_long(1)
+    values = [
+        null + twice + good,
+        present + _map({b"x": good, b"y": good}) + good + good,
+        null + good + twice,
+        null + good + _map({b"a": one}, {b"a": two}),
+        present + _map({b"x": good, b"y": twice}) + good + good,
+        present + _map([(b"x", good), (b"x", good)]) + good + good,
+    ]
+    columns = RowSchema.of(Sizes).columns
+    batch = pa.RecordBatch.from_pydict({"value": values})
+    (found,) = _with_values(partial(ValueDecoder, AvroFormat(schema=_SIZES), columns), columns, [batch])
+    assert [reason is None for reason in found.column(VALUE_ERROR).to_pylist()] == [True, True, *[False] * 4]
+    read = [("a", 1), ("b", 2)]
+    assert found.column(VALUE).to_pylist()[:2] == [
+        {"sizes": None, "more": read},
+        {"sizes": [("x", read), ("y", read)], "more": read},
+    ]
+
+
+def test_maps_are_converted_to_the_schema_of_the_reader_with_its_defaults() -> None:
+    ints = {"type": "map", "values": "int"}
+    written = AvroSchema.of(order_schema({"more": ["null", ints]}))
+    fields = [{"name": "sizes", "type": {"type": "map", "values": _LONGS}, "default": {"x": {"y": 7}}}]
+    reader = {**order_schema(), "fields": [*fields, {"name": "more", "type": ["null", _LONGS]}]}
+    record = written.decode(avro_long(1) + _map({b"a": avro_long(1)}), AvroSchema.of(reader))
+    found = record_converter(RowSchema.of(Sizes).columns)(record)
+    assert found == {"sizes": [("x", [("y", 7)])], "more": [("a", 1)]}
 
 
 _REFUSED: dict[str, Any] = {

@@ -28,6 +28,11 @@ _MOST_PARTS = 10_000
 DECIMAL = "stateflow-decimal"
 """The logical type that decimals have after a schema was parsed. fastavro's own reader rounds to the schema's precision
 without an error, and takes 20 seconds for 900 kB: converting digits between bases is quadratic."""
+MAP = "stateflow-map"
+"""The logical type that maps have after a schema was parsed: they are arrays of entries, as which Avro encodes them.
+fastavro's own reader keeps the last one of two entries with one key."""
+_ENTRY = "stateflow_entry"
+_KEY, _VALUE = "key", "value"
 _LONGEST_DECIMAL = 256
 """Bytes of a decimal; those that a column can have take 16, and 32 with the padding that some writers add."""
 
@@ -38,6 +43,21 @@ class UnusableSchema(ValueError):
 
 class NotDecodable(ValueError):
     """A value cannot be decoded; the text is the reason."""
+
+
+class DecodedMap(list[dict[str, Decoded]]):
+    """The entries of a map, in their order."""
+
+    def pairs(self) -> Iterator[tuple[str, Decoded]]:
+        """Yields the keys and values."""
+        return ((entry[_KEY], entry[_VALUE]) for entry in self)
+
+
+def values_of_map(node: Node) -> Node:
+    """Returns the type of the values of a map in a parsed schema; None for other types."""
+    if not isinstance(node, dict) or node.get("logicalType") != MAP:
+        return None
+    return node["items"]["fields"][1]["type"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,7 @@ class AvroSchema:
 
         # As fastavro documents it for logical types of one's own; the readers of others stay.
         LOGICAL_READERS.update({f"{kind}-{DECIMAL}": _read_decimal for kind in ("bytes", "fixed")})
+        LOGICAL_READERS[f"array-{MAP}"] = _read_map
         stream = io.BytesIO(value)
         try:
             record: Decoded = schemaless_reader(stream, self.parsed, reader.parsed if reader else None)
@@ -124,6 +145,17 @@ def _read_decimal(data: bytes, writer_schema: Node, reader_schema: Node = None) 
     unscaled = int.from_bytes(data, signed=True)
     # From text: a Decimal of a sum or product would be rounded to the context's digits.
     return Decimal(f"{unscaled}E{-int(writer_schema.get('scale', 0))}")
+
+
+def _read_map(entries: list[dict[str, Decoded]], writer_schema: Node, reader_schema: Node = None) -> DecodedMap:
+    return DecodedMap(entries)
+
+
+def _as_entries(node: dict[str, Node]) -> None:
+    """Makes a map of a parsed schema an array of its entries."""
+    values = node.pop("values")
+    fields = [{"name": _KEY, "type": "string"}, {"name": _VALUE, "type": values}]
+    node.update(type="array", items={"type": "record", "name": _ENTRY, "fields": fields}, logicalType=MAP)
 
 
 def _document(given: str | Mapping[str, object]) -> Node:
@@ -206,7 +238,12 @@ class _Limits:
         if kind == "record":
             self._check_record(node, place)
         elif kind in ("array", "map"):
-            self.check(node["items" if kind == "array" else "values"], place.inner(repeated=True))
+            values = values_of_map(node)
+            if kind == "map":
+                self.check(node["values"], place.inner(repeated=True))
+                _as_entries(node)
+            else:
+                self.check(node["items"] if values is None else values, place.inner(repeated=True))
         elif isinstance(node, dict) and node.get("logicalType") == "decimal":
             node["logicalType"] = DECIMAL
 

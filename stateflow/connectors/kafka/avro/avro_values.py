@@ -5,13 +5,21 @@ from __future__ import annotations
 import datetime
 import enum
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 
 import pyarrow as pa
 
 from stateflow.api.schema import Column
-from stateflow.connectors.kafka.avro.avro_schema import DECIMAL, AvroSchema, Decoded, Node, NotDecodable
+from stateflow.connectors.kafka.avro.avro_schema import (
+    DECIMAL,
+    AvroSchema,
+    Decoded,
+    DecodedMap,
+    Node,
+    NotDecodable,
+    values_of_map,
+)
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
@@ -71,11 +79,11 @@ def _misfits(schema: AvroSchema, node: Node, shape: Shape, path: str) -> Iterato
                 yield from _misfits(schema, fields[name], part, f"{path}.{name}")
             elif not part.nullable:
                 yield f"{path}.{name} is not in the schema"
-    elif isinstance(shape, Items) and kind == "array":
-        yield from _misfits(schema, node["items"], shape.item, f"{path}[]")
-    elif isinstance(shape, Entries) and kind == "map":
+    elif isinstance(shape, Entries) and (values := values_of_map(node)) is not None:
         yield from _misfits(schema, "string", shape.key, f"{path} (key)")
-        yield from _misfits(schema, node["values"], shape.value, f"{path}[]")
+        yield from _misfits(schema, values, shape.value, f"{path}[]")
+    elif isinstance(shape, Items) and kind == "array" and values_of_map(node) is None:
+        yield from _misfits(schema, node["items"], shape.item, f"{path}[]")
     elif not isinstance(shape, Leaf) or _python_type(node) not in _accepted(shape):
         yield f"{path} is {_described(node)} in the schema, and declared as {shape.spark}"
 
@@ -131,7 +139,15 @@ def _converter(shape: Shape) -> Convert:
         item = _within("[]", _converter(shape.item))
         return _of_type(list, lambda values: [item(value) for value in values])
     key, part = _within("(key)", _converter(shape.key)), _within("[]", _converter(shape.value))
-    return _of_type(dict, lambda values: [(key(name), part(value)) for name, value in values.items()])
+    return lambda value: [(key(name), part(each)) for name, each in _entries(value)]
+
+
+def _entries(value: Decoded) -> Iterable[tuple[str, Decoded]]:
+    if type(value) is dict:  # a default of the reader's schema
+        return value.items()
+    if type(value) is DecodedMap:
+        return value.pairs()
+    raise NotDecodable(f"has the type {type(value).__name__}")
 
 
 def _record_converter(shape: Record) -> Convert:
