@@ -31,6 +31,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.delta.column_types import COLUMN_MAPPING
 from stateflow.connectors.delta.data_files import cast_read
 from stateflow.connectors.delta.log.paths import damaged_file, open_logged_file, plain_path
 from stateflow.connectors.delta.log.table_log import check_log
@@ -242,7 +243,16 @@ class BatchTable(LocalSource):
         with self._translated_errors(version):
             if os.path.isdir(self._table):
                 check_log(Path(self._table))
-            return DeltaTable(self._table, version=version)
+            opened = DeltaTable(self._table, version=version)
+        # deltalake refuses other features of readers; it would read these columns by their names, which files lack.
+        if opened.metadata().configuration.get(COLUMN_MAPPING, "none").lower() != "none":
+            raise EnvironmentUnsupported(
+                "a Delta table has features that this source cannot read",
+                hint="remove the column mapping, or copy the table",
+                table=self._table,
+                property=COLUMN_MAPPING,
+            )
+        return opened
 
     @contextmanager
     def _translated_errors(self, version: int | None) -> Iterator[None]:

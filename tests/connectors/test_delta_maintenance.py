@@ -119,6 +119,16 @@ def test_a_table_of_several_jobs_is_refused_unless_that_is_permitted(tmp_path: P
     assert _vacuum(sink, expiry=Expiry(_FAR, 0, ignores_other_jobs=True)).files == 3
 
 
+def test_a_table_with_an_unknown_feature_is_refused_by_name_and_nothing_is_deleted(tmp_path: Path) -> None:
+    sink = _upserting(tmp_path / "t")
+    features = {"readerFeatures": ["vacuumProtocolCheck"], "writerFeatures": ["vacuumProtocolCheck", "newer"]}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    entry_path(tmp_path / "t", 5).write_bytes(msgspec.json.encode({"protocol": protocol}))
+    with raises(SinkRefused, table=str(tmp_path / "t"), feature="newer"):
+        _vacuum(sink)
+    assert _data_files(tmp_path / "t") == 4
+
+
 def test_paths_of_the_log_that_lead_out_of_the_table_are_never_deleted(tmp_path: Path) -> None:
     sink = _upserting(tmp_path / "t")
     outside = tmp_path / "precious"

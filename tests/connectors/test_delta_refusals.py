@@ -19,6 +19,7 @@ from tests.support.errors import raises
 _ABOUT = context()
 _INVARIANT = json.dumps({"expression": {"expression": "text > 'a'"}})
 _RETENTION = "delta.setTransactionRetentionDuration"
+_NESTED = pa.struct([pa.field("a", pa.struct([pa.field("b", pa.string(), metadata={"delta.invariants": _INVARIANT})]))])
 _PAIR = [pa.field("id", pa.int64()), pa.field("text", pa.string())]
 
 
@@ -62,6 +63,10 @@ def _refused(table: Path, error: type[StateflowError], remedy: str = "", **facts
                 {"property": key, "column": "text"},
             )
             for key in ("delta.somethingNew", "__SOMETHING", "delta.invariants")
+        ),
+        *(
+            ([*_PAIR, pa.field("more", kind)], {}, "", {"property": "delta.invariants", "column": "more.a.b"})
+            for kind in (_NESTED, pa.list_(_NESTED), pa.map_(pa.string(), _NESTED))
         ),
     ],
 )

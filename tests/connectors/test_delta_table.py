@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import pickle
@@ -17,6 +18,7 @@ from deltalake import DeltaTable
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.log.checkpoint import checkpoint
 from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.delta.versions import read_content
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -35,6 +37,7 @@ from tests.support.delta_tables import (
     batch,
     commit_elsewhere,
     context,
+    create_mapped,
     ids,
     pairs,
     put,
@@ -329,3 +332,15 @@ def test_the_umask_decides_who_may_read_the_table(table: Path) -> None:
         os.umask(before)
     assert {p.stat().st_mode & 0o777 for p in table.rglob("*") if p.is_file()} == {0o640}
     assert table.stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_the_files_of_a_partitioned_table_with_mapped_columns_are_listed(table: Path, mode: str) -> None:
+    create_mapped(table, mode, ("text", "day"), partition_by=["day"])
+    add = {"path": "x/a.parquet", "size": 1, "modificationTime": 1, "dataChange": True}
+    add |= {"partitionValues": {"col-2": "monday"}, "stats": '{"numRecords":3}'}
+    entry_path(table, 1).write_text(json.dumps({"add": add}))
+    content = read_content(table, 1, "")
+    assert content is not None
+    (file,) = content.files.values()
+    assert (file.path, file.partition_values, file.rows) == ("x/a.parquet", {"col-2": "monday"}, 3)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -30,6 +31,9 @@ from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.clock import SystemClock
+from stateflow.connectors.delta.data_files import make_log_folder
+from stateflow.connectors.delta.log.listing import LOG_FOLDER
+from stateflow.connectors.delta.log.table_log import entry_path
 from stateflow.connectors.delta.sink import DeltaSink
 from stateflow.runtime.publisher import BoundSink
 from stateflow.runtime.task.row_conversion import to_batch
@@ -114,6 +118,30 @@ def put(sink: Sink, about: SinkContext, token: int, rows: Iterable[msgspec.Struc
     files = write(sink, about, rows, Writing(1, token, 0, SystemClock().new_id()))
     assert sink.open_table(about).commit(token, files) is not None
     return files
+
+
+def create_mapped(table: Path, mode: str, columns: Sequence[str], partition_by: Sequence[str] = ()) -> None:
+    """An empty table of texts whose data files have other names for its columns: ``col-1`` and so on."""
+    prefix = "delta.columnMapping"
+    fields = [
+        {
+            "name": name,
+            "type": "string",
+            "nullable": True,
+            "metadata": {f"{prefix}.id": at, f"{prefix}.physicalName": f"col-{at}"},
+        }
+        for at, name in enumerate(columns, 1)
+    ]
+    metadata = {
+        "id": "mapped",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": list(partition_by),
+        "configuration": {f"{prefix}.mode": mode},
+    }
+    actions = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata}
+    make_log_folder(table / LOG_FOLDER)
+    entry_path(table, 0).write_text("\n".join(map(json.dumps, actions)))
 
 
 def rows(table: Path | str) -> list[dict[str, Any]]:

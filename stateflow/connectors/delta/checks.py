@@ -16,6 +16,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.columns.store_assignment import fits
 from stateflow.connectors.delta.column_types import (
     CHAR_VARCHAR,
+    COLUMN_MAPPING,
     FEATURE_READER_VERSION,
     FEATURE_WRITER_VERSION,
     TIMESTAMPS_WITHOUT_ZONE,
@@ -24,6 +25,7 @@ from stateflow.connectors.delta.column_types import (
     delta_field,
     delta_type,
     has_timestamps_without_zone,
+    metadata_of_parts,
     stored_type,
     type_text,
 )
@@ -48,7 +50,6 @@ _FEATURES = frozenset(
 
 _CONSTRAINT = "delta.constraints."
 _TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
-_MAPPING = "delta.columnMapping.mode"
 
 # What a column's metadata requires of a writer. Other metadata, such as comments, is harmless.
 _COLUMN_PROPERTIES = {
@@ -118,6 +119,14 @@ def check_table(
             table=table,
             declared=declared,
             found=found,
+        )
+
+
+def check_protocol(table: str, head: DeltaHead) -> None:
+    """Raises SinkRefused if a table has features with unknown requirements, also of a VACUUM."""
+    for refusal in _protocol_refusals(head.protocol):
+        raise SinkRefused(
+            "the Delta table has a feature that is not supported", hint=refusal.hint, table=table, **refusal.facts
         )
 
 
@@ -222,9 +231,9 @@ def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator
         if name.startswith(_CONSTRAINT):
             hint = f"ALTER TABLE ... DROP CONSTRAINT {name.removeprefix(_CONSTRAINT)}, {_OTHER_TABLE}"
             yield _Refusal({"property": name}, "the CHECK constraint would not be checked", hint)
-    if (configuration.get(_MAPPING) or "none").lower() != "none":
-        hint = f"ALTER TABLE ... SET TBLPROPERTIES ('{_MAPPING}' = 'none'), {_OTHER_TABLE}"
-        yield _Refusal({"property": _MAPPING}, "mapped columns would be null", hint)
+    if (configuration.get(COLUMN_MAPPING) or "none").lower() != "none":
+        hint = f"ALTER TABLE ... SET TBLPROPERTIES ('{COLUMN_MAPPING}' = 'none'), {_OTHER_TABLE}"
+        yield _Refusal({"property": COLUMN_MAPPING}, "mapped columns would be null", hint)
     if configuration.get(_TRANSACTION_RETENTION):
         hint = f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_TRANSACTION_RETENTION}')"
         reason = "the table would drop the sink's transaction, and its output would be committed twice"
@@ -236,12 +245,13 @@ def _column_refusals(field: Field, *, is_declared: bool) -> Iterator[_Refusal]:
     if not field.nullable and not is_declared:
         hint = f"declare the column, or ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
         yield _Refusal({"property": "NOT NULL", "column": name}, "a required column is not in the rows", hint)
-    for key in sorted((field.metadata or {}).keys() - {CHAR_VARCHAR}):
-        for prefix, reason in _COLUMN_PROPERTIES.items():
-            if key.startswith(prefix):
-                facts = {"property": key, "column": name}
-                yield _Refusal(facts, reason, f"remove the property from the column, {_OTHER_TABLE}")
-                break
+    for path, metadata in ((name, field.metadata or {}), *metadata_of_parts(name, field.type)):
+        for key in sorted(metadata.keys() - {CHAR_VARCHAR}):
+            for prefix, reason in _COLUMN_PROPERTIES.items():
+                if key.startswith(prefix):
+                    facts = {"property": key, "column": path}
+                    yield _Refusal(facts, reason, f"remove the property from the column, {_OTHER_TABLE}")
+                    break
 
 
 def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:

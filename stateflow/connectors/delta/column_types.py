@@ -6,7 +6,7 @@ Delta has no type for a time of day and none for a duration: both are stored as 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +22,8 @@ TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
 """The table feature of columns of this type."""
 FEATURE_READER_VERSION, FEATURE_WRITER_VERSION = 3, 7
 """The protocol versions of tables that list their features."""
+COLUMN_MAPPING = "delta.columnMapping.mode"
+"""The property of tables whose data files have other names of columns than their schema."""
 DeltaType = str | dict[str, Any]
 """A type in a table's schema: a name, or an object for a nested type."""
 
@@ -75,6 +77,18 @@ def delta_type(shape: Shape) -> DeltaType:
 def delta_field(name: str, shape: Shape) -> dict[str, Any]:
     """Returns a nullable field of a table's schema."""
     return {_NAME: name, _TYPE: delta_type(shape), "nullable": True, "metadata": {}}
+
+
+def metadata_of_parts(path: str, kind: DeltaType) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yields the path and the metadata of each field within a type of a table's schema."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get(_FIELDS) or ():
+        inner = f"{path}.{field.get(_NAME)}"
+        yield inner, field.get("metadata") or {}
+        yield from metadata_of_parts(inner, field.get(_TYPE))
+    for part in (_ELEMENT, _KEY, _VALUE):
+        yield from metadata_of_parts(path, kind.get(part, ""))
 
 
 def type_text(kind: DeltaType) -> str:

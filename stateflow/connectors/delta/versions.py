@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 import pyarrow.parquet as pq
 
+from stateflow.connectors.delta.column_types import COLUMN_MAPPING
 from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
 from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log
 from stateflow.connectors.delta.log.paths import size_of, vector_path
@@ -279,12 +280,14 @@ def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
     """
     from deltalake.exceptions import DeltaError
 
+    mapping = (metadata.configuration or {}).get(COLUMN_MAPPING)
     plain = {
         "id": metadata.id,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": metadata.schema_string,
         "partitionColumns": metadata.partition_columns,
-        "configuration": {},
+        # Partition values have the names of files.
+        "configuration": {} if mapping is None else {COLUMN_MAPPING: mapping},
         "createdTime": 0,
     }
     write_private(entry_path(view, version + 1), msgspec.json.encode({"metaData": plain}))

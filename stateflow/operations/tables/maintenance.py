@@ -48,7 +48,7 @@ def vacuum_tables(job_root: str, code: JobCode, request: VacuumRequest) -> list[
 
     Raises:
         ConfigError: the job root does not exist, or a sink has no Delta table.
-        SinkRefused: another job writes to a table.
+        SinkRefused: another job writes to a table, or it has a feature that is not supported.
         SinkDiverged: a table does not exist, or cannot be listed.
     """
     from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum

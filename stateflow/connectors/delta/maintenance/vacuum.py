@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stateflow.connectors.delta.checks import check_protocol
 from stateflow.connectors.delta.data_files import disk_error, list_own_files
 from stateflow.connectors.delta.log.paths import remove_file, size_of
 from stateflow.connectors.delta.log.table_log import unreferenced_files
@@ -105,12 +106,14 @@ def vacuum(table: OwnTable, holders: Sequence[Holder], expiry: Expiry, *, dry_ru
         dry_run: whether to delete nothing.
 
     Raises:
-        SinkRefused: another job writes to the table, so its checkpoints may need older versions.
+        SinkRefused: another job writes to the table, so its checkpoints may need older versions; or the table has a
+            feature that is not supported.
         SinkDiverged: the table does not exist, or its newest version cannot be listed.
     """
     # Listed before the log is read: a file that is committed in between is then found in the log.
     leftovers = _incomplete(table, expiry.now)
     head = table.head()
+    check_protocol(str(table.path), head)
     scan = scan_log(table.path, head.version)
     if not expiry.ignores_other_jobs:
         _check_other_jobs(table, scan)
