@@ -72,7 +72,8 @@ def _wait_until_operational(port: int) -> None:
     ends = time.monotonic() + _STARTS_WITHIN
     while True:
         (state,) = httpx.get(url, timeout=30).json()["beans"] or [{}]
-        if state.get("NumLiveDataNodes") == 1 and state.get("FSState") == "Operational":
+        # A DataNode is live before it has reported its space, and has no room for a file until then.
+        if state.get("FSState") == "Operational" and state.get("CapacityRemaining", 0) > 0:
             return
         assert time.monotonic() < ends, f"HDFS did not start: {state}"
         time.sleep(0.05)
