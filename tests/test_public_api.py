@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -141,11 +143,25 @@ PUBLIC_NAMES = [
 
 def _modules_after(statement: str) -> set[str]:
     """Top-level packages that a fresh process has loaded after a statement."""
-    script = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    return _process_after(statement)[0]
+
+
+def _process_after(statement: str, environment: Mapping[str, str] = os.environ) -> tuple[set[str], float]:
+    """Top-level packages that a fresh process has loaded after a statement, and its seconds of CPU time."""
+    script = (
+        f"import json, sys, time\n{statement}\n"
+        "print(json.dumps([sorted({m.split('.')[0] for m in sys.modules}), time.process_time()]))"
     )
-    return set(json.loads(ended.stdout))
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded, seconds = json.loads(ended.stdout)
+    return set(loaded), seconds
 
 
 def test_the_public_names_are_sorted_and_exist() -> None:
@@ -178,9 +194,9 @@ def test_what_needs_no_spark_loads_none() -> None:
     assert loaded & {"pyspark", "py4j", "pandas", "airflow"} == set()
 
 
-def test_a_job_s_module_and_the_test_of_a_statement_load_no_spark() -> None:
-    """Sources and sinks are declared, and a statement runs in the harness."""
-    loaded = _modules_after(
+def test_a_job_s_module_and_the_test_of_a_statement_load_no_spark_and_take_two_seconds(tmp_path: Path) -> None:
+    """Sources and sinks are declared, and a statement runs in the harness, where Python keeps compiled files."""
+    statement = (
         "import msgspec, stateflow\n"
         "from stateflow import DeltaSink, DeltaSource, FileSource, KafkaSource, SparkSource\n"
         "from stateflow.testing import KeyedHarness, KeyedInput, sql_query\n"
@@ -190,6 +206,11 @@ def test_a_job_s_module_and_the_test_of_a_statement_load_no_spark() -> None:
         "with KeyedHarness(query, KeyedInput(Row)) as h:\n"
         "    assert [row.n for row in h.push(Row(1), Row(1))] == [2]\n"
     )
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    loaded, _ = _process_after(statement, environment)
+    _, seconds = _process_after(statement, environment)
+    assert seconds < 2
     assert loaded & {"pyspark", "py4j", "airflow"} == set()
 
 

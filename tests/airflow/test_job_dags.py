@@ -155,7 +155,7 @@ def test_a_recovery_form_has_the_fields_of_its_templates_and_alone_requires_an_e
 def test_a_form_refuses_a_blank_text(dags: dict[str, DAG], name: str) -> None:
     param = dags["orders_recovery"].params.get_param(name)
     assert param.resolve("a b") == "a b"
-    for blank in ("", "  ", "\n\t"):
+    for blank in ("", "  ", "\n\t", "\u00a0", "\u200b", " \ufeff\u2060"):
         with pytest.raises(ParamValidationError):
             param.resolve(blank)
 

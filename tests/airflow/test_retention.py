@@ -74,7 +74,10 @@ def test_number_of_checkpoints_may_come_from_a_template(job_root: Path, retain: 
     assert run(job_root, retain=retain)["retained"] == []
 
 
-@pytest.mark.parametrize("arguments", [{"retain": 0}, {"retain": -3}, {"retain": "many"}, {"preview": "perhaps"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"retain": 0}, {"retain": -3}, {"retain": "0"}, {"retain": "-3"}, {"retain": "many"}, {"preview": "?"}],
+)
 def test_wrong_arguments_change_nothing(job_root: Path, arguments: dict[str, Any]) -> None:
     with fails(PermanentFailure, "config", **arguments):
         run(job_root, **arguments)

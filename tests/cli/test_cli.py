@@ -137,9 +137,10 @@ def test_the_version_is_the_package_s() -> None:
         assert shown.output
 
 
-@pytest.mark.parametrize(
-    "words", ["run", "run job.py", "status", "gc", "no-such", "gc --job-root x --retain 0", XML_LOG]
-)
+_TOO_FEW = [f"{words} {n}" for words in ("gc --retain", "savepoint prune --keep") for n in (0, -3)]
+
+
+@pytest.mark.parametrize("words", ["run", "run job.py", "status", "gc", "no-such", *_TOO_FEW, XML_LOG])
 def test_a_wrong_command_line_is_a_configuration_error(words: str) -> None:
     shown = invoke(*words.split())
     assert shown.exit_code == 2 and "Usage: " in shown.output

@@ -86,7 +86,7 @@ WRONG: dict[str, list[Any]] = {
     "parallelism": ["two", "2.0", 2.0, True, None, "0"],
     "run.max_batches": [-1],
     "run.max_duration": NO_DURATIONS,
-    "checkpoints.retained": [0],
+    "checkpoints.retained": [0, -3, "-3"],
     "checkpoints.collect_every": ["0"],
     "checkpoints.min_pause": ["-1s", "0"],
     "checkpoints.interval": ["0"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +290,23 @@ def test_the_watermark_is_the_lowest_of_the_partitions_that_are_not_idle(tmp_pat
     # The slow partition alone has rows now: the other one is idle, and its watermark does not count.
     notes: list[Note] = jobs.notes("timer")
     assert [(note.key, note.at) for note in notes] == [("s", 2 * hour)]
+
+
+def test_a_partition_with_only_rejected_rows_holds_the_watermark_back_as_others_with_rows_do(tmp_path: Path) -> None:
+    hour, bad = 3_600_000, {"key": "s", "at": "x"}
+    items: dict[str, list[object]] = {"fast": [Event("f", 9 * hour)], "slow": [Event("s", hour)]}
+    source = Lists(items, row=Event, on_error=DeadLetters(budget=5))
+
+    def streams(env: StreamExecutionEnvironment) -> Any:
+        rows = env.from_source(source, uid="rows")
+        rows.get_dead_letters().sink_to(jobs.sink("letters"), uid="letters")
+        return rows.assign_timestamps_and_watermarks(STRATEGY.with_idleness(timedelta()))
+
+    jobs = TimerJobs(tmp_path)
+    for number, rejected in ((10, [bad]), (11, [])):
+        jobs.process(streams, Alarm(hour))
+        assert jobs.notes("timer") == []
+        source.items["fast"] = [*source.items["fast"], Event("f", number * hour)]
+        source.items["slow"] = [*source.items["slow"], *rejected]
+    jobs.process(streams, Alarm(hour))
+    assert ("s", 2 * hour) in [(note.key, note.at) for note in jobs.notes("timer")]

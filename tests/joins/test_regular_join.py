@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateflow import MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
+from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind, StateTtlConfig
 from stateflow.api.joins.conditions import equal_columns
 from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, Side, number_equal_rows, pairs_of
 from stateflow.api.joins.regular_join import ColumnJoin
@@ -24,7 +24,7 @@ from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, UserCodeError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms
+from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms, unkeyed
 from tests.joins.test_random_joins import History, histories
 
 COLUMNS = {"key": "left.key", "left": "left.at", "right": "right.at"}
@@ -340,7 +340,7 @@ def test_columns_that_a_condition_compares_narrow_the_pairs_and_lose_none(
 
 
 def test_an_equality_makes_as_many_pairs_as_are_joined() -> None:
-    rows = [[Valued("hot", n, n + first, None, None) for n in range(5_000)] for first in (0, 2_500)]
+    rows = [[Valued("hot", n, n + first, None, None) for n in range(100_000)] for first in (0, 50_000)]
     compared: list[int] = []
 
     def where(left: Columns, right: Columns) -> pa.Array:
@@ -352,9 +352,10 @@ def test_an_equality_makes_as_many_pairs_as_are_joined() -> None:
         columns = {"left": "left.number", "right": "right.number"}
         return left.regular_join(right).select(Numbers, columns, where=where, uid="join")
 
-    with KeyedHarness(build, KeyedInput(Valued, "key"), KeyedInput(Valued, "key")) as h:
+    inputs = KeyedInput(Valued, "key"), KeyedInput(Valued, "key")
+    with KeyedHarness(build, *inputs, backend=RocksDBStateBackend()) as h:
         h.push_both(*rows)
-    assert sum(compared) == 2_500
+    assert sum(compared) == 50_000
 
 
 def _compare_some(left: Keyed, right: Keyed) -> DataStream:
@@ -368,7 +369,27 @@ def _apply(left: Keyed, right: Keyed) -> DataStream:
     )
 
 
-@pytest.mark.parametrize("build", [_compare_some, _apply])
+class Changed(msgspec.Struct, frozen=True):
+    left: int | None
+    right: int | None
+    kind: RowKind = RowKind.UPDATE_AFTER
+
+
+def _changed(left: Valued | None, right: Valued | None) -> Changed:
+    return Changed(left.number if left else None, right.number if right else None)
+
+
+def _outer(left: Keyed, right: Keyed) -> DataStream:
+    joined = left.regular_join(right, how="full")
+    return joined.apply(_changed, output=Changed, where=lambda a, b: a.i < 0, uid="join")
+
+
+def _changelog(left: Keyed, right: Keyed) -> DataStream:
+    changes = unkeyed(left).as_changelog("key", "number").key_by("key")
+    return changes.regular_join(right).apply(_changed, output=Changed, where=lambda a, b: a.i < 0, uid="join")
+
+
+@pytest.mark.parametrize("build", [_compare_some, _apply, _outer, _changelog])
 def test_the_run_names_the_key_that_a_join_compares_most_pairs_of(
     build: Declare, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

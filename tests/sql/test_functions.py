@@ -31,7 +31,9 @@ from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Value
 from stateflow.api.sql.parser import parsed
 from stateflow.api.sql.planning.names import RelationScope, Source
 from stateflow.api.sql.problems import SqlText
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, SchemaMismatch
+from stateflow.runtime.task.row_conversion import check_declared
+from tests.support.errors import raises
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -458,6 +460,26 @@ def test_values_that_flink_does_not_have_are_errors_in_spark_and_in_python(spark
         assert in_python(analysed(text), ROWS[0]) is Exception
         with pytest.raises(Exception, match=r"\[[A-Z_.]+\]"):
             frame.selectExpr(spark_sql(analysed(text))).collect()
+
+
+BEYOND = [
+    "CEIL(TIMESTAMP '9999-12-31 00:00:01' TO YEAR)",
+    "CEIL(TIMESTAMP '9999-12-31 23:59:59' TO HOUR)",
+    "FLOOR(TIMESTAMP '0001-01-01 00:00:00' TO WEEK)",
+    "TIMESTAMPADD(MONTH, 1, TIMESTAMP '9999-12-01 00:00:00')",
+    "TIMESTAMPADD(SECOND, -1, TIMESTAMP '0001-01-01 00:00:00')",
+    "TIMESTAMP '9999-12-31 23:59:59' + INTERVAL '1' SECOND",
+    "TIMESTAMP '0001-01-01 00:00:00' - INTERVAL '1' DAY",
+]
+
+
+@pytest.mark.spark
+def test_times_out_of_the_years_from_1_to_9999_are_errors_in_spark_and_in_python(spark_session: SparkSession) -> None:
+    frame, schema = spark_session.range(1), RowSchema.of(msgspec.defstruct("At", [("at", datetime)]))
+    for text in BEYOND:
+        assert in_python(analysed(text), ROWS[0]) is Exception
+        with raises(SchemaMismatch, column="at"):
+            check_declared(frame.selectExpr(f"{spark_sql(analysed(text))} AS at").toArrow().columns, schema)
 
 
 # -- random expressions -----------------------------------------------------------------------------------------------

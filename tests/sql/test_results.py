@@ -451,12 +451,22 @@ def test_a_rounded_decimal_has_the_digits_of_flink(digits: tuple[int, int, int],
     assert found == [f"decimal({made[0]},{made[1]})"]
 
 
-@pytest.mark.parametrize("text", ["CAST(auction + 121 AS TINYINT)", "CAST('32768' AS SMALLINT)", "CAST(-3E9 AS INT)"])
-def test_an_integer_that_does_not_fit_is_an_error(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CAST(auction + 121 AS TINYINT)",
+        "CAST('32768' AS SMALLINT)",
+        "CAST(-3E9 AS INT)",
+        "TIMESTAMPADD(YEAR, 7974, at)",
+        "CEIL((at + INTERVAL '2912439' DAY) TO YEAR)",
+        "at + INTERVAL '3000000' DAY",
+    ],
+)
+def test_a_value_that_its_type_does_not_have_is_an_error_that_is_not_retried(tmp_path: Path, text: str) -> None:
     tables = {"bid": [Bid(7, 1, 1246, "abcdef", START)]}
     with pytest.raises(StateflowError) as caught:
         Rows(tmp_path, f"SELECT {text} AS v FROM bid", tables=tables)
-    assert "OverflowError" in str(caught.value)
+    assert "OverflowError" in str(caught.value) and not caught.value.retryable
 
 
 bids = st.lists(
@@ -650,3 +660,17 @@ def test_deviations_are_those_of_pythons_statistics_and_distinct_doubles_are_val
     assert [
         row[1:] for row in _amounts("SELECT d, VAR_POP(x) AS v FROM amount WHERE d = 0.5 GROUP BY d", tmp_path / "one")
     ] == [(0.0,)]
+
+
+def test_deviations_follow_retracted_values(tmp_path: Path) -> None:
+    sums: dict[int, int] = {}
+    for bid in BIDS:
+        sums[bid.auction] = sums.get(bid.auction, 0) + (bid.price or 0)
+    totals = "SELECT auction, MOD(auction, 2) AS odd, SUM(price) AS total FROM bid GROUP BY auction"
+    items = "STDDEV(total) AS a, STDDEV_POP(total) AS b, VAR_SAMP(total) AS c, VAR_POP(total) AS d"
+    rows = Rows(tmp_path, f"SELECT odd, {items} FROM ({totals}) GROUP BY odd", source__max_rows_per_batch=7).final
+    made = (statistics.stdev, statistics.pstdev, statistics.variance, statistics.pvariance)
+    for odd, *values in rows:
+        own = [float(total) for auction, total in sums.items() if auction % 2 == odd]
+        assert values == pytest.approx([of(own) for of in made])
+    assert len(rows) == 2

@@ -113,14 +113,21 @@ def claim_mode() -> Param:
     )
 
 
+_VISIBLE = (
+    r"[^\s\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u180e"
+    r"\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff]"
+)
+"""A character that a reader sees, for Python and browsers."""
+
+
 def optional_text(title: str, description: str) -> Param:
     """Returns a param for an optional text. Without the type ``null``, Airflow's form requires a value."""
     return Param(None, type=["null", "string"], title=title, description=description)
 
 
 def required_text(title: str, description: str, **more: str) -> Param:
-    """Returns a param for a text that must not be blank; `more` are further parts of its JSON schema."""
-    schema: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": r"\S", **more}
+    """Returns a param for a text with visible characters; `more` are further parts of its JSON schema."""
+    schema: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": _VISIBLE, **more}
     return Param(title=title, description=description, **schema)
 
 

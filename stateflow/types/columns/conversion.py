@@ -295,6 +295,9 @@ def _misfit_of_scalars(shape: Leaf, column: pa.Array) -> str | None:
             return _unreadable(shape.kind, column.filter(pc.invert(_has_usual_form(shape.kind, column))))
         if shape.kind is decimal.Decimal and len(column):
             return _too_large(column)
+        at = first_time_out_of_range(column)
+        if at is not None:
+            return f"{column[at].cast(pa.string())} is not within the years from 1 to 9999"
         if pa.types.is_string(column.type):
             # Spark and Arrow read texts of files without a look at their bytes.
             column.validate(full=True)

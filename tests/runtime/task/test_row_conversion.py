@@ -18,7 +18,7 @@ import pytest
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch
-from stateflow.runtime.task.row_conversion import group_starts, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import check_declared, group_starts, to_batch, to_rows
 from stateflow.types.columns.conversion import first_time_out_of_range
 from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
@@ -189,9 +189,10 @@ def test_a_value_that_python_does_not_have_is_an_error_with_its_row_that_is_not_
     kind: Any, column: pa.Array
 ) -> None:
     schema = RowSchema.of(msgspec.defstruct("Row", [("number", int), ("value", kind)]))
-    with raises(SchemaMismatch, column="value") as refused:
-        to_rows([pa.array([1, 2]), column], schema)
-    assert "'number': 2" in str(refused.value.facts["row"]) and not refused.value.retryable
+    for read in (to_rows, check_declared):
+        with raises(SchemaMismatch, column="value") as refused:
+            read([pa.array([1, 2]), column], schema)
+        assert "'number': 2" in str(refused.value.facts["row"]) and not refused.value.retryable
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("ms"), pa.timestamp("us", "UTC")])
