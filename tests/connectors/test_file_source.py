@@ -6,7 +6,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, cast
@@ -19,11 +19,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import precision
-from stateflow.api.input_files import UnfitFile, file_uri, unreadable_in
+from stateflow.api.input_files import CannotRead, FileShare, UnfitFile, file_uri, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.files.parquet_files import check_types
+from stateflow.connectors.files.parquet_files import ParquetFormat, check_types
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
 from stateflow.runtime.spark.location.source_paths import FolderMove, relocate_log
@@ -315,6 +315,10 @@ _AT = datetime(2026, 1, 31, tzinfo=UTC)
 _Price = Annotated[Decimal, precision(12, scale=2)]
 
 
+class _Counted(msgspec.Struct):
+    n: int
+
+
 @pytest.mark.parametrize(
     ("format", "declared", "kind", "value"),
     [
@@ -326,6 +330,15 @@ _Price = Annotated[Decimal, precision(12, scale=2)]
         ("orc", bool, pa.int32(), 7),
         ("parquet", int, pa.timestamp("us", "UTC"), _AT),
         ("parquet", int, pa.date32(), _AT.date()),
+        ("parquet", int, pa.uint64(), 1 << 63),
+        ("parquet", float, pa.uint32(), 1 << 31),
+        ("parquet", _Price, pa.uint32(), 1 << 31),
+        ("parquet", date, pa.uint16(), 7),
+        ("parquet", date, pa.int32(), 7),
+        ("parquet", list[float], pa.list_(pa.uint32()), [1 << 31]),
+        ("parquet", dict[str, int], pa.map_(pa.string(), pa.uint64()), [("a", 1 << 63)]),
+        ("parquet", _Counted, pa.struct([("n", pa.uint64())]), {"n": 1 << 63}),
+        ("orc", list[int], pa.list_(pa.float64()), [7.5]),
     ],
 )
 def test_a_type_whose_values_spark_changes_without_an_error_is_corrupt(
@@ -339,6 +352,24 @@ def test_a_type_whose_values_spark_changes_without_an_error_is_corrupt(
         source.read_files(cast(Any, None), [file_uri(path)])
     found = unreadable_in(str(caught.value))
     assert found is not None and found.is_corrupt and found.path == str(path)
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()])
+def test_unsigned_numbers_are_read_if_they_fit_whatever_the_files_before_have(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    schema, reads = RowSchema.of(_Counted), ParquetFormat()
+    largest = {"uint64": (1 << 63) - 1}.get(str(kind), (1 << kind.bit_width) - 1)
+    for number, values in enumerate((pa.array([-1]), pa.array([1, largest], kind))):
+        path = tmp_path / f"{number}.parquet"
+        parquet.write_table(pa.table({"n": values}), path)
+        size = path.stat().st_size
+        (batch,) = reads.read(FileShare(str(path), 0, size, size), schema)
+        assert batch.column(0).to_pylist() == values.to_pylist()
+    parquet.write_table(pa.table({"n": pa.array([1, 1 << 63], pa.uint64())}), path)
+    size = path.stat().st_size
+    with pytest.raises(CannotRead):
+        list(reads.read(FileShare(str(path), 0, size, size), schema))
 
 
 def test_narrower_types_of_orc_are_not_corrupt(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def first_with_nanoseconds(files: Iterable[Path]) -> Path | None:
 
 
 def check_types(file: Path, uri: str, format: str, schema: RowSchema) -> None:
-    """Checks the types that Spark's reader converts without an error: all of ORC, and times of Parquet.
+    """Checks the types that Spark's reader converts without an error: of ORC, and times and unsigned ones of Parquet.
 
     Raises:
         UnfitFile: a column has another type than declared.
@@ -124,11 +124,17 @@ def check_types(file: Path, uri: str, format: str, schema: RowSchema) -> None:
 
 
 def _is_kept(given: pa.DataType, wanted: pa.DataType, *, is_orc: bool) -> bool:
-    """Returns False if Spark's reader changes values of a type without an error."""
+    """Returns False if Spark's reader changes values of a type, or of a part of one, without an error."""
     kinds = pa.types
+    if kinds.is_nested(wanted):
+        return all(_is_kept(part, other, is_orc=is_orc) for part, other in _parts(given, wanted))
     is_time = kinds.is_timestamp(given) or kinds.is_date(given) or kinds.is_time(given)
+    if given in _SIGNED and not (given == pa.uint32() and kinds.is_int64(wanted)):
+        return bool(kinds.is_decimal(wanted) and given == pa.uint64() and wanted.precision - wanted.scale >= 20)
     if kinds.is_int64(wanted) and (is_orc or is_time):
         return bool(kinds.is_integer(given))
+    if kinds.is_date32(wanted):
+        return bool(kinds.is_date(given))
     if not is_orc:
         return True
     if kinds.is_decimal(wanted):
@@ -136,9 +142,23 @@ def _is_kept(given: pa.DataType, wanted: pa.DataType, *, is_orc: bool) -> bool:
         return bool(scale <= wanted.scale and digits - scale <= wanted.precision - wanted.scale)
     if kinds.is_float64(wanted):
         return bool(kinds.is_floating(given) or (given in _DIGITS and given != pa.int64()))
-    return all(not of(wanted) or of(given) for of in (kinds.is_boolean, kinds.is_date32))
+    return not kinds.is_boolean(wanted) or bool(kinds.is_boolean(given))
 
 
+def _parts(given: pa.DataType, wanted: pa.DataType) -> Iterator[tuple[pa.DataType, pa.DataType]]:
+    """Yields the given and the declared type of each part that both of two nested types have."""
+    kinds = pa.types
+    if kinds.is_map(given) and kinds.is_map(wanted):
+        yield from ((given.key_type, wanted.key_type), (given.item_type, wanted.item_type))
+    elif (kinds.is_list(given) or kinds.is_large_list(given)) and kinds.is_list(wanted):
+        yield given.value_type, wanted.value_type
+    elif kinds.is_struct(given) and kinds.is_struct(wanted):
+        found = {field.name.lower(): field.type for field in given}
+        yield from ((found[f.name.lower()], f.type) for f in wanted if f.name.lower() in found)
+
+
+_SIGNED = (pa.uint32(), pa.uint64())
+"""Types whose bits Spark reads as signed numbers, except an uint32 as a bigint and an uint64 as a decimal."""
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
@@ -203,7 +223,8 @@ def _check(file: parquet.ParquetFile, schema: RowSchema) -> None:
 def _is_read_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
     kinds = pa.types
     if kinds.is_int64(wanted):
-        return bool(kinds.is_signed_integer(given))
+        # One that is too large does not fit: the cast to signed ones is checked.
+        return bool(kinds.is_integer(given))
     if kinds.is_timestamp(wanted):
         is_timestamp = kinds.is_timestamp(given) and given.unit in ("ms", "us")
         return bool(is_timestamp and (given.tz is None) == (wanted.tz is None))
