@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import threading
@@ -23,7 +24,7 @@ from stateflow.connectors.iceberg.commits import _remove_old_metadata
 from stateflow.connectors.iceberg.connection import Connection
 from stateflow.connectors.iceberg.settings import IcebergSettings
 from stateflow.errors import SinkRefused
-from tests.support.delta_tables import Pair, pairs
+from tests.support.delta_tables import Pair, pairs, snapshot
 from tests.support.errors import raises
 from tests.support.iceberg_tables import IcebergTable, catalog_in
 
@@ -122,16 +123,42 @@ def test_metadata_that_a_catalog_finds_outside_of_the_table_is_refused(table: Ic
             act(table.about)
 
 
+@pytest.mark.parametrize("folder", ["data", "metadata"])
+def test_a_linked_folder_of_a_table_gets_no_files(table: IcebergTable, folder: str) -> None:
+    table.prepare().put(1, pairs(0, 1))
+    handle, files = table.sink.open_table(table.about), table.stage(2, pairs(1, 1))
+    place, outside = _path(table.table.location()) / folder, table.folder / "outside"
+    place.rename(outside)
+    place.symlink_to(outside)
+    before = snapshot(outside)
+    with raises(SinkRefused):
+        handle.commit(2, files)
+    assert snapshot(outside) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_a_list_of_manifests_that_is_not_a_regular_file_is_not_read(table: IcebergTable, kind: str) -> None:
+    table.prepare().put(1, pairs(0, 1))
+    head = table.table.current_snapshot()
+    assert head is not None
+    place = _path(head.manifest_list)
+    moved = place.rename(table.folder / "list.avro")
+    place.symlink_to(moved) if kind == "link" else os.mkfifo(place)
+    for act in (table.sink.check, table.sink.prepare, table.sink.open_table):
+        with raises(SinkRefused, property="manifest-list"):
+            act(table.about)
+
+
 def test_a_rewind_reads_no_snapshot_outside_of_the_table(table: IcebergTable) -> None:
     table.prepare().put(1, pairs(0, 1))
     table.put(2, pairs(1, 1))
     outside = f"file://{table.folder}/list.avro"
 
     def move(metadata: dict[str, Any]) -> None:
-        for snapshot in metadata["snapshots"]:
-            if snapshot["snapshot-id"] != metadata["current-snapshot-id"]:
-                shutil.copy(_path(snapshot["manifest-list"]), _path(outside))
-                snapshot["manifest-list"] = outside
+        for each in metadata["snapshots"]:
+            if each["snapshot-id"] != metadata["current-snapshot-id"]:
+                shutil.copy(_path(each["manifest-list"]), _path(outside))
+                each["manifest-list"] = outside
 
     version = table.sink.open_table(table.about).plan_rewind(1).to_version
     _forge(table, move)

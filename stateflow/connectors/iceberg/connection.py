@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +16,7 @@ from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError, TableAlreadyExistsError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io import load_file_io as file_io_of
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable, Table, TableProperties
@@ -81,20 +84,38 @@ def refusal_of(table: Table) -> tuple[str, str] | None:
         return "it names code that would run", TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
     for name in (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH):
         if not is_below(properties.get(name) or f"{location}/", location):
-            return "its files would be outside of its location", name
+            return "its files would be outside of its location, or behind a link", name
     # The catalog names this file; all other places are named in it.
     if not is_below(table.metadata_location, location):
-        return "its metadata is outside of its location", "metadata-location"
+        return "its metadata is outside of its location, or behind a link", "metadata-location"
     head = metadata.current_snapshot()
     if head is not None and not is_below(head.manifest_list, location):
-        return "its metadata is outside of its location", "manifest-list"
+        return "its metadata is outside of its location, or behind a link", "manifest-list"
     return None
 
 
 def is_below(path: str, location: str) -> bool:
-    """Returns whether a path is below a location, both with a scheme or both without."""
-    parts = path.removeprefix(f"{location}/").split("/") if path.startswith(f"{location}/") else [".."]
-    return ".." not in parts and "." not in parts
+    """Returns whether a path is below a location, and if it is local, reached without links."""
+    if not path.startswith(f"{location}/"):
+        return False
+    parts = path.removeprefix(f"{location}/").split("/")
+    return ".." not in parts and "." not in parts and not _leads_through_link(location, parts)
+
+
+def _leads_through_link(location: str, parts: Iterable[str]) -> bool:
+    """Returns whether a name below a local location is a link, or of a FIFO or the like, on which a reader waits."""
+    scheme, _, place = PyArrowFileIO.parse_location(location)
+    if scheme != "file":
+        return False
+    for part in parts:
+        place = os.path.join(place, part)
+        try:
+            mode = os.lstat(place).st_mode
+        except FileNotFoundError:
+            return False
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            return True
+    return False
 
 
 class _TableIO(FileIO):
@@ -131,8 +152,8 @@ class _TableIO(FileIO):
     def _check(self, path: str) -> None:
         if not is_below(path, self._location):
             raise SinkRefused(
-                "the Iceberg table names a file outside of its location",
-                hint="rewrite the table's manifests, or use another table",
+                "the Iceberg table names a file outside of its location, or behind a link",
+                hint="rewrite the table's manifests, replace the link by what it leads to, or use another table",
                 location=self._location,
                 file=path,
             )
