@@ -122,6 +122,7 @@ class BatchInput:
 
         Raises:
             CorruptInput: the file is corrupt, and must not be skipped.
+            InputLost: a table that a source reads no longer has the file.
             BatchFailed: a retry may be able to read the file.
         """
         found = unreadable_in(str(error))
@@ -131,7 +132,8 @@ class BatchInput:
         uid, file = self._owner(found)
         is_skipped = any(s.source == uid and s.file.file == file for s in self.skipped)
         if not uid or not found.is_corrupt or is_skipped:
-            raise found.error() from error
+            explained = (source.explain_failure(str(error)) for source in self._sources.values())
+            raise next(filter(None, explained), None) or found.error() from error
         found = replace(found, file=file)
         self._check_again(uid, found)
         if self._sources[uid].on_corrupt_file != QUARANTINE:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from stateflow.errors import DataError, InputLost, SchemaMismatch, StateflowError
+from stateflow.api.input_files import plain_path, unreadable_in
+from stateflow.errors import CorruptInput, DataError, InputLost, SchemaMismatch, StateflowError
 
 _CONDITION = re.compile(r"\[(DELTA_[A-Z_]+)(?:\.[A-Z_]+)?\]\s*([^\n]*)")
 _VERSION = re.compile(r"\bversions? \[?(\d+)\]?")
@@ -39,6 +40,12 @@ _LOG_GONE = _Failure(
     "restore with --source UID=earliest or position:VERSION; to keep the log longer, set delta.logRetentionDuration "
     "of the table",
 )
+_FILE_GONE = _Failure(
+    InputLost,
+    "a Delta table no longer has a file that was not read",
+    "restore the file from a copy, or the job with --source UID=earliest or position:VERSION; VACUUM must keep files "
+    "for longer than the time between two runs (delta.deletedFileRetentionDuration)",
+)
 _FAILURES = {
     "DELTA_SOURCE_TABLE_IGNORE_CHANGES": _CHANGED,
     "DELTA_SOURCE_IGNORE_DELETE": _CHANGED,
@@ -70,7 +77,25 @@ def stream_error(reason: str, source: str, table: str) -> StateflowError | None:
             version = _VERSION.search(text)
             facts = {"version": int(version[1])} if version else {}
             return failure.error(failure.message, hint=failure.hint, source=source, **facts, reason=_first_part(text))
-    return None
+    return _error_of_file(reason, source, plain_path(table))
+
+
+def _error_of_file(reason: str, source: str, table: str) -> StateflowError | None:
+    """Returns the error of a data file of a table; None if the error is another one, or a retry may read the file."""
+    found = unreadable_in(reason)
+    if found is None or not found.path.startswith(f"{table.rstrip('/')}/"):
+        return None
+    if found.was_deleted:
+        return InputLost(_FILE_GONE.message, hint=_FILE_GONE.hint, source=source, file=found.path)
+    if not found.is_corrupt:
+        return None
+    return CorruptInput(
+        "a data file of a Delta table cannot be read",
+        hint="restore the file from a copy, or delete its rows from the table",
+        source=source,
+        file=found.path,
+        reason=found.reason,
+    )
 
 
 def _names_another(text: str, table: str) -> bool:
