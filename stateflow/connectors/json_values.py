@@ -69,7 +69,8 @@ class _Seen:
 class JsonObjects:
     """Decodes objects of JSON, with a member for each column. Further members are ignored; missing ones are null.
 
-    The names of an object must be unique, and those of objects that are values of a class or of a dict.
+    The names of an object must be unique, and those of objects that are values of a class. Of a key that a map has
+    twice, the last value counts, as for Python's decoder.
 
     Args:
         columns: the columns.
@@ -279,8 +280,7 @@ class _Map:
         return found if places is None else found.take(places)
 
     def exact(self, raw: bytes) -> object:
-        members = _members(self._decode, raw)
-        return {key: _exact(self._item, bytes(item), f"[{key[:50]!r}]") for key, item in members.items()}
+        return {key: _exact(self._item, bytes(item), f"[{key[:50]!r}]") for key, item in self._decode(raw).items()}
 
 
 def _check_unique_keys(keys: pa.Array, ends: Sequence[int]) -> None:
@@ -384,7 +384,9 @@ class _Object:
         return found if places is None else found.take(places)
 
     def exact(self, raw: bytes) -> object:
-        members = _members(self._decode, raw)
+        members = self._decode(raw)
+        if _quotes_in(raw) != 2 * len(members) + sum(_quotes_in(bytes(member)) for member in members.values()):
+            raise WrongValue("an object has a name twice")
         for name in members.keys() - set(self._names):
             # The newest ones are kept: earlier objects may have had keys as names.
             self._ignored.pop(name, None)
@@ -404,14 +406,6 @@ class _Object:
 
 
 _Value = _Scalar | _List | _Map | _Object
-
-
-def _members(decode: _Raws, raw: bytes) -> dict[str, Raw]:
-    """Returns the members of an object. Raises WrongValue if two have one name."""
-    members = decode(raw)
-    if _quotes_in(raw) != 2 * len(members) + sum(_quotes_in(bytes(member)) for member in members.values()):
-        raise WrongValue("an object has a name twice")
-    return members
 
 
 def _value_of(shape: Shape, forms: TextForms) -> _Value:

@@ -84,13 +84,13 @@ def refusal_of(table: Table) -> tuple[str, str] | None:
         return "it names code that would run", TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
     for name in (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH):
         if not is_below(properties.get(name) or f"{location}/", location):
-            return "its files would be outside of its location, or behind a link", name
+            return "its files would be outside of its location, or reached through a link", name
     # The catalog names this file; all other places are named in it.
     if not is_below(table.metadata_location, location):
-        return "its metadata is outside of its location, or behind a link", "metadata-location"
+        return "its metadata is outside of its location, or is reached through a link", "metadata-location"
     head = metadata.current_snapshot()
     if head is not None and not is_below(head.manifest_list, location):
-        return "its metadata is outside of its location, or behind a link", "manifest-list"
+        return "its metadata is outside of its location, or is reached through a link", "manifest-list"
     return None
 
 
@@ -152,7 +152,7 @@ class _TableIO(FileIO):
     def _check(self, path: str) -> None:
         if not is_below(path, self._location):
             raise SinkRefused(
-                "the Iceberg table names a file outside of its location, or behind a link",
+                "the Iceberg table names a file outside of its location, or reached through a link",
                 hint="rewrite the table's manifests, replace the link by what it leads to, or use another table",
                 location=self._location,
                 file=path,
