@@ -56,7 +56,7 @@ METRICS = {
     "last_checkpoint_restore_timestamp": _gauge("ms", "time of the last restore, since 1970-01-01 in UTC"),
     "num_idle_starts": _counter("starts that had nothing to do and did not start Spark"),
     "num_restarts": _counter("restarts by the restart strategy"),
-    "num_records_in": _counter("rows that operators and sinks received from sources, after functions before them"),
+    "num_records_in": _counter("rows that were read from sources, before filters"),
     "num_records_out": _counter("rows written to sinks; visible with their checkpoint"),
     "num_late_records_dropped": _counter("rows that windows, joins and patterns dropped because they were too late"),
     "hot_key_pairs": _gauge("1", "pairs of rows of one key that a join compared in the newest batch, if ten million"),

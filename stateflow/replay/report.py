@@ -29,7 +29,7 @@ class BatchTimes:
 
     Attributes:
         processing_time: its processing time, in ISO 8601.
-        rows_in: rows that the first operators read.
+        rows_in: rows that the sources had.
         start, end: the positions of the sources before and after it, by uid.
     """
 

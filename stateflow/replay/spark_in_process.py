@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.runtime.executor import BatchWork, Executed, decode_reports, level_specs
-from stateflow.runtime.spark.event_times import EventTimes
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.observations import Observations
 from stateflow.runtime.spark.shuffle import next_exchange
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.task.task import run_level
@@ -38,20 +38,20 @@ class InProcessExecutor(SparkExecutor):
 
     def _run(self, inputs: Inputs, work: BatchWork) -> Executed:
         specs, spark = level_specs(work), inputs.spark
-        times = self._event_times(spark.sparkContext, work.plan)
+        inputs, observed = self._observed(inputs, work.plan)
         with ExitStack() as persisted:
-            emitted = self._run_level(self._first(inputs, work, times, persisted), specs[0], times)
+            emitted = self._run_level(self._first(inputs, work, observed, persisted), specs[0], observed)
             for at, level in enumerate(work.plan.levels[1:], 1):
                 frame = _frame_of(spark, emitted, specs[at - 1])
-                exchanged = next_exchange(level, work.plan.levels[at - 1], frame, work.info, times)
-                emitted = self._run_level(exchanged, specs[at], times)
+                exchanged = next_exchange(level, work.plan.levels[at - 1], frame, work.info, observed)
+                emitted = self._run_level(exchanged, specs[at], observed)
             reports = decode_reports(value for batch in emitted for value in batch.column(REPORT).to_pylist())
-            return Executed(reports, times.latest(inputs, work.info))
+            return Executed(reports, observed.latest(inputs, work.info), observed.rows(inputs))
 
-    def _run_level(self, exchanged: DataFrame, spec: LevelSpec, times: EventTimes) -> list[pa.RecordBatch]:
+    def _run_level(self, exchanged: DataFrame, spec: LevelSpec, observed: Observations) -> list[pa.RecordBatch]:
         """Runs the tasks of a level one after another; returns all that they emit."""
         result: list[pa.RecordBatch] = []
-        for partition, batches in sorted(_collected(exchanged, times).items()):
+        for partition, batches in sorted(_collected(exchanged, observed).items()):
             number = partition // spec.parallelism
             chain = self._adapt(copy.deepcopy(spec.chains[number]))
             settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
@@ -60,10 +60,10 @@ class InProcessExecutor(SparkExecutor):
         return result
 
 
-def _collected(exchanged: DataFrame, times: EventTimes) -> Mapping[int, list[pa.RecordBatch]]:
+def _collected(exchanged: DataFrame, observed: Observations) -> Mapping[int, list[pa.RecordBatch]]:
     """Returns the input of each task as the task would receive it, by its number."""
     found: dict[int, list[pa.RecordBatch]] = {}
-    for partition, data in times.collect(exchanged.mapInArrow(_pack, _PACKED)):
+    for partition, data in observed.collect(exchanged.mapInArrow(_pack, _PACKED)):
         found.setdefault(partition, []).extend(pa.ipc.open_stream(bytes(data)))
     return found
 

@@ -70,10 +70,12 @@ class Executed:
         reports: the reports of all tasks.
         event_times: the latest event time of each source's rows where its watermarks are assigned, in milliseconds
             since 1970, by uid; without sources that have none, and those with a watermark per split.
+        rows: number of rows that the sources had, before filters.
     """
 
     reports: list[TaskReport]
     event_times: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 0
 
 
 class Executor(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from stateflow.runtime.job.job import Positions
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.testing.sinks import FolderSink
-from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, TimerJobs, timed
+from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, Streams, TimerJobs, timed
 from tests.support import root_files
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing
@@ -75,6 +76,16 @@ def test_a_growing_source_ends_only_when_a_run_drains(jobs: TimerJobs) -> None:
     assert _watermarks(jobs) == {2}
     assert _run(jobs, 1, 2, run__drain=True) == "drained"
     assert jobs.results == []
+
+
+def test_rows_that_a_filter_drops_do_not_follow_a_drain(jobs: TimerJobs) -> None:
+    def streams(rows: Sequence[Event]) -> Streams:
+        return lambda env: timed(env, uid="rows", rows=rows, kind=Growing).filter(lambda row: row.key == "a")
+
+    jobs.process(streams([Event("a", 1)]), Alarm(HOUR), run__drain=True)
+    jobs.process(streams([Event("a", 1), Event("b", 2)]), Alarm(HOUR))
+    assert [result.rows_in for result in jobs.results] == [1]
+    assert describe(str(jobs.folder / "root")).drained
 
 
 def test_a_drained_checkpoint_is_marked_until_rows_follow(jobs: TimerJobs, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,6 +56,19 @@ def test_a_batch_has_a_slice_of_each_source_that_has_one(jobs: LocalJobs) -> Non
     assert {p.uid: json.loads(p.offset) for p in run.positions} == {"a": {"row": 3}, "b": {"row": 4}, "c": {"row": 5}}
 
 
+def test_rows_in_are_those_of_the_sources_before_filters_each_once(jobs: LocalJobs) -> None:
+    def build(env: StreamExecutionEnvironment) -> None:
+        rows = [env.from_collection([Row(uid, n) for n in range(15_000)], Row, uid=uid) for uid in "ab"]
+        both = rows[0].union(rows[1])
+        for uid in ("first", "second"):
+            both.filter(lambda row: row.number < 440).sink_to(jobs.sink(uid), uid=uid)
+        rows[0].filter(lambda row: False).sink_to(jobs.sink("none"), uid="none")
+
+    jobs.run(build, source__max_rows_per_batch=10_000)
+    assert [r.rows_in for r in jobs.results] == [20_000, 10_000]
+    assert sum(r.rows_out.get("first", 0) for r in jobs.results) == 880
+
+
 def test_a_run_continues_at_the_position_of_each_source_whatever_their_order(jobs: LocalJobs) -> None:
     run = _run(jobs, "a", "b", rows=0)
     assert {p.uid: p.offset for p in run.positions} == {"a": "-", "b": '{"row": 1}'}

@@ -46,6 +46,7 @@ def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
     job.send(7, partition=1)
     limited = job.finish(source__max_rows_per_batch=10)
     assert limited.result["batches"] >= 4
+    assert limited.result["rows_in"] == 37
     assert "[Stage" not in limited.err
     job.check_rows()
     job.send(25, partition=1)
@@ -111,7 +112,8 @@ def test_records_that_cannot_be_decoded_become_dead_letters(job: KafkaJob) -> No
     job.send(4)
     job.kafka.send(job.topic, *BAD, partition=0)
     job.send(4)
-    job.finish(job__budget=len(BAD))
+    ended = job.finish(job__budget=len(BAD))
+    assert ended.result["rows_in"] == 8 + len(BAD)
     job.check_rows()
     letters = job.table_rows("letters")
     assert [letter["operator"] for letter in letters] == ["orders"] * len(BAD)

@@ -51,7 +51,7 @@ def test_bad_rows_are_dead_letters_and_a_restore_sets_the_position(job: LedgerJo
     job.send("slow", 4)
     job.send("fast", 4, at=1000)
     write(job.folder / "in", "fast", "{", {**entry("n0", 1), "number": "x"})
-    job.finish(job__budget=2)
+    assert job.finish(job__budget=2).result["rows_in"] == 10
     job.check_rows()
     records = [json.loads(letter["row"]) for letter in job.table_rows("letters")]
     assert sorted((record["topic"], record["offset"]) for record in records) == [("fast", 4), ("fast", 5)]

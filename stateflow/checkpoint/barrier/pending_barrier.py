@@ -41,6 +41,7 @@ class PendingBarrier:
         participants: the subtasks whose reports complete it.
         reports: accepted reports, by uid and subtask.
         event_times: the latest event time of each source's rows in milliseconds, by uid, without sources without rows.
+        rows_in: number of rows that the sources had.
     """
 
     generation: int
@@ -48,6 +49,7 @@ class PendingBarrier:
     participants: Iterable[Participant]
     reports: dict[tuple[str, int], TaskReport] = field(default_factory=dict)
     event_times: Mapping[str, int] = field(default_factory=dict)
+    rows_in: int = 0
 
     def __post_init__(self) -> None:
         self._expected = {(p.uid, p.subtask): p for p in self.participants}

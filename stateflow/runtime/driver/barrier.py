@@ -45,7 +45,7 @@ def run_to_barrier(executor: Executor, rows: object, work: BatchWork) -> Pending
             # A join with one such key takes the time of all its pairs, however many tasks there are.
             log.warning("a join has compared many pairs of one key: uid=%s key=%s pairs=%s", reported.uid, key, pairs)
     check_budgets(work.plan, pending.reports.values())
-    pending.event_times = executed.event_times
+    pending.event_times, pending.rows_in = executed.event_times, executed.rows
     return pending
 
 
@@ -105,7 +105,7 @@ class CompletedBarrier:
         manifest: the manifest of the checkpoint that this barrier can become.
         folder: data folder of the driver's own files.
         output: files to publish, by uid of the sink.
-        rows_in: rows that the first operators read.
+        rows_in: rows that the sources had.
         rows_out: rows in `output`, by uid of the sink.
         quarantined: input files that the batch skipped.
         late_rows_dropped: rows that operators dropped because they were too late.

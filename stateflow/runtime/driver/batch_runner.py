@@ -117,15 +117,15 @@ class BatchRunner:
         info = self.info(ordinal, checkpoint_id, batch.full)
         pending = self._execute(batch, info)
         failpoints.hit("batch.reported")
-        rows_in, output = self._rows_in(pending), pending.output()
-        drained = self._is_drained(batch, rows_in, checkpoint_id)
+        output = pending.output()
+        drained = self._is_drained(batch, pending, checkpoint_id)
         manifest = self._manifest(pending, positions, info, drained)
         manifest = replace(manifest, batches=[self._record(batch, positions, info)])
         return CompletedBarrier(
             manifest,
             folder,
             output,
-            rows_in,
+            pending.rows_in,
             {sink: sum(c.rows for c in files) for sink, files in output.items()},
             positions.quarantined,
             barrier_metrics(began_at, trigger_ms, pending.reports.values()),
@@ -307,13 +307,12 @@ class BatchRunner:
             watermarks=batch.watermarks if batch.watermarks != self.watermarks() else {},
         )
 
-    def _is_drained(self, batch: Batch, rows_in: int, checkpoint_id: int) -> bool:
+    def _is_drained(self, batch: Batch, pending: PendingBarrier, checkpoint_id: int) -> bool:
         """Returns whether every event-time timer has fired early; logs a warning when rows follow a drain."""
         drained = self.manifest is not None and self.manifest.drained
-        if drained and rows_in:
+        # Rows that a filter drops set no timer.
+        first = {chain.uid for chain in self._job.plan.levels[0].chains}
+        has_rows = any(report.rows_in for report in pending.reports.values() if report.uid in first)
+        if drained and has_rows:
             log.warning("new rows follow a drain: the timers of checkpoint %d fired before their time", checkpoint_id)
-        return batch.drains or (drained and not rows_in)
-
-    def _rows_in(self, pending: PendingBarrier) -> int:
-        first = self._job.plan.row_counting_chains
-        return sum(r.rows_in for r in pending.reports.values() if r.uid in first)
+        return batch.drains or (drained and not has_rows)

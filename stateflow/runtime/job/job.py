@@ -50,7 +50,7 @@ class BatchResult:
     Attributes:
         checkpoint_id: the newest checkpoint; 0 before the first one.
         ordinal: number of the batch in the run.
-        rows_in: rows that the first operators or sinks after the sources read, after the transforms before these.
+        rows_in: rows that the sources had, before filters and other functions.
         rows_out: rows for each sink, by uid.
         increment_bytes: size of the state files that were stored for this batch, without those of a compaction.
         compaction_bytes: size of the state files that a compaction wrote; they hold older data.

@@ -149,7 +149,7 @@ class LocalExecutor(Executor):
             if at + 1 < len(work.plan.levels):
                 inputs, controls = _split(emitted, level, work.plan.levels[at + 1].targets)
         reports = decode_reports(value for batch in emitted for value in batch.column(REPORT).to_pylist())
-        return Executed(reports, seen)
+        return Executed(reports, seen, sum(len(rows.get(node.uid, ())) for node in work.plan.sources))
 
     def _run_level(
         self, spec: LevelSpec, level: Level, routed: Mapping[int, list[_RoutedRow]], controls: _Controls

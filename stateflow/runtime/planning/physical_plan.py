@@ -9,16 +9,8 @@ from functools import cached_property
 from stateflow.api.functions.process import has_timers
 from stateflow.api.graph.event_time import event_time_of, times_of_splits, watermark_strategies
 from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import Edge, Node, ProcessNode, RowsNode, SinkNode, SourceNode, TransformNode
-from stateflow.api.graph.traversal import (
-    is_emitted,
-    leaves_of,
-    level_of,
-    parents_of,
-    producer_of,
-    sources_of,
-    with_ancestors,
-)
+from stateflow.api.graph.nodes import Edge, Node, ProcessNode, SinkNode, SourceNode, TransformNode
+from stateflow.api.graph.traversal import is_emitted, leaves_of, level_of, parents_of, producer_of, sources_of
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.barrier.pending_barrier import Participant
 from stateflow.errors import JobDefinitionError
@@ -236,21 +228,6 @@ class JobPlan:
         """The timestamp columns of the sources that have a watermark per split, by uid of the source."""
         return times_of_splits(e.node for chain in self.chains if chain.operator for e in chain.inputs)
 
-    @property
-    def row_counting_chains(self) -> frozenset[str]:
-        """Uids of chains of the first level that together read each row of each source exactly once.
-
-        A chain that reads dead letters does not count if another one reads rows of the source.
-        """
-        counted: set[str] = set()
-        chosen = []
-        for chain in sorted(self.levels[0].chains, key=_reads_dead_letters):
-            found = {s.uid for e in chain.inputs for s in sources_of(e.node)}
-            if not found & counted:
-                counted |= found
-                chosen.append(chain.uid)
-        return frozenset(chosen)
-
     def participants(self) -> list[Participant]:
         """Returns the subtasks that must report on a barrier."""
         result: list[Participant] = []
@@ -260,11 +237,6 @@ class JobPlan:
             result += [Participant(uid, subtask, upstream) for uid, subtask in keys]
             upstream = frozenset(keys)
         return result
-
-
-def _reads_dead_letters(chain: OperatorChain) -> bool:
-    nodes = with_ancestors(edge.node for edge in chain.inputs)
-    return any(isinstance(node, RowsNode) and node.step.emits_dead_letters for node in nodes)
 
 
 def _is_in_time_order(edge: Edge) -> bool:

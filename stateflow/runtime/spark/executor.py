@@ -20,10 +20,10 @@ from stateflow.api.input_files import CannotRead, FileChanged, local_path
 from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.event_times import EventTimes, TimesInTasks
 from stateflow.runtime.spark.file_reader import BatchFiles, SourceRows
 from stateflow.runtime.spark.frames import empty_rows
 from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.runtime.spark.python_functions import composed
 from stateflow.runtime.spark.savepoint_workers import SparkWorkers
 from stateflow.runtime.spark.shuffle import exchange_of, first_exchange, next_exchange, reads_by_source, reads_once
@@ -50,7 +50,7 @@ class SparkExecutor(Executor):
         self._group = ""
         self._workers = SparkWorkers()
         self._by_spark: set[str] = set()
-        self._times = TimesInTasks()
+        self._seen = SeenByTasks()
 
     @property
     def savepoint_workers(self) -> SavepointWorkers:
@@ -98,16 +98,16 @@ class SparkExecutor(Executor):
         context = inputs.spark.sparkContext
         self._workers.context = context
         self._group = job_group(context, work.info.id.generation)
-        times = self._event_times(context, work.plan)
+        inputs, observed = self._observed(inputs, work.plan)
         with ExitStack() as persisted:
-            frame = self._first_frame(inputs, work, specs[0], times, persisted)
+            frame = self._first_frame(inputs, work, specs[0], observed, persisted)
             for at, level in enumerate(work.plan.levels[1:], 1):
                 # Without persisting, Spark would run the tasks again for each reader.
                 frame = frame if reads_once(level) else _persist(frame, persisted)
                 before = work.plan.levels[at - 1]
-                frame = _level_frame(next_exchange(level, before, frame, work.info, times), specs[at])
-            reports = decode_reports(bytes(row[0]) for row in times.collect(frame.select(REPORT)))
-            return Executed(reports, times.latest(inputs, work.info))
+                frame = _level_frame(next_exchange(level, before, frame, work.info, observed), specs[at])
+            reports = decode_reports(bytes(row[0]) for row in observed.collect(frame.select(REPORT)))
+            return Executed(reports, observed.latest(inputs, work.info), observed.rows(inputs))
 
     def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
         """Runs a task on each worker, which also takes over files that dead workers have not stored.
@@ -125,7 +125,7 @@ class SparkExecutor(Executor):
         shuffled.mapInArrow(_drop_rows, shuffled.schema).collect()
 
     def _first_frame(
-        self, inputs: Inputs, work: BatchWork, spec: LevelSpec, times: EventTimes, persisted: ExitStack
+        self, inputs: Inputs, work: BatchWork, spec: LevelSpec, observed: Observations, persisted: ExitStack
     ) -> DataFrame:
         info, task = work.info.task_info(), partial(_run_unshuffled_task, spec, _barrier(work))
         read = files_read_by_tasks(work.plan, inputs, info)
@@ -139,12 +139,14 @@ class SparkExecutor(Executor):
             return _with_tasks(unshuffled, spec, task)
         if written is not None:
             return _level_frame(exchange_of(work.plan.levels[0], written, _barrier(work), work.info), spec)
-        return _level_frame(self._first(inputs, work, times, persisted), spec)
+        return _level_frame(self._first(inputs, work, observed, persisted), spec)
 
-    def _event_times(self, context: SparkContext, plan: JobPlan) -> EventTimes:
-        return EventTimes(plan, *self._times.next_attempt(context))
+    def _observed(self, inputs: Inputs, plan: JobPlan) -> tuple[Inputs, Observations]:
+        """Returns the rows of a batch, and what observes them."""
+        observed = Observations(plan, *self._seen.next_attempt(inputs.spark.sparkContext))
+        return replace(inputs, counter=observed), observed
 
-    def _first(self, inputs: Inputs, work: BatchWork, times: EventTimes, persisted: ExitStack) -> DataFrame:
+    def _first(self, inputs: Inputs, work: BatchWork, observed: Observations, persisted: ExitStack) -> DataFrame:
         level, rows = work.plan.levels[0], inputs.rows
         reads = reads_by_source(level, work.info, inputs.read_by_tasks)
         # Spark computes the rows of all sources without files together.
@@ -153,7 +155,7 @@ class SparkExecutor(Executor):
         for node in inputs.files:
             if reads[node] > 1:
                 persisted.callback(inputs.persist(node).unpersist)
-        return first_exchange(level, inputs, _barrier(work), work.info, times)
+        return first_exchange(level, inputs, _barrier(work), work.info, observed)
 
 
 def _is_of_reading(error: Exception) -> bool:

@@ -68,11 +68,13 @@ class FileReader:
         format: reads a share of a file.
         schema: the columns to read.
         partitions: the shares of each partition.
+        on_read: called with the number of a partition and its rows so far.
     """
 
     format: FileFormat
     schema: RowSchema
     partitions: tuple[tuple[FileShare, ...], ...]
+    on_read: Callable[[int, int], None] = lambda number, rows: None
 
     @classmethod
     def of(cls, files: BatchFiles, schema: RowSchema, partitions: int) -> FileReader:
@@ -102,8 +104,12 @@ class FileReader:
         """
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for share in self.partitions[number]:
-                    yield from self._read(share)
+                rows = 0
+                self.on_read(number, rows)
+                for read in chain.from_iterable(map(self._read, self.partitions[number])):
+                    rows += len(read)
+                    self.on_read(number, rows)
+                    yield read
 
     def _read(self, share: FileShare) -> Iterator[pa.RecordBatch]:
         try:

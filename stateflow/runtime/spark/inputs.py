@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -12,6 +13,16 @@ from stateflow.api.graph.nodes import Node, SourceNode
 from stateflow.runtime.spark.file_reader import BatchFiles, FileReader, useful_partitions
 from stateflow.runtime.spark.frames import rows_of_source
 from stateflow.runtime.spark.python_functions import ArrowFunction
+
+
+class RowCounter(Protocol):
+    """Counts the rows of sources, before any filter."""
+
+    def count_frame(self, node: SourceNode, frame: DataFrame) -> DataFrame:
+        """Returns `frame`, the rows of a source, which are counted when it runs."""
+
+    def counter(self, node: Node) -> Callable[[int, int], None]:
+        """Returns a function that takes the number of a partition of a source, and its rows so far, in a task."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,7 @@ class Inputs:
         files: the files of the other sources.
         in_order: as in `SourceRows`.
         by_tasks: whether tasks read the files, if they can; otherwise Spark does.
+        counter: counts the rows; None if they are not counted.
     """
 
     sources: tuple[SourceNode, ...]
@@ -31,6 +43,7 @@ class Inputs:
     files: Mapping[Node, BatchFiles] = field(default_factory=dict)
     in_order: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
     by_tasks: bool = True
+    counter: RowCounter | None = None
     _frames: dict[Node, DataFrame] = field(default_factory=dict, init=False)
 
     @property
@@ -58,9 +71,13 @@ class Inputs:
         Returns None unless tasks read the files.
         """
         files = self.read_by_tasks.get(node)
-        if files is None:
-            return None
-        reader = FileReader.of(files, node.schema, useful_partitions(files, self.cores))
+        return None if files is None else self.begin_in(node, useful_partitions(files, self.cores))
+
+    def begin_in(self, node: Node, partitions: int) -> tuple[DataFrame, ArrowFunction]:
+        """Returns what `begin` returns for a source whose files tasks read, in so many partitions."""
+        reader = FileReader.of(self.read_by_tasks[node], node.schema, partitions)
+        if self.counter is not None:
+            reader = replace(reader, on_read=self.counter.counter(node))
         return reader.frame(self.spark), reader.read
 
     def frame(self, node: Node) -> DataFrame:
@@ -78,8 +95,12 @@ class Inputs:
         begun = self.begin(node)
         if begun is not None:
             return begun[0].mapInArrow(begun[1], node.schema.ddl)
+        assert isinstance(node, SourceNode)
+        rows = self._read_by_spark(node)
+        return rows if self.counter is None else self.counter.count_frame(node, rows)
+
+    def _read_by_spark(self, node: SourceNode) -> DataFrame:
         if node in self.files:
             return self.files[node].by_spark()
-        assert isinstance(node, SourceNode)
         rows = rows_of_source(self.sources, self.rows, node)
         return self.in_order[node.uid](rows) if node.uid in self.in_order else rows

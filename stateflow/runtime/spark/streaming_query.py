@@ -28,10 +28,10 @@ from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.catalog.registration import register_tables
 from stateflow.runtime.spark.errors import to_stateflow_error
-from stateflow.runtime.spark.event_times import latest_by_split
 from stateflow.runtime.spark.frames import empty_rows, source_frame
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
+from stateflow.runtime.spark.observations import latest_by_split
 from stateflow.storage.paths import spark_location
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 

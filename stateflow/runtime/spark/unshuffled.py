@@ -20,7 +20,6 @@ from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.graph.traversal import leaves_of
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.file_reader import FileReader
 from stateflow.runtime.spark.frames import FrameBuilder
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.python_functions import ArrowFunction, Batches, composed, functions_after
@@ -28,7 +27,7 @@ from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, ORDER, PHASE_SHIFT, SOURCE_PHASE, input_prefix
 from stateflow.types.spark_sql import quoted
 
-_KEEPS_PARTITIONS = frozenset({"RDDScanExec", "ProjectExec", "FilterExec", "GenerateExec"})
+_KEEPS_PARTITIONS = frozenset({"RDDScanExec", "ProjectExec", "FilterExec", "GenerateExec", "CollectMetricsExec"})
 """Spark's physical operators that keep rows in the partitions of a batch's input.
 
 Planning them runs nothing, unless an expression contains a subquery.
@@ -77,9 +76,8 @@ def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[
     start, functions = functions_after(node, info)
     if not isinstance(start, SourceNode) or start not in inputs.read_by_tasks:
         return None
-    reader = FileReader.of(inputs.read_by_tasks[start], start.schema, level.targets)
-    renamed = partial(_renamed, node.schema.names)
-    return reader.frame(inputs.spark), composed((reader.read, *functions, renamed))
+    frame, read = inputs.begin_in(start, level.targets)
+    return frame, composed((read, *functions, partial(_renamed, node.schema.names)))
 
 
 def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:

@@ -54,7 +54,6 @@ _JOB_PLAN: Any = SimpleNamespace(
     sources=(),
     chains=(),
     strategies={},
-    row_counting_chains=frozenset({_OPERATOR}),
     participants=lambda: [Participant(_OPERATOR, 0)],
 )
 """Replaces a `JobPlan`: one operator with one subtask."""

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from stateflow import DeadLetters, OnTimerContext, OutputTag, WatermarkStrategy
+from stateflow import OnTimerContext, OutputTag, WatermarkStrategy
 from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.api.graph.traversal import producer_of
 from stateflow.checkpoint.barrier.pending_barrier import Participant
@@ -104,25 +104,11 @@ def test_rows_are_relayed_once_over_each_level_that_does_not_use_them(job: Decla
         [("third", False), ("out", False)],
     ]
     assert [len(p.upstream) for p in plan.participants()] == [0] * 4 + [4] * 8
-    assert plan.row_counting_chains == {"first"}
 
 
-def test_sources_are_ordered_by_uid_and_the_rows_of_each_are_counted_once(job: DeclaredJob) -> None:
-    more = job.source("more")
-    process(job.rows, "a")
-    process(job.rows.union(more), "b")
-    more.sink_to(Nowhere(), uid="c")
-    plan = plan_job(job.env.graph, 2)
-    assert [s.uid for s in plan.sources] == ["more", "rows"]
-    assert plan.row_counting_chains == {"a", "c"}
-
-
-def test_rows_of_a_source_count_and_not_its_dead_letters(job: DeclaredJob) -> None:
-    rows = job.rows.map(lambda row: row, on_error=DeadLetters(5))
-    rows.get_dead_letters().sink_to(Nowhere(), uid="letters")
-    assert plan_job(job.env.graph, 2).row_counting_chains == {"letters"}
-    rows.sink_to(Nowhere(), uid="out")
-    assert plan_job(job.env.graph, 2).row_counting_chains == {"out"}
+def test_sources_are_ordered_by_uid(job: DeclaredJob) -> None:
+    job.source("more").union(job.rows).sink_to(Nowhere(), uid="out")
+    assert [s.uid for s in plan_job(job.env.graph, 2).sources] == ["more", "rows"]
 
 
 @pytest.mark.parametrize("has_expressions", [False, True])

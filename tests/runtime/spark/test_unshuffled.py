@@ -20,6 +20,7 @@ from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order, written_rows
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
@@ -61,7 +62,8 @@ def of_spark(spark: SparkSession, partitions: int) -> DataFrame:
 
 def unshuffled(build: Build, folder: Path, frame: DataFrame, parallelism: int = 2) -> DataFrame | None:
     plan = planned(build, folder, parallelism)
-    found = written_rows(plan, Inputs(plan.sources, frame), INFO)
+    counter = Observations(plan, *SeenByTasks().next_attempt(frame.sparkSession.sparkContext))
+    found = written_rows(plan, Inputs(plan.sources, frame, counter=counter), INFO)
     return None if found is None else unshuffled_input(plan, found)
 
 

@@ -1,19 +1,22 @@
-"""The latest event times of a batch, on Spark: of each source where its watermarks are assigned, or of each split.
+"""What passes the sources of a batch, on Spark: the number of rows, and the latest event times.
 
-Rows that a filter drops afterwards count, as in Flink. So they are observed in the frame, or by the functions in
-Python, that the rows pass, and not by the tasks that take the rows which are left.
+Event times are those of each source where its watermarks are assigned, or of each split. Rows that a filter drops
+afterwards count, as in Flink. So they are observed in the frame, or by the functions in Python, that the rows pass, and
+not by the tasks that take the rows which are left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial, reduce
 
+from py4j.java_gateway import JavaObject
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
 
-from stateflow.api.graph.nodes import Node, WatermarkNode
+from stateflow.api.graph.nodes import Node, SourceNode, WatermarkNode
 from stateflow.api.graph.traversal import sources_of
 from stateflow.api.hidden_columns import REJECTED, SPLIT
 from stateflow.api.schema import RowSchema
@@ -33,46 +36,57 @@ _MILLISECONDS = {
     "bigint": "{}",
 }
 """Expression of an event time in milliseconds since 1970, by the type of its column."""
-_Latest = dict[tuple[int, str], int]
-"""The latest event times that tasks have seen, by number of the attempt at a batch and uid of the source."""
+_BITS = 64
+_FIRST = f"monotonically_increasing_id() & {(1 << 33) - 1}L = 0 AND spark_partition_id() < {_BITS}"
+_PARTITION = f"CASE WHEN {_FIRST} THEN shiftleft(1L, spark_partition_id()) END"
+_COUNTED = ("count(1)", f"count({_PARTITION})", f"bit_or({_PARTITION})")
+"""The number of rows; how many of the first partitions have rows, each time they are read; and which ones.
+
+Spark reads a partition again if an executor is lost that has its output, and adds its rows a second time.
+"""
+_TIME = -1
+"""In place of a partition."""
+_Seen = dict[tuple[int, str, int], int]
+"""What tasks have seen, by number of the attempt at a batch, uid of the source and partition: the number of rows, and
+with `_TIME` the latest event time."""
 
 
-class _LatestParam(AccumulatorParam[_Latest]):
-    """Keeps the maximum. So a task that runs again does not change it."""
+class _SeenParam(AccumulatorParam[_Seen]):
+    """Keeps the maximum. So a task that runs again, or reads the same rows, does not change it."""
 
-    def zero(self, value: _Latest) -> _Latest:
+    def zero(self, value: _Seen) -> _Seen:
         return {}
 
-    def addInPlace(self, value1: _Latest, value2: _Latest) -> _Latest:
+    def addInPlace(self, value1: _Seen, value2: _Seen) -> _Seen:
         for key, latest in value2.items():
             value1[key] = max(latest, value1.get(key, latest))
         return value1
 
 
-class TimesInTasks:
-    """Event times of rows that functions in Python have passed on, in all batches of an executor."""
+class SeenByTasks:
+    """What functions in Python have passed on, in all batches of an executor."""
 
     def __init__(self) -> None:
-        self._accumulator: Accumulator[_Latest] | None = None
+        self._accumulator: Accumulator[_Seen] | None = None
         self._attempts = 0
 
-    def next_attempt(self, context: SparkContext) -> tuple[Accumulator[_Latest], int]:
+    def next_attempt(self, context: SparkContext) -> tuple[Accumulator[_Seen], int]:
         """Returns the accumulator of the next attempt at a batch, and its number.
 
         A task of an earlier attempt may still report, with another number. One accumulator serves them all:
         Spark never forgets one.
         """
         if self._accumulator is None:
-            self._accumulator = context.accumulator({}, _LatestParam())
+            self._accumulator = context.accumulator({}, _SeenParam())
         self._accumulator.value = {}
         self._attempts += 1
         return self._accumulator, self._attempts
 
 
-class EventTimes:
-    """Observes the latest event time of each source in one attempt at a batch.
+class Observations:
+    """Observes the number of rows and the latest event time of each source in one attempt at a batch.
 
-    Sources with a watermark per split are left out; `latest_by_split` computes those.
+    Event times of sources with a watermark per split are left out; `latest_by_split` computes those.
 
     Args:
         plan: the plan of the job.
@@ -80,13 +94,28 @@ class EventTimes:
         attempt: number of the attempt.
     """
 
-    def __init__(self, plan: JobPlan, accumulator: Accumulator[_Latest], attempt: int) -> None:
+    def __init__(self, plan: JobPlan, accumulator: Accumulator[_Seen], attempt: int) -> None:
+        self._sources = plan.sources
         self._uids = plan.strategies.keys() - plan.times_of_splits.keys()
         self._accumulator = accumulator
         self._attempt = attempt
         self._observed: dict[str, str] = {}
         self._nodes: dict[str, WatermarkNode] = {}
         self._latest: dict[str, int] = {}
+        self._counted: dict[str, str] = {}
+        self._rows: dict[str, int] = {}
+
+    def count_frame(self, node: SourceNode, frame: DataFrame) -> DataFrame:
+        """Returns `frame`, the rows of a source, which are counted when it runs."""
+        # Two branches of a batch may contain the frame: Spark then returns the count of one of them.
+        name = f"_sf_rows_{self._attempt}_{node.uid}"
+        self._counted[name] = node.uid
+        return frame.observe(name, *map(expr, _COUNTED))
+
+    def counter(self, node: Node) -> Callable[[int, int], None]:
+        """Returns a function that takes the number of a partition of a source, and its rows so far, in a task."""
+        assert isinstance(node, SourceNode)
+        return partial(_count, self._accumulator, self._attempt, node.uid)
 
     def of_frame(self, node: WatermarkNode, frame: DataFrame) -> DataFrame:
         """Returns `frame`, whose event times are observed when it runs."""
@@ -102,17 +131,31 @@ class EventTimes:
         uid = self._uid(node)
         if uid not in self._uids:
             return None
-        return partial(_observe, self._accumulator, (self._attempt, uid), node.strategy.column)
+        return partial(_observe, self._accumulator, (self._attempt, uid, _TIME), node.strategy.column)
 
     def collect(self, frame: DataFrame) -> list[Row]:
-        """Runs `frame`; returns its rows, and keeps the event times of the frames and functions that it contains."""
+        """Runs `frame`; returns its rows, and keeps what was observed in the frames that it contains."""
         rows = frame.collect()
         metrics = frame._jdf.queryExecution().observedMetrics()  # noqa: SLF001 - PySpark only has listeners for them
         for name, uid in self._observed.items():
             found = metrics.get(name)
             if found.isDefined():
                 self._add(uid, found.get().get(0))
+        for name, uid in self._counted.items():
+            found = metrics.get(name)
+            if found.isDefined() and _is_exact(found.get()):
+                self._rows[uid] = found.get().getLong(0)
         return rows
+
+    def rows(self, inputs: Inputs) -> int:
+        """Returns how many rows the sources have in the batch; `inputs` has them."""
+        found = dict(self._rows)
+        for (attempt, uid, partition), count in self._accumulator.value.items():
+            if attempt == self._attempt and partition != _TIME:
+                found[uid] = found.get(uid, 0) + count
+        # Spark does not read rows before a filter that is never true, and has read some twice if it lost an executor.
+        not_counted = [node for node in self._sources if node.uid not in found]
+        return sum(found.values()) + sum(inputs.frame(node).count() for node in not_counted)
 
     def latest(self, inputs: Inputs, info: BatchInfo) -> dict[str, int]:
         """Returns the latest event time of each source that has one, in milliseconds since 1970, by uid.
@@ -121,8 +164,8 @@ class EventTimes:
             inputs: the rows of the batch.
             info: the batch.
         """
-        for (attempt, uid), time in self._accumulator.value.items():
-            if attempt == self._attempt:
+        for (attempt, uid, partition), time in self._accumulator.value.items():
+            if attempt == self._attempt and partition == _TIME:
                 self._add(uid, time)
         for uid in self._nodes.keys() - self._latest.keys():
             self._add(uid, _read_latest(self._nodes[uid], inputs, info))
@@ -138,7 +181,17 @@ class EventTimes:
         self._latest[uid] = max(self._latest.get(uid, NO_TIME), NO_TIME if time is None else time)
 
 
-def _observe(accumulator: Accumulator[_Latest], key: tuple[int, str], column: str, batches: Batches) -> Batches:
+def _is_exact(counted: JavaObject) -> bool:
+    """Returns whether each partition was counted once, as far as `_COUNTED` shows."""
+    partitions = 0 if counted.isNullAt(2) else counted.getLong(2) % (1 << _BITS)
+    return bool(counted.getLong(1) == partitions.bit_count())
+
+
+def _count(accumulator: Accumulator[_Seen], attempt: int, uid: str, partition: int, rows: int) -> None:
+    accumulator.add({(attempt, uid, partition): rows})
+
+
+def _observe(accumulator: Accumulator[_Seen], key: tuple[int, str, int], column: str, batches: Batches) -> Batches:
     # A partition without rows shows that the function has run.
     accumulator.add({key: NO_TIME})
     for batch in batches:
