@@ -21,6 +21,7 @@ from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.retention import StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import fails
+from tests.support.job_fixture import AccountsJob
 from tests.support.screens import normalized
 
 JOB = StateflowJob(
@@ -317,3 +318,15 @@ def test_only_a_continuous_job_must_be_paused_for_a_stop(dags: dict[str, DAG], c
     assert [task(made, "orders_savepoint.stop").run_dag for made in (dags, continuous)] == ["", "orders"]
     require_paused({"ti": PausedDag(True)}, "orders")  # type: ignore[typeddict-item]
     require_paused({}, "")
+
+
+def test_a_savepoint_does_not_change_the_serialized_dags(idle_job: AccountsJob) -> None:
+    job = replace(JOB, root=str(idle_job.root))
+
+    def serialized() -> list[dict[str, Any]]:
+        made = stateflow_dags(job=job, application="/opt/jobs/orders.py", schedule="@hourly", savepoints="0 3 * * *")
+        return [DagSerialization.to_dict(dag) for dag in made]
+
+    before = serialized()
+    idle_job.create_savepoint("mine")
+    assert serialized() == before

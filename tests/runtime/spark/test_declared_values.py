@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,7 @@ class Order(msgspec.Struct):
     colour: Colour
     number: Annotated[int, msgspec.Meta(ge=0)]
     tags: list[str]
+    day: date | None = None
 
 
 class Counted(msgspec.Struct):
@@ -139,7 +140,7 @@ def found_in(source: Source | LocalSource, spark: SparkSession, folder: Path) ->
     return error
 
 
-GOOD: dict[str, Any] = {"id": ID, "colour": "red", "number": 1, "tags": ["a"]}
+GOOD: dict[str, Any] = {"id": ID, "colour": "red", "number": 1, "tags": ["a"], "day": date(2026, 1, 2)}
 MISFITS: list[tuple[dict[str, Any], str, str]] = [
     ({"id": "x"}, "id", "UUID"),
     ({"colour": "pink"}, "colour", "Colour"),
@@ -173,6 +174,7 @@ WRONG = {
     "'pink' AS colour": "colour",
     "CAST(NULL AS BIGINT) AS number": "number",
     "array(CAST(NULL AS STRING)) AS tags": "tags[]",
+    "DATE '+12345-01-01' AS day": "day",
 }
 
 
