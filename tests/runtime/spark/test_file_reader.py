@@ -135,7 +135,6 @@ def with_old_dates(table: pa.Table) -> pa.Table:
         doubled,
         lambda table: table.drop_columns(["text"]),
         as_type("number", pa.float64()),
-        as_type("number", pa.uint64()),
         as_type("text", pa.binary()),
         as_type("time", pa.timestamp("ns")),
         as_type("time", pa.timestamp("us", "UTC")),
