@@ -359,7 +359,7 @@ def test_a_small_file_of_many_rows_or_long_texts_takes_no_memory(table: Path, fi
     files = write(sink, about, [Pair(7, "y")])
     peak = MemoryPeak()
     assert sink.open_table(about).commit(1, files) == 3
-    # Of 2 GB and more; a process that has read other files keeps some of their memory.
+    # The rows would take 500 MB, and the texts 2 GB. A process that has read other files keeps some of their memory.
     assert peak.bytes() <= 3 * LIMIT
 
 
