@@ -153,24 +153,17 @@ def test_a_null_that_the_row_class_rules_out_names_operator_column_and_row() -> 
 
 
 @pytest.mark.parametrize(
-    ("declared", "stored", "error", "facts"),
+    ("declared", "stored"),
     [
-        (datetime.date, pa.array([19_000, 1 << 30], pa.date32()), StateError, {"columns": ["key"]}),
-        (datetime.datetime, pa.array([0, 1 << 62], pa.timestamp("us", "UTC")), StateError, {"columns": ["key"]}),
-        (
-            str,
-            pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers()),
-            SchemaMismatch,
-            {"column": "key"},
-        ),
+        (datetime.date, pa.array([19_000, 1 << 30], pa.date32())),
+        (datetime.datetime, pa.array([0, 1 << 62], pa.timestamp("us", "UTC"))),
+        (str, pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers())),
     ],
     ids=["date", "datetime", "str"],
 )
-def test_a_key_that_cannot_be_read_names_operator_column_and_row(
-    declared: type[Any], stored: pa.Array, error: type[StateError | SchemaMismatch], facts: dict[str, Any]
-) -> None:
+def test_a_key_that_cannot_be_read_names_operator_column_and_row(declared: type[Any], stored: pa.Array) -> None:
     chain = chain_of(Trace(), msgspec.defstruct("Row", [("key", declared), ("number", int)]))
-    with raises(error, operator="op", **facts) as refused:
+    with raises(SchemaMismatch, operator="op", column="key") as refused:
         keyed_operator(chain).process(np.array([0, 1 << GROUP_SHIFT]), [stored, pa.array([5, 77])])
     row = str(refused.value.facts["row"])
     assert "77" in row and str(stored.type) in row
