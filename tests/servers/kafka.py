@@ -16,6 +16,7 @@ from kafka_broker import BROKER_JARS, broker_command, format_command, write_sett
 
 from tests.servers.certificates import Certificate
 from tests.servers.running import free_port, running
+from tests.support.processes import wait_for
 
 _TIMEOUT = 30.0
 
@@ -45,6 +46,11 @@ class Kafka:
     def add_partitions(self, topic: str, total: int) -> None:
         (future,) = self.admin.create_partitions([NewPartitions(topic, total)]).values()
         future.result(_TIMEOUT)
+        # A producer does not send to a partition that the broker does not list yet.
+        wait_for(
+            lambda: len(self.admin.list_topics(topic, _TIMEOUT).topics[topic].partitions) == total,
+            lambda: f"{total} partitions of {topic}",
+        )
 
     def delete(self, topic: str) -> None:
         (future,) = self.admin.delete_topics([topic]).values()
@@ -58,10 +64,12 @@ class Kafka:
     def send(self, topic: str, *records: bytes | Mapping[str, object] | None, partition: int = 0) -> None:
         """Sends records: values, or keyword arguments of `Producer.produce`; returns when they are stored."""
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 0})
+        errors = []
         for record in records:
             given = record if isinstance(record, Mapping) else {"value": record}
-            producer.produce(topic, **{"partition": partition, **given})  # type: ignore[arg-type]
-        assert producer.flush(_TIMEOUT) == 0
+            produced = {"partition": partition, "on_delivery": lambda error, _: errors.append(error), **given}
+            producer.produce(topic, **produced)  # type: ignore[arg-type]
+        assert producer.flush(_TIMEOUT) == 0 and not any(errors), errors
 
     def send_aborted(self, topic: str, value: bytes, partition: int = 0) -> None:
         """Sends a record in a transaction that is aborted."""
