@@ -92,7 +92,7 @@ def with_keys(schema: RowSchema, keys: Sequence[str], *, retracts: bool = False)
         retracts: whether it is.
 
     Raises:
-        JobDefinitionError: there is no key, no such column, or no row kind of rows that are retracted.
+        JobDefinitionError: the key is empty, a column does not exist, or the rows lack a row kind for retractions.
     """
     kind = row_kind_of(schema)
     for name in keys:

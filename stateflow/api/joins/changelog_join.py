@@ -308,7 +308,7 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         kind, identity = given.kind(row), given.identity.digest(row)
         kept = at.own.rows.get(identity)
         if kind.is_retraction:
-            # A row that is not kept has expired, or was never added: there is no result to retract.
+            # A row that is not kept has expired, or was never added: it has no result that could be retracted.
             if kept is not None:
                 yield from self._remove(identity, kept, kind, at)
             return

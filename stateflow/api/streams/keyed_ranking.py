@@ -130,7 +130,7 @@ class KeyedRanking(KeyedInput[Stream]):
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: the stream is no changelog that retracts the rows that it replaces.
+            JobDefinitionError: the stream is not a changelog that retracts the rows that it replaces.
         """
         check_retracted(self._changelog, "materialize", uid)
         assert self._changelog is not None

@@ -37,15 +37,17 @@ _MILLISECONDS = {
 }
 """Expression of an event time in milliseconds since 1970, by the type of its column."""
 _BITS = 64
+"""How many partitions of a frame are counted one by one: the bits of a bigint."""
 _FIRST = f"monotonically_increasing_id() & {(1 << 33) - 1}L = 0 AND spark_partition_id() < {_BITS}"
 _PARTITION = f"CASE WHEN {_FIRST} THEN shiftleft(1L, spark_partition_id()) END"
 _COUNTED = ("count(1)", f"count({_PARTITION})", f"bit_or({_PARTITION})")
-"""The number of rows; how many of the first partitions have rows, each time they are read; and which ones.
+"""The number of rows; how often one of the first partitions was read that has rows; and which of them have rows.
 
-Spark reads a partition again if an executor is lost that has its output, and adds its rows a second time.
+Spark reads a partition again if an executor with its output is lost, and then adds its rows a second time: the second
+number is larger than the number of partitions in the third.
 """
 _TIME = -1
-"""In place of a partition."""
+"""In the key of an event time, in place of a partition."""
 _Seen = dict[tuple[int, str, int], int]
 """What tasks have seen, by number of the attempt at a batch, uid of the source and partition: the number of rows, and
 with `_TIME` the latest event time."""
