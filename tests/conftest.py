@@ -47,6 +47,8 @@ _SPARK = {
     "spark.sql.timeType.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
+    # A host that is suspended for two minutes would cost it its only executor, and later itself.
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",

@@ -115,7 +115,8 @@ from pathlib import Path
 from stateflow.config.sources import resolve
 from stateflow.runtime.spark.session.session import JobTraits, open_session
 
-names = ["spark.master", "spark.sql.shuffle.partitions", "spark.ui.retainedJobs", "spark.x"]
+lost_after = "spark.storage.blockManagerHeartbeatTimeoutMs"
+names = ["spark.master", "spark.sql.shuffle.partitions", "spark.ui.retainedJobs", "spark.x", lost_after]
 settings = resolve({"local_dir": sys.argv[1], "spark.conf.spark.x": "settings"})
 session = open_session(settings, JobTraits(has_expressions=False, has_fixed_rows=False))
 conf = session.sparkContext.getConf()
@@ -146,4 +147,5 @@ def test_master_and_settings_of_spark_submit_are_taken_before_defaults(tmp_path:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     printed = re.search(r"^found (.*)$", done.stdout, re.MULTILINE)
     assert printed, done.stdout + done.stderr
-    assert json.loads(printed[1]) == ["local[1,7]", "7", "9", "settings"]
+    # A suspended host does not cost a local run its own executor.
+    assert json.loads(printed[1]) == ["local[1,7]", "7", "9", "settings", "365d"]

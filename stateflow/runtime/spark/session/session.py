@@ -71,6 +71,13 @@ _DEFAULTS = {
 }
 """Defaults, unless the user, spark-submit or spark-defaults set them."""
 
+_LOCAL = {
+    # Local tasks run in the process that waits for their heartbeats. After two minutes without, such as of a host that
+    # was suspended, it would drop itself as a lost executor, find nobody to register with again, and exit.
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "365d"
+}
+"""Defaults of a local master."""
+
 _LONGEST_FOLDER = 60
 """Length of the path of a folder for Unix sockets that Spark permits."""
 
@@ -145,7 +152,7 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
             # The log configuration has the levels; Spark would log a message about setting one.
             own.pop("spark.log.level", None)
         if local:
-            own |= _unix_sockets(settings.local_folder)
+            own |= _LOCAL | _unix_sockets(settings.local_folder)
         if local and settings.spark.log != FULL:
             own |= quiet_workers({**dict(SparkConf().getAll()), **settings.spark.conf})
         session = _started(_with_defaults(builder, own, settings))
