@@ -111,8 +111,9 @@ class BatchSource(LocalSource):
 
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
-    env.configure(source__max_files_per_batch=1)
     folder = env.parameter("events", "")
+    if folder:
+        env.configure(source__max_files_per_batch=1)
     batches = Batches(int(env.parameter("keys")), int(env.parameter("rows")))
     local = BatchSource(batches, int(env.parameter("batches")))
     events = env.from_source(FileSource(folder, schema=Event) if folder else local, uid="events")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ _MOST_UNUSED = 16
 """As many of these are kept when a batch has none of them."""
 _MANY_VALUES = 1000
 """In smaller batches, names cost less than forgetting and learning them."""
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
+"""Characters that msgspec refuses in the name of a member. Objects with such a name are decoded one by one."""
 _NUMERIC = frozenset("+-.0123456789")
 """The first characters of decimal numbers."""
 _PLAIN = (int, float, bool)
@@ -390,7 +393,8 @@ class _Object:
         for name in members.keys() - set(self._names):
             # The newest ones are kept: earlier objects may have had keys as names.
             self._ignored.pop(name, None)
-            self._ignored[name] = None
+            if not _ESCAPED.search(name):
+                self._ignored[name] = None
         while len(self._ignored) > _MOST_IGNORED:
             del self._ignored[next(iter(self._ignored))]
         found = {

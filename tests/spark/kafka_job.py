@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -21,14 +22,16 @@ JARS = ",".join(sorted(map(str, (Path(sys.prefix) / "kafka").glob("*.jar"))))
 
 
 class KafkaJob(ModuleJob):
-    """The job of `tests.spark.jobs.kafka`, on a topic of its own."""
+    """The job of `tests.spark.jobs.kafka`, or of another module, on a topic of its own."""
+
+    module: ModuleType = job_module
 
     def __init__(self, folder: Path, kafka: Kafka, **settings: object) -> None:
         self.kafka = kafka
         self.topic = f"orders-{folder.name}"
         self.sent: list[dict[str, Any]] = []
         given = {"job__brokers": kafka.address, "job__topics": self.topic, "spark__conf__spark.jars": JARS}
-        super().__init__(folder, job_module, parallelism=2, **(given | settings))  # type: ignore[arg-type]
+        super().__init__(folder, self.module, parallelism=2, **(given | settings))  # type: ignore[arg-type]
 
     def create(self, topic: str = "", partitions: int = 2) -> None:
         self.kafka.create(topic or self.topic, partitions)

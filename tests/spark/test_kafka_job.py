@@ -8,20 +8,24 @@ import io
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from tests.servers.certificates import certificate
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.running import CANARY, files_with, free_port
 from tests.servers.schema_registry import schema_registry
+from tests.spark.jobs import kafka_and_delta
 from tests.spark.kafka_job import KafkaJob
+from tests.support import folder_tables
 from tests.support.processes import Ended
 
 pytestmark = pytest.mark.spark
@@ -39,6 +43,22 @@ def job(tmp_path: Path, kafka: Kafka) -> Iterator[KafkaJob]:
     job.create()
     yield job
     job.close()
+
+
+def test_rows_come_by_partition_then_offset_whichever_order_kafka_lists_partitions_in(job: KafkaJob) -> None:
+    """So a replay sees them in the order of the run, and so does a run with more tasks than partitions."""
+    job.kafka.add_partitions(job.topic, 4)
+    ordered: list[tuple[str, int]] = []
+    for splits in ("1", "9"):
+        first = len(job.sent)
+        for partition in (2, 0, 3, 1):
+            job.send(8, partition=partition)
+        assert job.finish(job__splits=splits).result["batches"] == 1
+        # A stable sort: the records of a partition were sent in order.
+        ordered += [(row["name"], row["id"]) for row in sorted(job.sent[first:], key=lambda row: row["partition"])]
+    counted = sorted(job.table_rows("counts"), key=lambda row: row["count"])
+    for name in {name for name, _ in ordered}:
+        assert [row["last"] for row in counted if row["name"] == name] == [n for own, n in ordered if own == name]
 
 
 def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
@@ -256,6 +276,29 @@ def test_records_of_aborted_transactions_are_not_read(job: KafkaJob) -> None:
     job.send(3)
     job.finish()
     job.check_rows()
+
+
+class _KafkaAndDeltaJob(KafkaJob):
+    module = kafka_and_delta
+
+
+@pytest.mark.slow
+def test_a_topic_and_a_delta_table_of_one_job_have_limits_of_their_own(tmp_path: Path, kafka: Kafka) -> None:
+    job = _KafkaAndDeltaJob(
+        tmp_path, kafka, source__of__topic__max_rows_per_batch=10, source__of__table__max_files_per_batch=1
+    )
+    job.create()
+    job.send(25)
+    for number in range(2):
+        rows = pa.table({"id": pa.array([100 + number] * 3, pa.int64()), "name": pa.array(["t"] * 3)})
+        write_deltalake(str(tmp_path / "table"), rows, mode="append")
+    job.finish()
+    batches = [
+        Counter(row["id"] // 100 for row in rows) for rows in folder_tables.by_token(tmp_path / "copied").values()
+    ]
+    assert sum(batches, Counter()) == {0: 25, 1: 6}
+    assert max(batch[0] for batch in batches) == 10 and max(batch[1] for batch in batches) == 3
+    job.close()
 
 
 @pytest.mark.slow

@@ -25,10 +25,12 @@ from stateflow.api.input_files import (
 )
 from stateflow.api.source import Source
 from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
 from stateflow.runtime.quarantine import SkippedFile
 from stateflow.runtime.spark.file_reader import BatchFiles, FileSearch, SourceRows
 from stateflow.runtime.spark.frames import empty_frame, in_order
+from stateflow.runtime.spark.kafka_order import partition_ranks
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.runtime.task.row_conversion import check_declared
 
@@ -80,13 +82,15 @@ class BatchInput:
         Args:
             frame: the batch's DataFrame, persisted; None if it is not.
         """
-        sorts = {}
+        sorts, ends = {}, []
         for at, node in enumerate(self._nodes):
             start, end = self._location.batch_offsets(self._batch_id, at)
+            if end != NOT_BEGUN:
+                ends.append((self._sources[node.uid], end))
             order = self._sources[node.uid].file_order(self._frame.sparkSession, start, end)
             if order is not None:
                 sorts[node.uid] = partial(in_order, order)
-        return SourceRows(frame or self._frame, self._batch_files, sorts)
+        return SourceRows(frame or self._frame, self._batch_files, sorts, partition_ranks(self._frame, ends))
 
     def _batch_files(self) -> dict[str, BatchFiles]:
         """Returns the files of the batch that are not skipped, by uid of their source."""

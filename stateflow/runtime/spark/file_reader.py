@@ -53,11 +53,13 @@ class SourceRows:
         files: returns the files of the other sources, by uid.
         in_order: sorts the rows of a source by the hidden column `ARRIVED`, and drops it; by uid of the sources whose
             rows have it.
+        ranks: as of `partition_ranks`.
     """
 
     frame: DataFrame
     files: Callable[[], Mapping[str, BatchFiles]] = dict
     in_order: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
+    ranks: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph.nodes import Node, SourceNode
+from stateflow.api.graph.traversal import leaves_of
 from stateflow.runtime.spark.file_reader import BatchFiles, FileReader, useful_partitions
 from stateflow.runtime.spark.frames import rows_of_source
 from stateflow.runtime.spark.python_functions import ArrowFunction
@@ -34,6 +35,7 @@ class Inputs:
         rows: the rows of sources without files, as Spark reads them and `source_frame` combines them.
         files: the files of the other sources.
         in_order: as in `SourceRows`.
+        ranks: as in `SourceRows`.
         by_tasks: whether tasks read the files, if they can; otherwise Spark does.
         counter: counts the rows; None if they are not counted.
     """
@@ -42,6 +44,7 @@ class Inputs:
     rows: DataFrame
     files: Mapping[Node, BatchFiles] = field(default_factory=dict)
     in_order: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
+    ranks: Sequence[int] = ()
     by_tasks: bool = True
     counter: RowCounter | None = None
     _frames: dict[Node, DataFrame] = field(default_factory=dict, init=False)
@@ -79,6 +82,14 @@ class Inputs:
         if self.counter is not None:
             reader = replace(reader, on_read=self.counter.counter(node))
         return reader.frame(self.spark), reader.read
+
+    def ranks_of(self, node: Node) -> Sequence[int]:
+        """Returns `ranks` if the frame of the node has the partitions of `rows`, however often."""
+        leaves = leaves_of(node)
+        has_others = any(
+            leaf in self.files or (isinstance(leaf, SourceNode) and leaf.uid in self.in_order) for leaf in leaves
+        )
+        return () if has_others else self.ranks
 
     def frame(self, node: Node) -> DataFrame:
         """Returns the rows of a source, in the order of their arrival."""

@@ -32,6 +32,7 @@ from stateflow.runtime.planning.routing import (
 )
 from stateflow.runtime.spark.frames import Begin, FrameBuilder
 from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.kafka_order import ROW_BITS, ROW_NUMBER, row_position
 from stateflow.runtime.spark.python_functions import ArrowFunction, Observer, leaves_in_frames
 from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
@@ -83,7 +84,7 @@ def first_exchange(
     """
     exchange = _Exchange(level, info.settings.max_parallelism)
     builder = partial(FrameBuilder, info=info.task_info(), times=times)
-    frames = list(_derived_inputs(level, inputs.frame, exchange, builder, inputs.begin))
+    frames = list(_derived_inputs(level, inputs.frame, exchange, builder, inputs))
     frames.append(exchange.barriers(frames[0].sparkSession, barrier))
     return exchange.shuffled(frames)
 
@@ -98,7 +99,7 @@ def exchange_of(level: Level, rows: DataFrame, barrier: BarrierMessage, info: Ba
     exchange = _Exchange(level, info.settings.max_parallelism)
     (node,) = level.inputs
     (share,) = level.shares[node]
-    routed = exchange.route(node, rows, _share_location(share), share.origin)
+    routed = exchange.route(node, rows, _share_location(share, ROW_NUMBER), share.origin)
     return exchange.shuffled([routed, exchange.barriers(rows.sparkSession, barrier)])
 
 
@@ -137,12 +138,13 @@ def _derived_inputs(
     leaf: Callable[..., DataFrame],
     exchange: _Exchange,
     builder: Callable[..., FrameBuilder],
-    begin: Begin = lambda _: None,
+    inputs: Inputs | None = None,
 ) -> Iterator[DataFrame]:
     """Yields the inputs that go through Spark expressions or row functions, one frame per share.
 
     Expressions see neither phase nor source of a row, so rows that differ in them go through separately.
     """
+    begin = (lambda _: None) if inputs is None else inputs.begin
     for node in level.inputs:
         for share in level.shares[node]:
             if level.number > 1 and _is_direct(node):
@@ -150,7 +152,8 @@ def _derived_inputs(
             own = partial(_begin_share, begin, share)
             frame = builder(partial(_leaf_rows, leaf, share), begin=own).frame(node)
             if frame is not None:
-                yield exchange.route(node, frame, _share_location(share), share.origin)
+                ranks = () if inputs is None else inputs.ranks_of(share.leaf or node)
+                yield exchange.route(node, frame, _share_location(share, row_position(ranks)), share.origin)
 
 
 def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> DataFrame | None:
@@ -166,10 +169,10 @@ def _begin_share(begin: Begin, share: Share, node: Node) -> tuple[DataFrame, Arr
     return begin(node) if share.leaf in (None, node) else None
 
 
-def _share_location(share: Share) -> _RowLocation:
+def _share_location(share: Share, position: str) -> _RowLocation:
     """Returns locations that no other share of the input has."""
-    position = f"({_DERIVED.position} + {share.number << _SHARE_SHIFT}L)" if share.number else _DERIVED.position
-    return replace(_DERIVED, position=position, phase=str(SOURCE_PHASE if share.phase is None else share.phase))
+    moved = f"({position} + {share.number << _SHARE_SHIFT}L)" if share.number else position
+    return replace(_DERIVED, position=moved, phase=str(SOURCE_PHASE if share.phase is None else share.phase))
 
 
 def _emitted_rows(node: Node, before: Level, emitted: DataFrame, *more: str) -> DataFrame:
@@ -231,8 +234,8 @@ class _SqlRoute:
         return ((TARGET, self.target), (ORDER, self.order), (INPUT, str(self.input)))
 
 
-_DERIVED = _RowLocation("monotonically_increasing_id()", str(SOURCE_PHASE), 33)
-"""Of rows that were not emitted by a task. Spark's number has the partition above 33 bits."""
+_DERIVED = _RowLocation(ROW_NUMBER, str(SOURCE_PHASE), ROW_BITS)
+"""Of rows that were not emitted by a task."""
 _EMITTED = _RowLocation(POSITION, PHASE, POSITION_SHIFT)
 
 
