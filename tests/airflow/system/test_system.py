@@ -35,11 +35,11 @@ from airflow.sdk import DAG
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.spark import SparkSubmit
 
-def flights(dag_id, job, environment=None, **schedule):
+def flights(dag_id, job, environment=None, file={job!r}, **schedule):
     with DAG(dag_id, max_active_runs=1, **schedule):
         StateflowRunOperator(
             task_id="run",
-            job={job!r},
+            job=file,
             job_root=f"{folder}/{{job}}/root",
             settings={{
                 "job.flights": f"{folder}/{{job}}/landing",
@@ -57,6 +57,23 @@ flights("daily", "daily", schedule="@daily", start_date=start + timedelta(days=4
 flights("backfilled", "daily", schedule="@daily", start_date=start, catchup=False)
 flights("survivor", "survivor", STOP)
 flights("stopped", "stopped", STOP)
+flights("modules", "modules", file="{folder}/code/pay.py")
+"""
+JOB = """
+import msgspec
+from rates import FACTOR
+from stateflow import DeltaSink, FileSource
+
+class Paid(msgspec.Struct):
+    name: str
+    value: float
+
+def times(row):
+    return Paid(row.name, row.value * FACTOR)
+
+def build(env):
+    rows = env.from_source(FileSource(env.parameter("flights"), schema=Paid, format="json"), uid="in")
+    rows.map(times, output=Paid).sink_to(DeltaSink(env.parameter("tables") + "/paid"), uid="paid")
 """
 
 
@@ -118,8 +135,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     job = str(REPOSITORY / "dags" / "jobs" / "flights.py")
     text = DAG_FILE.format(folder=folder, job=job, start=(TODAY - timedelta(days=5)).isoformat())
     (dags / "flights_tests.py").write_text(text)
+    (folder / "code").mkdir()
+    for module, code, decoy in (("pay", JOB, "FACTOR = 1"), ("rates", "FACTOR = 100", "FACTOR = 1")):
+        (folder / "code" / f"{module}.py").write_text(code)
+        # In Airflow, this folder is in the path of modules.
+        (dags / f"{module}.py").write_text(decoy)
     with live_airflow(folder, dags, QUICK_HEARTBEAT) as client:
-        client.wait_for_dags("stopped")
+        client.wait_for_dags("stopped", "modules")
         yield System(folder, client)
 
 
@@ -167,3 +189,13 @@ def test_marking_the_task_failed_ends_its_driver(system: System) -> None:
     assert processes.wait_for_end(driver, PATIENCE)
     (launch,) = launches_below(system.folder / "runs" / "stopped")
     assert poll(lambda: not processes.session_members(launch.pid), PATIENCE)
+
+
+def test_a_job_of_two_modules_is_that_of_its_folder(system: System) -> None:
+    landing = system.folder / "modules" / "landing"
+    landing.mkdir(parents=True)
+    (landing / "1.json").write_text('{"name": "ann", "value": 3.0}\n')
+    system.client.unpause("modules")
+    system.client.trigger("modules", "one")
+    assert system.wait_for_results("modules", 1)["one"]["rows_in"] == 1
+    assert DeltaTable(system.folder / "modules" / "tables" / "paid").to_pyarrow_table()["value"].to_pylist() == [300.0]
