@@ -33,6 +33,8 @@ def partition_ranks(frame: DataFrame, sources: Iterable[tuple[Source, str]]) -> 
         return []
     # In the function of foreachBatch, the plan is a leaf with what Spark has planned for the batch.
     planned = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark has no access to partitions
+    if planned.getClass().getSimpleName() != "LogicalRDD":
+        return []
     places = [_place(partition) for partition in planned.rdd().partitions()]
     order = sorted(range(len(places)), key=places.__getitem__)
     ranks = [0] * len(places)
