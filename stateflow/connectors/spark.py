@@ -111,11 +111,10 @@ def loaded(reader: DataStreamReader, format: str, path: str = "", package: str =
     Raises:
         ConfigError: Spark does not have the source.
     """
-    from pyspark.errors import AnalysisException
-
     try:
         return reader.load(path) if path else reader.load()
-    except AnalysisException as e:
+    except Exception as e:
+        # Some are an AnalysisException, others an error of Java that PySpark has no class for.
         if "Failed to find" not in str(e):
             raise
         wanted = f"spark.jars.packages={package}" if package else "spark.jars.packages"

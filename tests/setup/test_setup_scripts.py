@@ -132,8 +132,14 @@ def test_a_broker_to_try_jobs_with_removes_its_folder_after_a_signal(tmp_path: P
     java.chmod(0o755)
     (tmp_path / "tmp").mkdir()
     env = {**os.environ, "JAVA_HOME": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
-    # As a shell without job control starts it in the background.
-    command = ["sh", "-c", f"trap '' INT; exec {sys.executable} scripts/kafka_broker.py 1"]
+    # As a shell without job control starts it in the background; and not as nohup, which these tests may run under.
+    command = [
+        "env",
+        "--default-signal=HUP",
+        "sh",
+        "-c",
+        f"trap '' INT; exec {sys.executable} scripts/kafka_broker.py 1",
+    ]
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as broker:
         assert broker.stdout is not None and "broker at" in broker.stdout.readline()
         assert list((tmp_path / "tmp").iterdir())

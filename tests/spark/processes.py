@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+DELTA = {
+    "spark__conf__spark.jars": ",".join(sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))),
+    "spark__conf__spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark__conf__spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark__conf__spark.databricks.delta.snapshotPartitions": "2",
+}
+"""Settings of a job that reads Delta tables with Spark."""
+
+
 class ModuleJob(JobFixture):
     """A job with folders as tables, with Spark or without it."""
 

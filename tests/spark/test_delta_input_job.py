@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,15 +14,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.spark.jobs import delta_input
-from tests.spark.processes import ModuleJob
+from tests.spark.processes import DELTA, ModuleJob
 
 pytestmark = pytest.mark.spark
-DELTA = {
-    "spark__conf__spark.jars": ",".join(sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))),
-    "spark__conf__spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark__conf__spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark__conf__spark.databricks.delta.snapshotPartitions": "2",
-}
 _FEED = {"delta.enableChangeDataFeed": "true"}
 
 

@@ -24,7 +24,8 @@ from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.running import CANARY, files_with, free_port
 from tests.servers.schema_registry import schema_registry
 from tests.spark.jobs import kafka_and_delta
-from tests.spark.kafka_job import KafkaJob
+from tests.spark.kafka_job import JARS, KafkaJob
+from tests.spark.processes import DELTA
 from tests.support import folder_tables
 from tests.support.processes import Ended
 
@@ -280,6 +281,10 @@ def test_records_of_aborted_transactions_are_not_read(job: KafkaJob) -> None:
 
 class _KafkaAndDeltaJob(KafkaJob):
     module = kafka_and_delta
+
+    def __init__(self, folder: Path, kafka: Kafka, **settings: object) -> None:
+        jars = ",".join([JARS, DELTA["spark__conf__spark.jars"]])
+        super().__init__(folder, kafka, **{**DELTA, "spark__conf__spark.jars": jars, **settings})
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from stateflow.runtime.spark.frames import in_order, source_frame
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
-from tests.spark.test_delta_input_job import DELTA
+from tests.spark.processes import DELTA
 from tests.sql.delta_job import DeltaJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

@@ -15,11 +15,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
 
-from stateflow import StreamExecutionEnvironment, precision
+from stateflow import KafkaSource, SparkSource, StreamExecutionEnvironment, precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.frames import check_frame, check_transforms, empty_frame
 from tests.support.errors import raises
@@ -221,3 +221,18 @@ def test_a_source_whose_stream_has_state_of_spark_is_refused(spark_session: Spar
         with raises(JobDefinitionError, source="rate") as refused:
             check_frame(OfSpark(function), spark_session, limits)
         assert instead in refused.value.hint
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "source",
+    # Spark's errors have two classes.
+    [KafkaSource("localhost:9", schema=_Row, topics="t", value="json"), SparkSource("no.such", schema=_Row, path="p")],
+    ids=["kafka", "another"],
+)
+def test_a_source_whose_jars_spark_lacks_is_an_error_with_the_setting(
+    spark_session: SparkSession, source: Source
+) -> None:
+    with raises(ConfigError, format="kafka" if isinstance(source, KafkaSource) else "no.such") as refused:
+        check_frame(source, spark_session, SourceSettings())
+    assert "spark.jars.packages" in refused.value.hint
