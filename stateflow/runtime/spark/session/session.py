@@ -73,7 +73,7 @@ _DEFAULTS = {
 
 _LOCAL = {
     # Local tasks run in the process that waits for their heartbeats. After two minutes without, such as of a host that
-    # was suspended, it would drop itself as a lost executor, find nobody to register with again, and exit.
+    # was suspended, it would drop itself as a lost executor, fail to register again, and exit.
     "spark.storage.blockManagerHeartbeatTimeoutMs": "365d"
 }
 """Defaults of a local master."""
