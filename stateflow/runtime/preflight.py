@@ -204,8 +204,11 @@ def _start_checks(start: StartContext) -> StartChecks | None:
 
 
 def _source_columns(start: StartContext) -> None:
+    from stateflow.runtime.spark.frames import errors_of_spark
+
     for source in start.reads:
-        source.check(_session(start))
+        with errors_of_spark(source):
+            source.check(_session(start))
 
 
 def _source_frames(start: StartContext) -> None:

@@ -78,6 +78,11 @@ def _transform(function: str) -> Callable[[CliFixture], object]:
     return _over_files(more=f".transform(lambda df: {function})")
 
 
+def _of_spark(arguments: str) -> Callable[[CliFixture], object]:
+    source = f"__import__('stateflow').SparkSource({arguments}, schema=Row)"
+    return lambda cli: cli.write(BUILD.replace("source()", source))
+
+
 def _delta_sink(path: str, file: str) -> Callable[[CliFixture], object]:
     """A job that writes to a table whose folder contains a file from another program."""
 
@@ -129,6 +134,8 @@ MISTAKES = [
 _NAMED = "sink_to(__import__('stateflow').DeltaSink(HERE.parent / 'named', register_as='nowhere.totals'), uid='named')"
 ON_SPARK = [
     Mistake("source-columns", "schema-mismatch", _over_files(number=pa.float64())),
+    Mistake("source-columns", "config", _of_spark("'rate-micro-batch', name='n', options={'rowsPerBatch': 'x'}")),
+    Mistake("source-columns", "config", _of_spark("'parquet', path='s3a://bucket/a'")),
     Mistake("source-frames", "config", _over_files(", format='json', pathGlobFilter='['")),
     Mistake("catalog", "config", _over_files(end=_NAMED)),
     Mistake("transforms", "schema-mismatch", _transform("df.select('key')")),

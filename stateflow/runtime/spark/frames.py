@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import reduce
 
@@ -253,21 +254,28 @@ def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
         ) from e
 
 
-def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> None:
-    """Creates the source's streaming frame, without reading it. Raises ConfigError when Spark cannot create it."""
-    # The source may send rows of classes that the job has made.
-    prepare_struct_classes()
+@contextmanager
+def errors_of_spark(source: Source) -> Iterator[None]:
+    """Raises ConfigError for an error of Spark in the body, which asks it for the source."""
     try:
-        frame = source.stream(spark, limits)
+        yield
     except StateflowError:
         raise
     except Exception as e:
         raise ConfigError(
             "Spark cannot read the source",
-            hint="check path, format and options of the source",
+            hint="check path, format and options of the source, and that Spark has the JARs for its storage",
             source=source.description,
             reason=reason_in(e),
         ) from e
+
+
+def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> None:
+    """Creates the source's streaming frame, without reading it. Raises ConfigError when Spark cannot create it."""
+    # The source may send rows of classes that the job has made.
+    prepare_struct_classes()
+    with errors_of_spark(source):
+        frame = source.stream(spark, limits)
     walk = _PlanWalk(lambda plan: bool(plan.isStreaming()))
     walk.reads_stream(_analyzed(frame))
     # The number of a partition is known to sources, and no row depends on other rows by it.
