@@ -343,7 +343,7 @@ class Part(msgspec.Struct):
     p: int | None = None
 
 
-@pytest.mark.parametrize("format", ["parquet", "json"])
+@pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
 @pytest.mark.parametrize("by_tasks", [True, False])
 def test_files_in_folders_are_read_and_have_the_values_of_their_names(
     arrivals: Arrivals, tmp_path: Path, format: str, by_tasks: bool
@@ -359,8 +359,13 @@ def test_files_in_folders_are_read_and_have_the_values_of_their_names(
     for at, (name, p) in enumerate({"a": 7, "2026/01/b": None}.items()):
         # A file in no such folder has the column itself.
         path, number = folder / name, 2 * at
+        table = pa.table({"number": [number], "p": pa.array([p], pa.int64())})
         if format == "parquet":
-            pq.write_table(pa.table({"number": [number], "p": pa.array([p], pa.int64())}), path)
+            pq.write_table(table, path)
+        elif format == "orc":
+            orc.write_table(table, path)
+        elif format == "csv":
+            path.write_text(f"{number},{'' if p is None else p}\n")
         else:
             path.write_text(json.dumps({"number": number, "p": p}) + "\n")
         os.utime(path, (1_790_000_000 + number,) * 2)
