@@ -14,7 +14,7 @@ from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.compare.snapshots import diff
 from stateflow.errors import ConfigError
-from stateflow.operations import ForkRequest, JobCode, SavepointRequest
+from stateflow.operations import ForkRequest, JobCode, RekeyRequest, SavepointRequest
 from stateflow.operations.state_export import ExportRequest, export_state
 from stateflow.query.metadata import read_metadata
 from stateflow.query.state import state_entries
@@ -34,6 +34,12 @@ def _read_all(job: AccountsJob) -> None:
     assert read_state(job.job_root, "balances", "account").read_all().num_rows > 0
 
 
+def _rekey(job: AccountsJob, folder: Path) -> None:
+    made = operations.create_savepoint(job.job_root, SavepointRequest(from_head=True))
+    copy = operations.rekey_savepoint(RekeyRequest(made.name, 64, str(folder / "rekeyed")), job.job_root)
+    assert copy.checkpoint_id == made.checkpoint_id
+
+
 NEWEST: dict[str, Command] = {
     "verify the next start": lambda job, _: operations.verify_head(job.job_root),
     "entries": lambda job, _: list(state_entries(job.job_root, "balances")),
@@ -46,6 +52,7 @@ NEWEST: dict[str, Command] = {
     "fork": lambda job, folder: operations.fork(job.job_root, ForkRequest("latest", str(folder / "fork"), shadow=True)),
     "plan": lambda job, _: operations.plan_restore(job.job_root, _code(job), "latest", RestoreOptions()),
     "savepoint": lambda job, _: operations.create_savepoint(job.job_root, SavepointRequest(from_head=True)),
+    "rekey": _rekey,
     "savepoint into": lambda job, folder: operations.create_savepoint_into(
         job.job_root, SavepointRequest(from_head=True), str(folder / "kept")
     ),
