@@ -18,7 +18,7 @@ from tests.support.job_fixture import KILLED, mostly_slow
 from tests.support.processes import Ended, Launch, spawn
 
 POINTS = {
-    "read.pinned:1": 1,
+    "read.pinned:1": 2,
     "read.pinned:2": 2,
     "task.processed": 2,
     "task.uploaded": 2,
