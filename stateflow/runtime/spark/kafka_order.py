@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from stateflow.api.source import Source
 
 ROW_BITS = 33
-"""How many bits of Spark's number of a row are below that of its partition."""
+"""How many lower bits of Spark's number of a row count the rows of a partition; the others number the partition."""
 ROW_NUMBER = "monotonically_increasing_id()"
 _MAP_ENTRIES = 4
 
@@ -33,7 +33,7 @@ def partition_ranks(frame: DataFrame, sources: Iterable[tuple[Source, str]]) -> 
         return []
     # In the function of foreachBatch, the plan is a leaf with what Spark has planned for the batch.
     planned = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark has no access to partitions
-    if planned.getClass().getSimpleName() != "LogicalRDD":
+    if _kind(planned) != "LogicalRDD":
         return []
     places = [_place(partition) for partition in planned.rdd().partitions()]
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -59,14 +59,21 @@ def row_position(ranks: Sequence[int]) -> str:
 
 
 def _place(partition: JavaObject) -> _Place:
-    """Returns the number of a partition's source, and its topic, number and first offset; those of others are equal."""
-    source = []
-    while partition.getClass().getSimpleName() == "UnionPartition":
+    """Returns the number of a partition's source, and its topic, number and first offset, which only Kafka's have."""
+    source, kind = [], _kind(partition)
+    while kind == "UnionPartition":
         source.append(partition.parentRddIndex())
         partition = partition.parentPartition()
-    read = partition.inputPartition() if partition.getClass().getSimpleName() == "DataSourceRDDPartition" else None
-    if read is None or read.isEmpty() or read.get().getClass().getSimpleName() != "KafkaBatchInputPartition":
+        kind = _kind(partition)
+    found = partition.inputPartition() if kind == "DataSourceRDDPartition" else None
+    read = None if found is None or found.isEmpty() else found.get()
+    if read is None or _kind(read) != "KafkaBatchInputPartition":
         return tuple(source), ("", 0, 0)
-    offsets = read.get().offsetRange()
+    offsets = read.offsetRange()
     of = offsets.topicPartition()
     return tuple(source), (of.topic(), of.partition(), offsets.fromOffset())
+
+
+def _kind(of: JavaObject) -> str:
+    name: str = of.getClass().getSimpleName()
+    return name
