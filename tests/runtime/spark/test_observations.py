@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,6 +40,7 @@ from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.storage.memory import MemoryStorage
 from tests.connectors.partitioned_lists import Lists
+from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 ROWS, KEPT = 30_000, 880
@@ -203,14 +206,23 @@ def _lose_output(folders: list[str], lost: Path, batches: Iterator[pa.RecordBatc
                 path.unlink(missing_ok=True)
 
 
-def test_rows_that_spark_reads_again_count_once(spark_session: SparkSession, tmp_path: Path) -> None:
+def _read_again(folder: Path) -> None:
+    """Prints whether the output of a stage was lost, the rows that its job read, and the rows counted."""
+    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     plan = _planned({"rows": CollectionSource([], Row)}, unfiltered)
-    frame = spark_session.range(0, ROWS, 1, 3).selectExpr("'n' AS name", "id AS number")
-    observed = Observations(plan, *SeenByTasks().next_attempt(spark_session.sparkContext))
+    frame = session.range(0, ROWS, 1, 3).selectExpr("'n' AS name", "id AS number")
+    observed = Observations(plan, *SeenByTasks().next_attempt(session.sparkContext))
     inputs = Inputs(plan.sources, frame, counter=observed)
-    manager = spark_session._jsc.sc().env().blockManager().diskBlockManager()
-    lose = partial(_lose_output, list(manager.localDirsString()), tmp_path / "lost")
+    manager = session._jsc.sc().env().blockManager().diskBlockManager()
+    lose = partial(_lose_output, list(manager.localDirsString()), folder / "lost")
     shuffled = inputs.frame(plan.sources[0]).repartition(8, "number")
-    assert len(observed.collect(shuffled.mapInArrow(lose, shuffled.schema))) == ROWS
-    assert (tmp_path / "lost").exists()
-    assert observed.rows(inputs) == ROWS
+    read = len(observed.collect(shuffled.mapInArrow(lose, shuffled.schema)))
+    print(json.dumps([(folder / "lost").exists(), read, observed.rows(inputs)]))
+    session.stop()
+
+
+def test_rows_that_spark_reads_again_count_once(tmp_path: Path) -> None:
+    """In a process of its own: Spark holds the only executor for lost from then on, and exits ten minutes later."""
+    program = f"from pathlib import Path; from {__name__} import _read_again; _read_again(Path({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [True, ROWS, ROWS]
