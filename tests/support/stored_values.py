@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import PosixStorage
 from stateflow.types.bounded_json import MEMORY_LIMIT
-from stateflow.types.bounds.decoded_size import type_memory
+from stateflow.types.decoded_size import type_memory
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.support.table_files import write_store
@@ -86,12 +86,6 @@ def read_as(kind: object) -> Callable[[Path], None]:
 def stored(value: object) -> bytes:
     """A value as it is stored."""
     return VALUE_FORMAT + msgspec.msgpack.encode(value)
-
-
-def stored_dict(keys: Sequence[object]) -> bytes:
-    """The stored value of a dict with these keys, of which some may be equal, and None as values."""
-    entries = b"".join(msgspec.msgpack.encode(key) + b"\xc0" for key in keys)
-    return b"%b\xdf%b%b" % (VALUE_FORMAT, len(keys).to_bytes(4), entries)
 
 
 def repeated(unit: object, count: int) -> bytes:

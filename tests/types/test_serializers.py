@@ -9,6 +9,7 @@ import decimal
 import enum
 import math
 import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,6 +260,23 @@ def test_a_value_that_would_take_too_much_memory_is_neither_written_nor_read(kin
     for decode in (decode_untyped, check_untyped):
         with raises(CorruptFile):
             decode(stored)
+
+
+LARGE: list[tuple[Any, Any]] = [
+    (dict[int, float], dict.fromkeys(range(400_000), 0.5)),
+    (Any, dict.fromkeys(range(400_000))),
+    (set[int], set(range(300_000))),
+    (dict[tuple[str, int], int], {("name", n): n for n in range(100_000)}),
+    (dict[uuid.UUID, int], {uuid.UUID(int=n): n for n in range(50_000)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), LARGE, ids=[str(kind) for kind, _ in LARGE])
+def test_a_dict_or_set_may_have_hundreds_of_thousands_of_keys(kind: Any, value: Any) -> None:
+    serializer = ValueSerializer[Any](kind)
+    data = serializer.encode(value)
+    assert serializer.decode(data) == value
+    assert len(decode_untyped(data)) == len(value)
 
 
 DECODERS: list[Callable[[bytes], Any]] = [*(ValueSerializer[Any](kind).decode for kind in STORED), decode_untyped]

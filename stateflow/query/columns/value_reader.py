@@ -13,15 +13,13 @@ from stateflow.errors import CorruptFile, StateError, StateflowError
 from stateflow.query.columns.value_types import Refused, from_plain, value_type
 from stateflow.state.columnar.column_serializer import decode_column
 from stateflow.state.handles import StateSchema
-from stateflow.types.bounds.decoded_size import PLAIN
-from stateflow.types.bounds.hashing_cost import PLAIN_KEYS
 from stateflow.types.columns.conversion import to_column
+from stateflow.types.decoded_size import PLAIN
 from stateflow.types.decoders import value_decoder
 from stateflow.types.serializers import payload_start, timestamp_of
 
 _SERIALIZED = pa.struct([pa.field("version", pa.int64(), False), pa.field("data", pa.binary(), False)])
 _FAILURES = (StateflowError, msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, OverflowError)
-_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
 WRITTEN_AT = pa.field("written_at", pa.int64())
 """Milliseconds since 1970, not a timestamp of Arrow: event time can be any number of 64 bits."""
 
@@ -96,14 +94,12 @@ class ValueReader:
 
 
 def _checked_payload(data: bytes) -> bytes:
-    """Returns the msgpack of a stored value; raises ValueError or CorruptFile for one that may take too much to decode.
+    """Returns the msgpack of a stored value; raises ValueError or CorruptFile for one that may take too much memory.
 
-    A value that a job could write is within these bounds of plain values.
+    A value that a job could write is within this bound of plain values.
     """
     payload = data[payload_start(data) :]
-    if len(payload) > _UNCHECKED:
-        PLAIN.check(payload)
-        PLAIN_KEYS.check(payload)
+    PLAIN.check(payload)
     return payload
 
 

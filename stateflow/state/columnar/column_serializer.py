@@ -142,7 +142,7 @@ def decode_column(
         shape: shape of the values.
         stored: the stored values.
         decode_each: decodes values one by one; its errors are raised.
-        unchecked_bytes: size of values up to which decoding them takes neither too much memory nor too much time.
+        unchecked_bytes: size of values up to which decoding them does not take too much memory.
     """
     if not (shape.by_columns and isinstance(shape, Leaf | Record)):
         return decode_each(stored)

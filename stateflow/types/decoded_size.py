@@ -7,6 +7,7 @@ host. The bound of a declared type is never below that of plain dicts and lists,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,20 +15,70 @@ import msgspec
 from msgspec import inspect
 
 from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
-from stateflow.types.bounds.msgpack_items import (
-    ARRAYS,
-    BINARY,
-    EXTENSIONS,
-    LARGE_ARRAYS,
-    LONG_TEXTS,
-    MAPS,
-    NUMBERS,
-    RUN_WIDTHS,
-    SHORT_TEXTS,
-    WIDTHS,
-    size_at,
-)
 from stateflow.types.declared_types import all_types
+
+# -- headers of msgpack's items ---------------------------------------------------------------------------------------
+
+ARRAYS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
+MAPS = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
+_LARGE_ARRAYS = b"\xdc\xdd"
+_SHORT_TEXTS, _LONG_TEXTS = bytes(range(0xA0, 0xC0)), b"\xd9\xda\xdb"
+_BINARY = b"\xc4\xc5\xc6"
+_LONG_EXTENSIONS = b"\xc7\xc8\xc9"
+"""First bytes of extensions with a size, which does not include the byte of their type."""
+_EXTENSIONS = _LONG_EXTENSIONS + bytes(range(0xD4, 0xD9))
+_SIZE_BYTES = {
+    **dict(zip(_BINARY + _LONG_EXTENSIONS + _LONG_TEXTS, (1, 2, 4) * 3, strict=True)),
+    **dict(zip(_LARGE_ARRAYS + b"\xde\xdf", (2, 4) * 2, strict=True)),
+}
+"""Width of the size after the first byte of binary data, extensions, long texts, and large arrays and maps."""
+
+
+def _widths() -> list[int]:
+    widths = [1] * 256
+    for width, tags in {2: "cc d0", 3: "cd d1 dc d4", 4: "d5", 5: "ca ce d2 dd", 6: "d6", 9: "cb cf d3"}.items():
+        for tag in bytes.fromhex(tags):
+            widths[tag] = width
+    widths[0xD7], widths[0xD8] = 10, 18
+    for tag in _SHORT_TEXTS:
+        widths[tag] = 1 + tag - _SHORT_TEXTS[0]
+    for tag in (*_BINARY, *_LONG_EXTENSIONS, *_LONG_TEXTS, 0xDE, 0xDF):
+        widths[tag] = 0
+    return widths
+
+
+_WIDTHS = _widths()
+"""Bytes from an item's first byte to the next item, by the first byte; 0 if a size follows it."""
+_NUMBERS = re.compile(
+    rb"([\x00-\x7f\xc0-\xc3\xe0-\xff]++)|((?:[\xcc\xd0].)++)|((?:[\xcd\xd1]..)++)|((?:[\xca\xce\xd2].{4})++)"
+    rb"|((?:\xcb.{8})++)|((?:[\xcf\xd3].{8})++)",
+    re.DOTALL,
+)
+"""Numbers of one width, which are counted together. The quantifiers are possessive: others keep a position for each
+number, which takes more memory than the decoded value."""
+_RUN_WIDTHS = (0, 1, 2, 3, 5, 9, 9)
+"""Width of a number by its group in `_NUMBERS`."""
+
+
+def container_header(data: bytes) -> tuple[int, int]:
+    """Returns the length of the header of an array or map, and the number of items in it: two for each entry."""
+    tag = data[0]
+    start, size = _size_at(data, 0) if tag in _SIZE_BYTES else (1, tag % 16)
+    return start, size * (2 if tag in MAPS else 1)
+
+
+def _size_at(data: bytes, at: int) -> tuple[int, int]:
+    """Returns the offset after a header with a size, and the size: of bytes, or the number of items or entries.
+
+    The size is at most that of the data after the header, whatever a header claims.
+    """
+    tag = data[at]
+    start = at + 1 + _SIZE_BYTES[tag]
+    size = int.from_bytes(data[at + 1 : start]) + (tag in _LONG_EXTENSIONS)
+    return start, min(size, len(data) - start)
+
+
+# -- the bound --------------------------------------------------------------------------------------------------------
 
 COPIES = 4
 """How often a value's bytes are in memory while it is decoded: compressed, as a block, as an entry, and as msgpack."""
@@ -53,7 +104,7 @@ def _plain_costs() -> list[int]:
     """Returns the memory of an item by its first byte, without the contents that follow a length."""
     costs = [_NUMBER] * 256
     costs[0xCF] = costs[0xD3] = _LONG
-    for tag in (*SHORT_TEXTS, *LONG_TEXTS, *BINARY, *EXTENSIONS):
+    for tag in (*_SHORT_TEXTS, *_LONG_TEXTS, *_BINARY, *_EXTENSIONS):
         costs[tag] = _CONTENT
     for tag in ARRAYS:
         costs[tag] = _LIST
@@ -98,7 +149,7 @@ class TypeMemory:
 
     def rough_size(self, data: bytes) -> int:
         """Returns a bound from the numbers of bytes alone: for a value never below `size`, and computed much faster."""
-        arrays, texts = _count(data, ARRAYS), _count(data, SHORT_TEXTS + LONG_TEXTS)
+        arrays, texts = _count(data, ARRAYS), _count(data, _SHORT_TEXTS + _LONG_TEXTS)
         large = _count(data, _LARGE_MAPS)
         maps = _count(data, _SMALL_MAPS) + large
         containers = arrays * (_LIST - _NUMBER) + maps * (_DICT - _NUMBER) + (arrays + maps) * self.container
@@ -115,21 +166,21 @@ class TypeMemory:
         while at < len(data):
             tag = data[at]
             used += costs[tag]
-            if width := WIDTHS[tag]:
+            if width := _WIDTHS[tag]:
                 at += width
                 if 0xA0 <= tag <= 0xBF:
                     used += width if data[at - width + 1 : at].isascii() else width * _WIDE
-                elif tag in LARGE_ARRAYS and (run := NUMBERS.match(data, at)):
-                    used += len(run[0]) // RUN_WIDTHS[run.lastindex or 0] * costs[run[0][0]]
+                elif tag in _LARGE_ARRAYS and (run := _NUMBERS.match(data, at)):
+                    used += len(run[0]) // _RUN_WIDTHS[run.lastindex or 0] * costs[run[0][0]]
                     at = run.end()
             elif tag in _LARGE_MAPS:
-                start, entries = size_at(data, at)
+                start, entries = _size_at(data, at)
                 used += _ENTRY * entries
                 at = start
             else:
-                start, length = size_at(data, at)
+                start, length = _size_at(data, at)
                 at = start + length
-                is_wide = tag in LONG_TEXTS and not data[start:at].isascii()
+                is_wide = tag in _LONG_TEXTS and not data[start:at].isascii()
                 used += length * (_WIDE if is_wide else 1)
                 in_error = max(in_error, length * (_WIDE_IN_ERROR if is_wide else _IN_ERROR) * self.error_texts)
             if used + in_error > limit:
