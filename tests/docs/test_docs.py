@@ -25,7 +25,6 @@ from stateflow.serving.registry import ServerLease
 from stateflow.state import handles
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer
-from stateflow_airflow.provider_info import get_provider_info
 from stateflow_airflow.versions import SUPPORTED, require_supported
 from tests.docs.pages import DOCS, ROOT, blocks, code, read, rows, section
 
@@ -121,12 +120,6 @@ def test_the_readme_the_pins_and_the_metadata_have_the_versions_that_are_checked
     for found in (pins, {**extra, "apache-airflow-core": extra["apache-airflow"]}):
         require_supported(found)
     versions.check_spark(pins["pyspark"])
-
-
-def test_nothing_is_promised_that_this_version_lacks() -> None:
-    assert read("CHANGELOG.md").partition("**Not yet**: ")[2].startswith("pattern matching, SQL")
-    promises = [PROJECT["description"], *PROJECT["keywords"], get_provider_info()["description"]]
-    assert [p for p in promises if re.search("pattern|SQL", p)] == []
 
 
 def test_the_readme_has_the_headline_of_the_scoreboard() -> None:

@@ -44,7 +44,7 @@ class Checkout:
     def totals(self) -> dict[str, float]:
         rows = DeltaTable(self.folder / "totals").to_pyarrow_table().to_pylist()
         assert len({row["customer"] for row in rows}) == len(rows)
-        return {row["customer"]: row["total"] for row in rows}
+        return {row["customer"]: row["amount"] for row in rows}
 
 
 def facts(lines: list[str]) -> list[str]:
