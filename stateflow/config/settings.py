@@ -36,8 +36,6 @@ class RunSettings:
         max_batches: maximum number of batches of a run.
         max_duration: the run ends with the first batch that completes after this time, counted from when it was
             restored.
-        max_tick_batches: maximum number of batches without rows at the end of a run, while timers are due; the next run
-            fires the rest.
         drain: treat all sources as ended once the run has caught up, which fires every event-time timer. ``stateflow
             run --drain`` and *Last run: drain* in Airflow set it. Use it for the last run only: on a schedule it would
             close every open session at the end of each run. A run that ends earlier, at a limit, does not drain.
@@ -52,7 +50,6 @@ class RunSettings:
     interval: timedelta | None = None
     max_batches: int | None = None
     max_duration: timedelta | None = None
-    max_tick_batches: int = 10
     drain: bool = False
     skip_idle: bool = True
     take_over: timedelta | None = None
@@ -156,40 +153,19 @@ class FixedDelay:
 
 @dataclass(frozen=True)
 class ExponentialDelay:
-    """Restart strategy ``exponential-delay``: each delay is `multiplier` times the one before, up to `max_backoff`.
+    """Restart strategy ``exponential-delay``: each delay is 1.5 times the one before, up to `max_backoff`.
 
     Attributes:
-        initial_backoff: delay of the first restart.
+        initial_backoff: delay of the first restart; each further one is 1.5 times the one before, and up to a tenth
+            more or less. After an hour without failure the delay is this one again, and the attempts are counted from
+            zero.
         max_backoff: maximum delay.
-        multiplier: factor from one delay to the next; at least 1.
-        reset_after: time without failure after which the delay is ``initial_backoff`` again and the attempts are
-            counted from zero.
-        jitter: random part of a delay, added or subtracted, as a fraction in [0, 1).
         attempts: maximum number of restarts; none for no limit.
     """
 
     initial_backoff: timedelta = timedelta(seconds=1)
     max_backoff: timedelta = timedelta(minutes=1)
-    multiplier: float = 1.5
-    reset_after: timedelta = timedelta(hours=1)
-    jitter: float = 0.1
     attempts: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.multiplier < 1:
-            raise ConfigError(
-                "the multiplier of restart delays is too small",
-                hint="use at least 1",
-                value=self.multiplier,
-                name="restart.exponential_delay.multiplier",
-            )
-        if self.jitter >= 1:
-            raise ConfigError(
-                "the jitter of restart delays is too large",
-                hint="use a value below 1",
-                value=self.jitter,
-                name="restart.exponential_delay.jitter",
-            )
 
 
 @dataclass(frozen=True)
@@ -252,9 +228,8 @@ class SavepointSettings:
         stop_format: format of the savepoint of a stop whose request names none: ``canonical`` or ``native``. Other
             savepoints are native unless the request names a format.
         worker_bytes: size of the state of one subtask for each worker that writes it in the canonical format. A worker
-            writes contiguous key groups.
+            writes contiguous key groups into one file; small subtasks share a worker.
         max_workers: maximum number of workers for one subtask.
-        files_per_worker: maximum number of files that a worker writes; small subtasks share a worker.
         native_files: maximum number of files for the keyed state of a native savepoint. They are written to local disk
             first, two at a time, instead of being linked. 0 copies the files as they are.
     """
@@ -262,7 +237,6 @@ class SavepointSettings:
     stop_format: Choice = CANONICAL
     worker_bytes: int = 5 << 30
     max_workers: int = 4
-    files_per_worker: int = 1
     native_files: Count = 0
 
     def __post_init__(self) -> None:

@@ -50,9 +50,6 @@ class StateSettings:
             more fails. At most 24 MiB.
         inline_below_bytes: the filesystem backend stores state of a subtask that is smaller in the manifest instead of
             a file. At most 1 MiB, and at most 16 MiB divided by the number of all subtasks.
-        ttl_cleanup_entries: maximum number of due expiry entries that a subtask processes per batch and state with a
-            time to live, with incremental RocksDB; each visited key group counts as three. A full snapshot removes all
-            expired entries. ``cleanup_incrementally`` of a state's declaration overrides it for that state.
         ttl_cleanup_interval: how often subtasks without rows remove expired entries of states with a time to live in
             processing time, if there are any, in a run that waits for input. While no input arrives, it makes a batch
             without rows for it, in which a subtask processes ten times as many entries.
@@ -71,7 +68,6 @@ class StateSettings:
     incremental: bool = True
     memory_limit_bytes: int = 5 << 20
     inline_below_bytes: int = 20 << 10
-    ttl_cleanup_entries: int = 1000
     ttl_cleanup_interval: timedelta = timedelta(minutes=1)
     cache_limit_bytes: int = 20 << 30
     max_key_bytes: int = EntryLimits.key_bytes

@@ -304,7 +304,17 @@ PIECES = [
 ]
 SETTINGS = [
     *("checkpoints", "retained", "run.max_batches", "max_parallelism", "local_dir", "spark.conf.x", "state.backend"),
-    *("restart.exponential_delay.jitter", "checkpoints.min_pause", "storage.shared", ".", "=", "0", "1", "-1", "1e999"),
+    *(
+        "restart.exponential_delay.attempts",
+        "checkpoints.min_pause",
+        "storage.shared",
+        ".",
+        "=",
+        "0",
+        "1",
+        "-1",
+        "1e999",
+    ),
     *("1h", "9" * 400 + "d", "0.1", "inf", "true"),
 ]
 TOML = [*PIECES, *SETTINGS, "\n", "[", "]", "{", "}", ",", '"', "a." * 700, "[[]]," * 500, '"""', "'''"]

@@ -72,7 +72,7 @@ class EntrySorter:
         return [subtask for subtask in self._subtasks if self._size(subtask)]
 
     def _work(self, subtasks: Sequence[NewSubtask], target: Target) -> SortBuckets:
-        to = Destination(folder=target.folder, files=1)
+        to = Destination(folder=target.folder)
         return SortBuckets(subtasks=list(subtasks), folders=[str(self._scratch)], to=to, of_rows=True)
 
     def _size(self, subtask: NewSubtask) -> int:

@@ -266,7 +266,7 @@ class ManifestCopy:
         """Writes keyed state in the canonical format, and copies all other files; returns the new manifest."""
         source = self.source
         shards = shards_of(source.manifest, source.max_parallelism, settings)
-        to = Destination(folder=self.folder, files=settings.files_per_worker)
+        to = Destination(folder=self.folder)
         files = workers.write(shards, source.storage, self.target, to)
         return self._with_subtasks(with_canonical_files(source.manifest, shards, files))
 

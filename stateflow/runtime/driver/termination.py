@@ -14,6 +14,7 @@ from stateflow.runtime.job.job import BatchResult
 CAUGHT_UP = "caught-up"
 DRAINED = "drained"
 SIGNAL = "signal"
+_MOST_TICKS = 10
 
 
 class RunBounds:
@@ -71,7 +72,7 @@ def run_ticks(run: JobRun, bounds: RunBounds, on_batch: Callable[[BatchResult], 
 
     Called when the run has caught up: bounded sources have ended, and all sources if the run drains. The watermark of a
     batch is that of the batches before it, so only these batches reach the watermark of the last rows. Timers that are
-    still due after `run.max_tick_batches` batches are left to the next run.
+    still due after ten batches are left to the next run.
 
     Args:
         run: started.
@@ -83,7 +84,7 @@ def run_ticks(run: JobRun, bounds: RunBounds, on_batch: Callable[[BatchResult], 
     """
     ended = run.ended_sources
     done = DRAINED if run.job.settings.run.drain else CAUGHT_UP
-    for _ in range(run.job.settings.run.max_tick_batches):
+    for _ in range(_MOST_TICKS):
         if run.stopped:
             return run.stopped
         if bounds.reached is not None:

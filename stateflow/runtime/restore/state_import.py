@@ -110,7 +110,7 @@ def _copied(target: ImportTarget, manifest: Manifest, location: StateLocation) -
 def _rekeyed(target: ImportTarget, manifest: Manifest, location: StateLocation) -> Manifest:
     check_no_raw_keyed(manifest.operators, location)
     complete = replace_keys(manifest, {f.key: f"{location.folder}{f.key}" for f in files_of(manifest)})
-    to = Destination(folder=target.folder, files=1, prefix=target.prefix)
+    to = Destination(folder=target.folder, prefix=target.prefix)
     rekeyed = rekey(location.storage, complete, target.storage, to, target.max_parallelism)
     others = replace(manifest, operators=[replace(o, subtasks=[]) for o in manifest.operators])
     copied = _copied(target, others, location)

@@ -16,6 +16,8 @@ from stateflow.state.kinds.ttl.cleanup import TtlCleanup
 
 NEVER = (1 << 63) - 1
 """The time of a subtask in which no entry can expire."""
+_ENTRIES = 1000
+"""Maximum number of expiry entries that a subtask processes in a batch for a state whose declaration sets none."""
 _WITHOUT_ROWS = 10
 """A subtask without rows removes so many times as many entries: no row waits for it."""
 
@@ -27,7 +29,7 @@ class TtlSchedule:
     Attributes:
         base: the state that the subtask starts from.
         now: the processing time of the batch, in milliseconds.
-        settings: limits and interval.
+        settings: backend and interval.
     """
 
     base: Base
@@ -50,7 +52,7 @@ class TtlSchedule:
         if self.settings.snapshots_are_full:
             cleanup.remove_all()
         else:
-            cleanup.remove_some(self.settings.ttl_cleanup_entries * (_WITHOUT_ROWS if is_thorough else 1))
+            cleanup.remove_some(_ENTRIES * (_WITHOUT_ROWS if is_thorough else 1))
         shortest = cleanup.shortest_ttl()
         if shortest is None:
             return None

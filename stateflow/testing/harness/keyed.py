@@ -45,7 +45,7 @@ class KeyedHarness:
         side_outputs: tags whose rows `side_output` returns.
         on_error: error policy for a function object; see `KeyedStream.process`.
         backend: the state backend; by default in memory.
-        settings: further settings, as for `env.configure`: ``parallelism=2, state__ttl_cleanup_entries=10``. By
+        settings: further settings, as for `env.configure`: ``parallelism=2, rocksdb__compact_at_files=2``. By
             default, the parallelism is 1 and the max parallelism 128.
 
     Raises:

@@ -40,7 +40,7 @@ from tests.support.stores import RocksStoreFixture, base_of
 from tests.support.table_files import ATTACKS, ForgedTable, restart_outside
 
 ALL = KeyGroupRange(0, 127)
-TO = Destination(folder="savepoint/", files=1)
+TO = Destination(folder="savepoint/")
 CHANGED = (
     "import sys\n"
     "from stateflow.checkpoint.savepoints.canonical import worker_process\n"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided
+from stateflow.checkpoint.savepoints.canonical.shares import Shard
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import open_private
@@ -32,8 +32,6 @@ class Destination(Document, frozen=True, kw_only=True):
 
     folder: str
     """Prefix of the savepoint's keys, which its document does not have."""
-    files: int
-    """Maximum number of files of a worker."""
     prefix: str = SAVEPOINT_FILES
     """Prefix of the files' keys in the savepoint."""
 
@@ -103,7 +101,7 @@ class Storages:
 
 
 def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
-    """Writes the shards of one worker.
+    """Writes the shards of one worker one after the other into one object of the savepoint.
 
     The checkpoint must be pinned. Memory is that of one block and one open store, whatever the size of the state; local
     disk has the copies, and one file of the savepoint.
@@ -111,7 +109,7 @@ def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> 
     Args:
         share: the shards.
         storages: the checkpoint and the savepoint.
-        to: the folder, and the number of files.
+        to: prefixes of the object's key.
 
     Returns:
         The canonical file of each shard, with keys relative to the savepoint's folder. Its name in the store has to be
@@ -120,13 +118,8 @@ def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> 
     Raises:
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
-    return [file for group in divided(share, to.files) for file in _write_file(group, storages, to)]
-
-
-def _write_file(shards: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
-    """Writes shards one after the other into one object of the savepoint."""
     with ScratchFolder() as scratch:
-        encoded = [canonical_file.encode(shard.header, storages.entries(shard)) for shard in shards]
+        encoded = [canonical_file.encode(shard.header, storages.entries(shard)) for shard in share]
         return store_files(encoded, storages.target, to, scratch.path)
 
 
