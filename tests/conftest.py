@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.running import CANARY, JDBC_JARS, files_with
 from tests.support.distribution import files_and_long_tests, is_distributed_alone
+from tests.support.durations import Durations
 from tests.support.screens import ScreenFile
 
 if TYPE_CHECKING:
@@ -67,9 +68,14 @@ _SPARK = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With ``-k`` and ``-m`` together, syrupy takes golden files of tests that do not run for unused ones."""
+    """Registers the plugin that records durations.
+
+    With ``-k`` and ``-m`` together, syrupy takes golden files of tests that do not run for unused ones.
+    """
     if config.option.keyword and config.option.markexpr:
         config.option.disable_unused_snapshots = True
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
 
 
 @pytest.hookimpl(trylast=True)
