@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -87,18 +88,18 @@ class Walk:
 
 def recorded(walk: Walk, work: Callable[[], object]) -> Walk:
     """Does some work, and records the calls of a walk in all threads."""
-    prefix, local = f"{PACKAGE}/", threading.local()
+    prefix = f"{PACKAGE}/"
+    inside: Counter[int] = Counter()
+    outside: Counter[int] = Counter()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if event not in ("call", "return") or not code.co_filename.startswith(prefix):
             return
-        step = 1 if event == "call" else -1
-        if code.co_qualname in walk.without:
-            local.outside = getattr(local, "outside", 0) + step
-        if code.co_qualname in walk.roots:
-            local.inside = getattr(local, "inside", 0) + step
-        if event == "call" and getattr(local, "inside", 0) and not getattr(local, "outside", 0):
+        thread, step = threading.get_ident(), 1 if event == "call" else -1
+        outside[thread] += step * (code.co_qualname in walk.without)
+        inside[thread] += step * (code.co_qualname in walk.roots)
+        if event == "call" and inside[thread] > 0 and not outside[thread]:
             walk.calls += 1
             walk.files.setdefault(code.co_filename.removeprefix(prefix), code.co_qualname)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ class Durations:
     """A plugin that adds up set-up, call and clean-up of each test, of all workers."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Is called in the process that collects the workers' reports, and in each worker for its own."""
