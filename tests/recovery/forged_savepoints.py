@@ -197,9 +197,9 @@ def attack_table(
     forged.seal()
 
 
-@_forgery(Outcome.REFUSED, "rocksdb")
+@_forgery(Outcome.ANY, "rocksdb")
 def _a_loop_without_an_end(forged: ForgedSavepoint) -> None:
-    """Only the process that opens a store first finds this one."""
+    """The structure of this one is right: a read ends where the keys go back."""
     attack_table(forged, endless_groups, {b"\0\1": b"", b"\0\3": b""})
 
 

@@ -31,7 +31,6 @@ from stateflow.scratch_folder import PREFIX
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import entries_of
-from stateflow.state.backends.rocksdb import check
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import KeyGroupRange
@@ -253,18 +252,6 @@ def test_a_worker_checks_the_structure_of_a_store(root: _Root, worker: RunningWo
         with raises(CorruptFile, file=f"data/{attack.__name__}"):
             result.stored()
     assert worker.run(root.task(1)).stored()
-
-
-def test_a_store_is_opened_in_a_child_process_first_only_if_the_process_must_not_crash(
-    root: _Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = root.task(1)
-    monkeypatch.setattr(check, "probe", lambda *_: "opened in a child process")
-    with raises(CorruptFile, reason="opened in a child process"):
-        LocalWorkers().do([task.work], Volume(root.storage, root.storage, 1))
-    with RunningWorker(_changed("check.probe = None")) as unable:
-        (file,) = unable.run(task).stored()
-    assert len(root.stored(file)) == 100
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGXCPU])

@@ -40,12 +40,6 @@ def _check_nothing(*_: object) -> None:
     """RocksDB opens stores from elsewhere without a check."""
 
 
-@MUTANTS.plant("no-child", (check, "probe"))
-def _open_nothing(*_: object) -> str:
-    """No child process opens a store first."""
-    return ""
-
-
 @MUTANTS.plant("verify-opens-nothing", (verification, "_open_stores"))
 def _open_no_stores(*_: object) -> None:
     """The verification of a savepoint compares hashes only."""
@@ -54,8 +48,8 @@ def _open_no_stores(*_: object) -> None:
 MUTANTS.add(
     Mutant(
         "trusted-numbers",
-        "The numbers of a store's manifest are not checked, and no child process opens the store first.",
-        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65), (check, "probe", _open_nothing)),
+        "The numbers of a store's manifest are not checked.",
+        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65)),
     )
 )
 

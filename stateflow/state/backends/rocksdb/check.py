@@ -2,8 +2,7 @@
 
 A store is checked once on each host: the cache remembers the stores that this host has written or checked. A user
 who may write a job root or a savepoint can choose the bytes of a store and record the hashes that fit, and RocksDB
-trusts its files: a forged one could crash or block the process. So Python follows the structure of every data file,
-and a child process opens the store first. A process that may crash without harm needs no child.
+trusts its files: a forged one could crash the process. So Python follows the structure of every data file.
 """
 
 from __future__ import annotations
@@ -11,24 +10,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
-
-import rocksdict
 
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
-from stateflow.process_limits import ChildLimits, failure_of, is_isolated
+from stateflow.process_limits import is_isolated
 from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, write_manifest
 from stateflow.state.backends.rocksdb.tables.file import check_table_file
-from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, remove_tree
+from stateflow.state.files.host_cache import HostCache, damaged_copy, remove_tree
 from stateflow.state.handles import StateFile
 
-_PROGRAM = "probe_program.py"
-_MEMORY_BYTES = 100 << 20
-_CPU_SECONDS = 2
-_STORED_BYTES_PER_CPU_SECOND = 100 << 20
 _LONGEST_REASON = 300
 
 
@@ -68,10 +60,6 @@ def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: 
         targets = {scratch / name: file for name, file in used.items()}
         # A file is checked while others are fetched, which is most of the time of a restore.
         cache.link_all(targets, lambda path: _check_structure(cache, path, targets[path]))
-        # The structure is checked in any case: RocksDB skips the rest of some forged blocks without an error.
-        if not is_isolated():
-            complete_store(scratch, cache, manifest, used)
-            _check_in_child(scratch, cache, used)
     finally:
         remove_tree(scratch)
     cache.remember_checked(known)
@@ -113,14 +101,6 @@ def _check_structure(cache: HostCache, path: Path, file: StateFile) -> None:
         cache.remember_checked(file.sha256)
 
 
-def _check_in_child(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
-    reason = probe(folder, sum(file.size for file in files.values()))
-    if reason:
-        damaged = [name for name, file in files.items() if not has_content(folder / name, file)]
-        name = damaged[0] if damaged else next(iter(files))
-        raise _unsafe(cache, folder / name, files[name], reason)
-
-
 def _unsafe(cache: HostCache, path: Path, file: StateFile, reason: str) -> CorruptFile:
     """Returns the error for a file that cannot be read; drops a damaged copy, which the next attempt fetches again."""
     if cache.drop_damaged([file]):
@@ -131,11 +111,3 @@ def _unsafe(cache: HostCache, path: Path, file: StateFile, reason: str) -> Corru
         file=file.handle.key,
         reason=reason[:_LONGEST_REASON],
     )
-
-
-def probe(folder: Path, stored_bytes: int) -> str:
-    """Opens a store in a child process; returns why that failed, or an empty string."""
-    program = resources.files(__package__).joinpath(_PROGRAM).read_text()
-    packages = Path(rocksdict.__file__).parents[1]
-    cpu_seconds = _CPU_SECONDS + stored_bytes // _STORED_BYTES_PER_CPU_SECOND
-    return failure_of(program, (folder, packages), ChildLimits(_MEMORY_BYTES, cpu_seconds))
