@@ -31,7 +31,7 @@ from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory, check_deco
 
 log = logging.getLogger(__name__)
 
-_CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
+_CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints-[0-9]+-[0-9a-f]{8}\.json")
 BACKGROUND = "background"
 """Kind of the records of failed background work."""
 FAILURE = "failure"
@@ -224,7 +224,7 @@ class Integrity(StrEnum):
     VERIFIED = "verified"
     """An index of the log contains its hash, or the manifest of the newest checkpoint contains the record."""
     UNVERIFIED = "unverified"
-    """It is newer than the index, or a version without indexes wrote it."""
+    """It is newer than the index."""
     CHANGED = "changed"
     """Its object was changed after it was recorded."""
 
@@ -266,14 +266,11 @@ def _identity(record: CheckpointRecord) -> tuple[int, int, str]:
 
 def _read(storage: Storage, key: str) -> Sequence[Record]:
     """Returns the records of an object; none if it does not decode or was just trimmed."""
-    matched = _CHECKPOINTS.fullmatch(key)
     try:
         data = storage.get(key, LIMIT)
-        if matched is None:
-            return [decode_json(ActionRecord, data)]
-        if matched[1] is None:
-            return [decode_json(CheckpointRecord, data)]
-        return decode_json(list[CheckpointRecord], data)
+        if _CHECKPOINTS.fullmatch(key):
+            return decode_json(list[CheckpointRecord], data)
+        return [decode_json(ActionRecord, data)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
         return []
 

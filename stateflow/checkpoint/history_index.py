@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import Head
@@ -24,8 +23,6 @@ from stateflow.storage.paths import HISTORY, history_index_key, history_records,
 
 LIMIT = 16 << 20
 """Size of the largest history object that is written or read, in bytes."""
-_NEW_AT_ONCE = 1000
-"""Number of new objects that one update reads; a job root of an older version may have many."""
 _READERS = 8
 _ATTEMPTS = 3
 _SHOWN = 5
@@ -94,8 +91,8 @@ class HistoryIndexWriter:
         found = [blob.key for blob in self._root.storage.list(HISTORY)]
         beyond = frozenset(keys_beyond({*found, *before.objects}, keep))
         kept = {key: digest for key, digest in before.objects.items() if key not in beyond}
-        new = islice((key for key in reversed(found) if key not in kept and key not in beyond), _NEW_AT_ONCE)
-        objects = dict(sorted({**kept, **_digests(self._root.storage, list(new))}.items()))
+        new = [key for key in found if key not in kept and key not in beyond]
+        objects = dict(sorted({**kept, **_digests(self._root.storage, new)}.items()))
         after = HistoryIndex(objects=objects, lost=_still_lost(before.lost, objects, keep))
         if after != before or (self.handle is None and (objects or after.lost)):
             self._write(after, head)
@@ -157,7 +154,7 @@ class HistoryCheck:
         changed: keys of objects with another content than in the index.
         missing: keys of objects in the index that do not exist.
         lost: keys of indexes that do not exist, or are not as the log records them.
-        unverified: keys of objects that no index contains: they are newer, or a version without indexes wrote them.
+        unverified: keys of objects that no index contains: they are newer.
     """
 
     verified: frozenset[str] = frozenset()

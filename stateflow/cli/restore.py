@@ -245,9 +245,8 @@ def _print_plan(plan: RestorePlan) -> None:
     print_text(f"{plan.job}: from checkpoint {plan.checkpoint_id} to {plan.label} ({describe_target(plan)})")
     if plan.savepoint:
         print_text(f"savepoint: {plan.savepoint} (claim mode {plan.claim_mode.value})")
-    if plan.job_file:
-        other = f"; {plan.other_code}" if plan.other_code else ""
-        print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)}){other}")
+    other = f"; {plan.other_code}" if plan.other_code else ""
+    print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)}){other}")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
         print_text()
         console.print(table)

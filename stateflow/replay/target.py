@@ -93,8 +93,7 @@ def find_target(root: JobRoot, head: Head, batch: int) -> TargetCheckpoints:
             batch=batch,
             kept=replayable_batches(root, kept),
         )
-    manifest = root.checkpoints.manifest_of(kept[batch])
-    parent = _parent(root, manifest, batch, kept)
+    parent = root.checkpoints.manifest_of(kept[batch]).parent
     if parent is None:
         raise ConfigError(
             "the checkpoint was made by a restore, not by a batch",
@@ -122,21 +121,10 @@ def replayable_batches(root: JobRoot, kept: Mapping[int, EntryRef]) -> list[int]
     newest = sorted(kept, reverse=True)[:_SHOWN]
     found = []
     for number in newest:
-        parent = _parent(root, root.checkpoints.manifest_of(kept[number]), number, kept)
+        parent = root.checkpoints.manifest_of(kept[number]).parent
         if parent is not None and (parent == 0 or parent in kept):
             found.append(number)
     return sorted(found)
-
-
-def _parent(root: JobRoot, manifest: Manifest, number: int, kept: Mapping[int, EntryRef]) -> int | None:
-    """Returns the id of the checkpoint before a batch, 0 for none; None for a checkpoint that no batch led to."""
-    if manifest.parent is not None or manifest.record is None:
-        return manifest.parent
-    # An older version did not record it. Epochs grow along the job's state, so an older one shows an earlier state.
-    older = max((known for known in kept if known < number), default=0)
-    if not older:
-        return 0 if manifest.epoch == 1 else -1
-    return older if root.checkpoints.manifest_of(kept[older]).epoch < manifest.epoch else -1
 
 
 def plan_replay(manifest: Manifest, base: Manifest | None) -> PlannedReplay:
@@ -157,9 +145,8 @@ def plan_replay(manifest: Manifest, base: Manifest | None) -> PlannedReplay:
     if manifest.batches:
         return PlannedReplay(tuple(_recorded(manifest.batches, start, end)))
     number = manifest.epoch - (base.epoch if base else 0)
-    record = manifest.record
     planned = PlannedBatch(
-        processing_time=_time(record.triggered_at if record and record.triggered_at else "1970-01-01T00:00:00+00:00"),
+        processing_time=_time(manifest.record.triggered_at if manifest.record else ""),
         checkpoint_id=manifest.parent or 0,
         start=start,
         end=end,

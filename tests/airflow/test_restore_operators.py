@@ -195,6 +195,8 @@ def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertio
         **job,
         **target,
         **other,
+        "job_file": "/jobs/<j>.py",
+        "job_file_changed_at": "2026-01-31T02:00:00+00:00",
         "parallelism": 2,
         "operators": ["a"],
         "states": [{**state, "action": "matched", "to_parallelism": 2}, state],

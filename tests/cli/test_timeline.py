@@ -153,8 +153,8 @@ def test_records_are_in_the_order_of_the_log_and_then_of_time(ordered: list[Reco
 
 
 def test_a_line_has_time_kind_author_reason_size_and_duration(golden: SnapshotAssertion) -> None:
-    # Of a run without a number, as older versions wrote it; of one that is its generation; of one that is not.
-    runs = [(4, 0, 0.4), (5, 7, 999), (6, 12, 59_000), (7, 12, 90_000)]
+    # Of a run whose number is its generation; of one where it is not.
+    runs = [(4, 7, 0.4), (5, 7, 999), (6, 12, 59_000), (7, 12, 90_000)]
     of_runs = [checkpoint(n, 0, generation=7, run=run, reason="nightly", duration_ms=ms) for n, run, ms in runs]
     made = ActionRecord(
         seq=8,

@@ -86,7 +86,7 @@ class Launcher:
 
     def is_of_this_turn(self, launch: Launch) -> bool:
         """Returns whether the task has not been cleared since the launch."""
-        return launch.turn is None or launch.turn == self.turn
+        return launch.turn == self.turn
 
     def next_folder(self) -> Path:
         """Returns the folder of the next launch; `start` creates it."""

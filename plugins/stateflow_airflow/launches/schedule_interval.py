@@ -41,17 +41,17 @@ def interval_after(timetable: object, due: datetime) -> timedelta | None:
     return following - due
 
 
-def warn_if_longer(duration_s: float | None, dag: DAG | None, dag_run: DagRunProtocol) -> bool:
+def warn_if_longer(duration_s: float, dag: DAG | None, dag_run: DagRunProtocol) -> bool:
     """Logs a warning if a scheduled run took longer than until the next one was due; returns whether it did.
 
     DAG runs that users or assets have triggered, and those of backfills, are not compared.
 
     Args:
-        duration_s: seconds that the program ran; None if an older version of stateflow ran it.
+        duration_s: seconds that the program ran.
         dag: the DAG; None for a task outside of a DAG.
         dag_run: the DAG run.
     """
-    if duration_s is None or dag is None or dag_run.run_type != _SCHEDULED:
+    if dag is None or dag_run.run_type != _SCHEDULED:
         return False
     interval = interval_after(dag.timetable, dag_run.run_after)
     if interval is None or duration_s <= interval.total_seconds():

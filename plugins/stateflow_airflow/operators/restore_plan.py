@@ -47,8 +47,6 @@ def _savepoint(plan: RestorePlan) -> str:
 
 
 def _job_file(plan: RestorePlan) -> str:
-    if not plan.job_file:
-        return ""
     at = escaped(plan.job_file_changed_at[:19].replace("T", " "))
     other = f"; {escaped(plan.other_code)}" if plan.other_code else ""
     return f"**Job file**: {escaped(plan.job_file)}, changed at {at} UTC{other}"

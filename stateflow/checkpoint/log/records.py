@@ -35,8 +35,8 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     checkpoint, whose id only the log entry has."""
     generation: int
     ordinal: int
-    run: int = 0
-    """Number of its run, counted from the job's first; 0 in records of older versions."""
+    run: int
+    """Number of its run, counted from the job's first."""
     committed_at: str
     """When it completed or failed; in a manifest's own record, when the manifest was written."""
     duration_ms: float
@@ -47,8 +47,8 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     rows_in: int
     rows_out: dict[str, int]
     compaction_bytes: int = 0
-    by: str = ""
-    """Host and process id of the run's driver; empty in records of older versions."""
+    by: str
+    """Host and process id of the run's driver."""
     reason: str = ""
     """Who or what requested the run."""
     status: str = COMPLETED

@@ -85,8 +85,8 @@ class SinkChange(Document, frozen=True, kw_only=True):
     uid: str
     mode: SinkMode
     table_id: str
-    table: str = ""
-    """Its path or address; empty in plans of older versions, and for sinks without one."""
+    table: str
+    """Its path or address; empty for sinks without one."""
     now: int
     """Version of the table when the plan was created."""
     then: int | None = None
@@ -161,11 +161,11 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Checkpoints since the target, whose output kept tables have; None when the job has no records of them."""
     run_open: bool = False
     """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
-    graph: GraphPlan = GraphPlan()
+    graph: GraphPlan
     """Changes of the graph."""
     made_at: str
     job_file: str = ""
-    """Path of the job file that the plan was created with; empty in plans of older versions."""
+    """Path of the job file that the plan was created with."""
     job_file_changed_at: str = ""
     """When that file was last modified."""
     code: str = ""

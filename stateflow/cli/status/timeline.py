@@ -260,12 +260,10 @@ def _text(record: Record) -> str:
 
 
 def _run(record: CheckpointRecord) -> str:
-    """Returns the number of a checkpoint's run; its generation for records of older versions, which have no number."""
-    generation = f"generation {record.generation}"
-    reason = " ".join(record.reason.split())
-    more = [reason, generation if 0 < record.run != record.generation else ""]
-    details = ", ".join(filter(None, more))
-    return (f"run {record.run}" if record.run else generation) + (f" ({details})" if details else "")
+    """Returns the number of a checkpoint's run, with the run's reason, and its generation if that differs."""
+    generation = f"generation {record.generation}" if record.run != record.generation else ""
+    details = ", ".join(filter(None, [" ".join(record.reason.split()), generation]))
+    return f"run {record.run}" + (f" ({details})" if details else "")
 
 
 def _parts(text: str, width: int) -> list[str]:

@@ -8,7 +8,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan
-from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction, is_outdated
+from stateflow.checkpoint.restore.plan_document import RestorePlan, is_outdated
 from stateflow.checkpoint.restore.targets import Target, kept_checkpoint
 from stateflow.checkpoint.savepoints.catalog import open_savepoint, savepoint_uri
 from stateflow.errors import ConfigError, PlanOutdated
@@ -42,10 +42,8 @@ def check_planned_job(job: Job, plan: RestorePlan) -> None:
 def planned_graph(plan: RestorePlan) -> GraphRequest:
     """Returns what the user has decided about the graph in a plan."""
     graph = plan.graph
-    # Plans of older versions have only the result.
-    drop = graph.drop or [change.uid for change in plan.states if change.action is StateAction.DROPPED]
     at = datetime.fromisoformat(graph.at or plan.made_at)
-    return GraphRequest(GraphChanges(tuple(graph.maps), tuple(graph.sources)), frozenset(drop), at)
+    return GraphRequest(GraphChanges(tuple(graph.maps), tuple(graph.sources)), frozenset(graph.drop), at)
 
 
 def check_planned_graph(found: ChangedGraph, plan: RestorePlan) -> None:

@@ -29,7 +29,9 @@ def _plan(**more: Any) -> RestorePlan:
     target = {"target": "3", "label": "checkpoint 3", "target_checkpoint": 3, "target_sha256": "s"}
     changes: dict[str, Any] = {"operators": ["a"], "states": [], "sources": [], "sinks": [], "parallelism": 2}
     times = {"target_at": "2026-01-31T03:00:00+00:00", "made_at": "now"}
-    return RestorePlan(**{"mode": SinkMode.RESTORE, **current, **target, **changes, **times, **more})
+    return RestorePlan(
+        **{"mode": SinkMode.RESTORE, "graph": GraphPlan(), **current, **target, **changes, **times, **more}
+    )
 
 
 def _source(held: bool | None, files: int | None = None) -> SourceChange:
@@ -41,7 +43,7 @@ def _changed(action: SourceAction, uid: str = "s") -> SourceChange:
 
 
 def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: str = "out") -> SinkChange:
-    return SinkChange(uid=uid, mode=mode, table_id="t", now=9, then=3, others=others)
+    return SinkChange(uid=uid, mode=mode, table_id="t", table="", now=9, then=3, others=others)
 
 
 SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]

@@ -152,6 +152,5 @@ def _counted(rows: int | None) -> str:
     if rows is None:
         return "an unknown number of rows"
     if rows == 0:
-        # Plans of older versions have this text, and their execution compares it.
         return "as many rows as before"
     return f"{abs(rows)} {'row' if abs(rows) == 1 else 'rows'} {'more' if rows > 0 else 'fewer'}"
