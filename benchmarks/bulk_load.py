@@ -145,7 +145,7 @@ def _cp(source: Path, target: Path) -> float:
 
 def _build(folder: Path, size: Size) -> OperatorState:
     states = [_build_subtask(folder, size, subtask) for subtask in range(size.parallelism)]
-    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], states=[], subtasks=states)
+    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], key_names=[], states=[], subtasks=states)
 
 
 def _build_subtask(folder: Path, size: Size, subtask: int) -> SubtaskState:

@@ -122,7 +122,7 @@ def _open(work: _Opening) -> tuple[float, float, int]:
 
 def _build(root: Path, scratch: Path, size: Size) -> OperatorState:
     states = [_build_subtask(root, scratch, size, subtask) for subtask in range(size.parallelism)]
-    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], states=[], subtasks=states)
+    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], key_names=[], states=[], subtasks=states)
 
 
 def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> SubtaskState:

@@ -150,7 +150,7 @@ class OperatorStates:
         return DecodedKey(parts[: self._columns], parts[self._columns], map_key, time, domain or "")
 
 
-_NOTHING = OperatorState(uid="", parallelism=1, key_types=[], states=[], subtasks=[])
+_NOTHING = OperatorState(uid="", parallelism=1, key_types=[], key_names=[], states=[], subtasks=[])
 
 
 def _ids_of(operator: OperatorState | None) -> dict[bytes, StateSchema | None]:
@@ -160,10 +160,10 @@ def _ids_of(operator: OperatorState | None) -> dict[bytes, StateSchema | None]:
 def _pairs(old: OperatorState | None, new: OperatorState | None) -> Iterable[StatePair]:
     before = {schema.name: schema for schema in (old or _NOTHING).states}
     after = {schema.name: schema for schema in (new or _NOTHING).states}
-    for name in before | after:
+    for name, found in (before | after).items():
         first, second = before.get(name), after.get(name)
         if first is None or second is None or first.kind == second.kind:
-            yield StatePair(name, (second or first or _NO_STATE).kind, first, second)
+            yield StatePair(name, found.kind, first, second)
         else:
             yield StatePair(name, first.kind, first, None)
             yield StatePair(name, second.kind, None, second)
@@ -171,9 +171,6 @@ def _pairs(old: OperatorState | None, new: OperatorState | None) -> Iterable[Sta
 
 def _kind(schema: StateSchema | None) -> str:
     return "" if schema is None else schema.kind
-
-
-_NO_STATE = StateSchema(name="", kind="", value_type="")
 
 
 def id_of(pair: StatePair) -> tuple[bytes, ...]:

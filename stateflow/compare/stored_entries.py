@@ -18,8 +18,7 @@ from stateflow.errors import ConfigError, StateError
 from stateflow.private_files import make_folders
 from stateflow.state.backends.entry_stream import EntryBlock, select_key_groups
 from stateflow.state.backends.factory import StoreLocation, read_blocks
-from stateflow.state.backends.rocksdb.manifest import StoreManifest
-from stateflow.state.backends.rocksdb.rescale import read_store_manifest
+from stateflow.state.backends.rocksdb.manifest import StoreManifest, manifest_of
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.rehash import Rehash
@@ -109,7 +108,7 @@ class EntryReader:
         """
         if subtask.backend != "rocksdb":
             return None
-        return read_store_manifest(self._cache(side), subtask) if subtask.has_store else StoreManifest((), 0)
+        return manifest_of(subtask) if subtask.has_store else StoreManifest((), 0)
 
     def _cache(self, side: Side) -> HostCache:
         make_folders(self.scratch)

@@ -20,9 +20,10 @@ from stateflow.query.columns.operator_table import OperatorTable
 from stateflow.query.columns.state_table import key_fields
 from stateflow.query.columns.value_reader import ValueReader
 from stateflow.state.columnar.key_reader import KEY_GROUP
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
 from stateflow.types.key_encoding import decode_key
 
+_NONE = TypeSchema(root=TypeNode(kind="none"))
 _CHANGE = pa.field("change", pa.string(), nullable=False)
 _OWN_VALUES = {"position", "value", "written_at"}
 """Columns of a state's table that are not part of a key."""
@@ -89,7 +90,7 @@ def _read_keyed(table: KeyedTable, keys: Sequence[bytes]) -> Columns:
 def _schema_of(pair: StatePair) -> StateSchema:
     """Returns a schema for the keys of a state; a map whose keys have two types has those of `KEY_PART`."""
     old, new = pair.old, pair.new
-    found = new or old or StateSchema(name=pair.name, kind=pair.kind, value_type="")
+    found = new or old or StateSchema(name=pair.name, kind=pair.kind, value_type="", type=_NONE)
     if old is not None and new is not None and old.key_type != new.key_type:
         return msgspec.structs.replace(found, key_type="")
     return found

@@ -74,7 +74,7 @@ class ValueComparison:
 
 
 def _common_type(old: StateSchema | None, new: StateSchema | None) -> tuple[str, TypeSchema | None]:
-    if old is None or new is None or old.type is None or new.type is None:
+    if old is None or new is None:
         return "neither", None
     if old.type.serializer or new.type.serializer:
         # Only the job has the code that decodes these values, so the bytes that it has written are compared.

@@ -178,7 +178,7 @@ def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]
     root = open_root(job_root)
     head = root.head()
     retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return frozenset(r.checkpoint_id for r in records if is_ancestor(head, r.checkpoint_id, retained) is False)
+    return frozenset(r.checkpoint_id for r in records if not is_ancestor(head, r.checkpoint_id, retained))
 
 
 def _pending_records(storage: Storage) -> list[CheckpointRecord]:

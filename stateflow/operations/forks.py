@@ -244,6 +244,7 @@ def _parent_format(source: JobFormat, target: Target) -> JobFormat:
         job_uuid=document.job_uuid,
         max_parallelism=document.max_parallelism,
         key_types=key_types,
+        shadow=source.shadow,
     )
 
 

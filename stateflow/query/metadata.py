@@ -133,24 +133,23 @@ def _checkpoint_rows(root: JobRoot, head: Head) -> list[Row]:
     with ThreadPoolExecutor(_READERS) as pool:
         sizes = list(pool.map(lambda ref: _bytes_of(root, ref), refs))
     rows: list[Row] = []
-    for ref, (at, size) in zip(refs, sizes, strict=True):
+    for ref, size in zip(refs, sizes, strict=True):
         pins = [_pin_row(pin) for pin in head.entry.pinned if pin.checkpoint == ref]
         is_current = ref == head.checkpoint
         about = {"id": ref.id, "name": None, "kind": "checkpoint", "is_current": is_current}
-        rows.append({**about, "at": _time(ref.at or at), "bytes": size, "pins": pins})
+        rows.append({**about, "at": _time(ref.at), "bytes": size, "pins": pins})
     return rows
 
 
-def _bytes_of(root: JobRoot, ref: EntryRef) -> tuple[str, int | None]:
-    """Returns the time of a checkpoint and the size of its state; None if the run has released it by now."""
+def _bytes_of(root: JobRoot, ref: EntryRef) -> int | None:
+    """Returns the size of a checkpoint's state; None if the run has released it by now."""
     try:
-        found = root.checkpoints.resolve(ref)
-        return found.at, root.checkpoints.manifest_of(found).full_bytes
+        return root.checkpoints.manifest_of(ref).full_bytes
     except MissingFile:
         newest = JobRoot(root.log, root.clock, root.writer)
         if ref in newest.checkpoints.kept(newest.head()):
             raise
-        return ref.at, None
+        return None
 
 
 def _savepoint_row(stored: StoredSavepoint) -> Row:

@@ -93,7 +93,7 @@ class StateDescription(msgspec.Struct, frozen=True, kw_only=True):
         state: name within the operator.
         kind: ``value``, ``map``, ``reducing`` or ``aggregating``.
         value_type: the declared type, as text.
-        key_names: names of the key columns; ``key``, or ``key_1`` and so on, in checkpoints that did not record them.
+        key_names: names of the key columns.
         key_types: Spark's simple type name of each key column.
         map_key_type: the declared type of a map's keys, as text; empty for other kinds.
     """

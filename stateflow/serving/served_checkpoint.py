@@ -213,14 +213,10 @@ def queryable_states(manifest: Manifest, committed_ms: int | None) -> dict[str, 
     for operator in manifest.operators:
         for schema in queryable_schemas(operator):
             now = operator.watermark if schema.ttl_time == "event" else committed_ms
-            names = tuple(operator.key_names) or _key_names(len(operator.key_types))
+            names = tuple(operator.key_names)
             state = QueryableState(operator.uid, schema, names, tuple(operator.key_types), now)
             found[schema.queryable] = None if schema.queryable in found else state
     return found
-
-
-def _key_names(number: int) -> tuple[str, ...]:
-    return ("key",) if number == 1 else tuple(f"key_{i}" for i in range(1, number + 1))
 
 
 def queryable_schemas(operator: OperatorState) -> list[StateSchema]:

@@ -15,6 +15,7 @@ import xxhash
 from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode
 from stateflow.state.backends.entry_stream import blocks_of, entries_of
 from stateflow.state.handles import StateSchema
+from stateflow.state.schema.describe import type_schema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.fuzz.target import Target
@@ -50,7 +51,7 @@ def canonical_file(_: Path) -> Iterator[Target]:
 
 
 def _written() -> bytes:
-    states = [StateSchema(name="totals", kind="value", value_type="int")]
+    states = [StateSchema(name="totals", kind="value", value_type="int", type=type_schema(int))]
     header = CanonicalHeader(
         uid="op", key_types=["string"], max_parallelism=128, first_group=0, last_group=_LAST, states=states
     )

@@ -17,6 +17,7 @@ from stateflow.query.columns.state_table import TIMERS
 from stateflow.runtime.job.named_function import load_function
 from stateflow.runtime.planning.declared_descriptors import DeclaredOperator
 from stateflow.state.handles import StateSchema
+from stateflow.state.schema.describe import type_schema
 from stateflow.types.descriptors import MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from tests.fuzz.mutations import random_text
 from tests.fuzz.target import Target
@@ -84,10 +85,16 @@ def transform_option(folder: Path) -> Iterator[Target]:
     (folder / "fuzz_changes.py").write_text("def in_hours(rows):\n    return rows\n\nname = 'x'\n")
     (folder / "fuzz_wrong.py").write_text("raise ValueError('x')\n")
     (folder / "fuzz_text.py").write_bytes(b"\xff\0")
-    states = [StateSchema(name=name, kind="value", value_type="int") for name in _STATES]
+    states = [StateSchema(name=name, kind="value", value_type="int", type=type_schema(int)) for name in _STATES]
     operators = {
         uid: OperatorState(
-            uid=uid, parallelism=1, key_types=["string"], states=states, subtasks=[], operator_states=states[:1]
+            uid=uid,
+            parallelism=1,
+            key_types=["string"],
+            key_names=["key"],
+            states=states,
+            subtasks=[],
+            operator_states=states[:1],
         )
         for uid in _OPERATORS
     }

@@ -31,6 +31,7 @@ from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, Pause,
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
+from stateflow.state.schema.describe import type_schema
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import server_key
 from stateflow.types.key_encoding import encode_key
@@ -45,7 +46,11 @@ _NAMES = ("shop", "day", "price", "at")
 _KEY = ["north", 1, "1.50", "2026-01-01T00:00:00Z"]
 _STATES = {
     name: QueryableState(
-        "op", StateSchema(name=name, kind=kind, value_type="int", key_type=key_type), _NAMES, _TYPES, 0
+        "op",
+        StateSchema(name=name, kind=kind, value_type="int", type=type_schema(int), key_type=key_type),
+        _NAMES,
+        _TYPES,
+        0,
     )
     for name, kind, key_type in (("values", "value", ""), ("maps", "map", "str"))
 }

@@ -26,6 +26,7 @@ from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
+from stateflow.state.schema.describe import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from stateflow.types.key_encoding import encode_key
@@ -275,8 +276,10 @@ def _commit(folder: Path, entries: dict[bytes, bytes]) -> None:
     state = SubtaskState(
         subtask=0, first_group=0, last_group=2, snapshot="s", files=files, store_manifest=store_manifest
     )
-    states = [StateSchema(name="count", kind="value", value_type="int")]
-    operator = OperatorState(uid="op", parallelism=1, key_types=["bigint"], subtasks=[state], states=states)
+    states = [StateSchema(name="count", kind="value", value_type="int", type=type_schema(int))]
+    operator = OperatorState(
+        uid="op", parallelism=1, key_types=["bigint"], key_names=["key"], subtasks=[state], states=states
+    )
     manifest = Manifest(job_uuid=root.job.job_uuid, generation=generation, ordinal=1, operators=[operator], sources=[])
     handle = write_manifest(storage, into, manifest)
     assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), RetentionLimits(3)), Appended)

@@ -62,9 +62,10 @@ def _manifest(root: JobRoot, rng: random.Random) -> tuple[Manifest, list[bytes]]
             uid=f"operator-{n}",
             parallelism=4,
             key_types=[],
+            key_names=[],
             states=[],
             subtasks=[subtask(s) for s in range(4)],
-            parts=[OperatorPart(subtask=s, handle=write()) for s in range(4)],
+            parts=[OperatorPart(subtask=s, memory=0, handle=write()) for s in range(4)],
         )
         for n in range(2)
     ]

@@ -372,7 +372,9 @@ def large_manifest(subtasks: int, files: int) -> Manifest:
         )
         for subtask in range(subtasks)
     ]
-    operator = OperatorState(uid="totals", parallelism=subtasks, key_types=["bigint"], states=[], subtasks=states)
+    operator = OperatorState(
+        uid="totals", parallelism=subtasks, key_types=["bigint"], key_names=["key"], states=[], subtasks=states
+    )
     return Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
 
 

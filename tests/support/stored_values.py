@@ -18,6 +18,7 @@ from stateflow.state.backends.rocksdb.manifest import compose, parse
 from stateflow.state.handles import StateFile, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.schema.describe import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.types.bounded_json import MEMORY_LIMIT
 from stateflow.types.decoded_size import type_memory
@@ -25,7 +26,7 @@ from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.support.table_files import write_store
 
-STATE = StateSchema(name="totals", kind="value", value_type="list")
+STATE = StateSchema(name="totals", kind="value", value_type="list", type=type_schema(list))
 KEY = b"\0\0" + state_id("totals") + encode_key(("k", None))
 
 
@@ -57,7 +58,9 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
         ],
         store_manifest=manifest,
     )
-    operator = OperatorState(uid="u", parallelism=1, key_types=["string"], states=[STATE], subtasks=[subtask])
+    operator = OperatorState(
+        uid="u", parallelism=1, key_types=["string"], key_names=["key"], states=[STATE], subtasks=[subtask]
+    )
     (folder / "operator").write_bytes(msgspec.json.encode(operator))
 
 

@@ -83,7 +83,7 @@ class Aggregate(ABC):
     """Whether it aggregates each value of a key once."""
 
     optional: frozenset[str] = frozenset()
-    """Fields that accumulators may lack which were stored by an earlier version."""
+    """Fields that stored accumulators may lack: of an aggregate that the job declared with another order before."""
 
     def __init__(self, column: Column, where: str = "") -> None:
         """Aggregates a column of the rows in which the bool column `where` is true; of all rows if it is empty."""

@@ -53,8 +53,8 @@ class Last(Aggregate):
 class ValueByTime(Aggregate):
     """The first or last value by event time that is not null, stored with the event time of its row.
 
-    Times are in microseconds since 1970. Rows with the same time are in order of arrival. A value that an earlier
-    version stored without its time is before all others.
+    Times are in microseconds since 1970. Rows with the same time are in order of arrival. A value that was
+    stored without its time, in the order of another column, is before all others.
     """
 
     optional = frozenset({"time"})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.gc.reachability import COLLECTED_AREAS, RUN_AREAS, Fate, fate_of, find_garbage
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef, LogEntry
+from stateflow.checkpoint.log.documents import LogEntry
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.log.outputs import OutputLists
@@ -21,7 +21,7 @@ from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoi
 from stateflow.requesters import describe_requester
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
-from stateflow.storage.paths import log_entry, parse_data
+from stateflow.storage.paths import parse_data
 
 DELETED_AT_ONCE = 200
 """Maximum number of objects in one delete call of the storage."""
@@ -82,7 +82,6 @@ class Collector:
     def __init__(self, root: JobRoot) -> None:
         self.root = root
         self._files: dict[str, frozenset[str]] = {}
-        self._resolved_refs: dict[EntryRef, EntryRef] = {}
         # Not the root's: a collection may run in another thread than the publication.
         self._outputs = OutputLists(root.storage)
 
@@ -128,8 +127,7 @@ class Collector:
         """Deletes garbage of runs in ``log/``, ``spark/`` and ``probe/``, without reading manifests; settles claims."""
         head = self.root.head()
         settle_claims(self.root, head)
-        live = self._entries(self.root.checkpoints.kept(head)) | _index(head)
-        return self._collect(head, live, dry_run=False, areas=RUN_AREAS)
+        return self._collect(head, _index(head), dry_run=False, areas=RUN_AREAS)
 
     def _collect(
         self, head: Head, live: frozenset[str], dry_run: bool, areas: tuple[str, ...] = COLLECTED_AREAS
@@ -189,16 +187,9 @@ class Collector:
             found[f"checkpoint {head.checkpoint_id} (the current one)"] = head.entry.manifest
         for ref in {r.id: r for r in self.root.checkpoints.kept(head)}.values():
             if head.checkpoint is None or ref.id != head.checkpoint.id:
-                handle = self.root.checkpoints.manifest_handle(self._resolved(ref))
                 why = "; ".join(pins.get(ref.id, []))
-                found[f"checkpoint {ref.id}" + (f" ({why})" if why else "")] = handle
+                found[f"checkpoint {ref.id}" + (f" ({why})" if why else "")] = ref.manifest
         return found
-
-    def _resolved(self, ref: EntryRef) -> EntryRef:
-        """Resolves a reference; references without a manifest are cached by their hash, so each entry is read once."""
-        if ref.manifest is None and ref not in self._resolved_refs:
-            self._resolved_refs[ref] = self.root.checkpoints.resolve(ref)
-        return self._resolved_refs.get(ref, ref)
 
     def _needed_by_entry(self, head: Head) -> dict[str, frozenset[str]]:
         """Returns the keys of other objects that `head` needs, by a description of the purpose."""
@@ -209,7 +200,6 @@ class Collector:
             ),
             "output that is not published": self._needed_by_output(entry),
             "the verification of the history": _index(head),
-            "a checkpoint that an older version committed": self._entries(self.root.checkpoints.kept(head)),
         }
 
     def _needed_by_output(self, entry: LogEntry) -> frozenset[str]:
@@ -218,10 +208,6 @@ class Collector:
         # A name in another place, such as a table's folder, never has the form of a key.
         files = (c.path for pending in entry.pending for c in self._outputs.read(pending) if parse_data(c.path))
         return frozenset([*lists, *files])
-
-    @staticmethod
-    def _entries(kept: Iterable[EntryRef]) -> frozenset[str]:
-        return frozenset(log_entry(ref.id) for ref in kept if ref.manifest is None)
 
     def _files_of(self, handle: FileHandle) -> frozenset[str]:
         known = self._files.get(handle.key)

@@ -79,8 +79,7 @@ def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> G
     Args:
         head: a verified newest entry.
         live: keys of all objects that `head` needs: the manifests of its own and of kept checkpoints, the files in
-            these manifests, lists of retained checkpoints and of pending output, and the log entries of checkpoints
-            whose references have no manifest, and the index of the history.
+            these manifests, lists of retained checkpoints and of pending output, and the index of the history.
         blobs: the stored objects below `COLLECTED_AREAS`.
     """
     garbage, unknown = [], []

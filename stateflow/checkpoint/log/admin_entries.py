@@ -180,8 +180,7 @@ class AdminEntries:
     def _delete_replaced(self, seq: int, head: Head) -> None:
         """Deletes the entry that an ADMIN replaces: without runs, no collection would for a long time."""
         try:
-            needed = {ref.id for ref in self._checkpoints.kept(head) if ref.manifest is None}
-            if is_old_entry(head.entry, seq) and seq not in needed:
+            if is_old_entry(head.entry, seq):
                 self._log.storage.delete([log_entry(seq)])
         except StateflowError as e:
             # The new entry counts, and a failed deletion must not fail the operation that it was appended for; a list

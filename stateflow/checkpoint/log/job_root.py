@@ -64,6 +64,7 @@ class JobRoot:
                 job_uuid=clock.new_id(),
                 max_parallelism=new.max_parallelism or DEFAULT_MAX_PARALLELISM,
                 key_types=new.key_types,
+                shadow=False,
             )
             write_format(storage, document)
         root = cls.open(storage, clock, writer)
@@ -194,16 +195,12 @@ class JobRoot:
         """
         self.checkpoints.check_restorable(head, ref)
         try:
-            adopted = self.checkpoints.resolve(ref)
-            assert adopted.manifest is not None
-            sources = self.checkpoints.read_manifest(adopted.manifest).sources
+            sources = self.checkpoints.manifest_of(ref).sources
         except MissingFile:
             # A command may have released it since `head`, and a collection removed it.
             self.checkpoints.check_restorable(self.log.newest_on(head) if head else None, ref)
             raise
-        return Adoption(
-            upto=ref.id, manifest=adopted.manifest, sources=sources, checkpoint=adopted, savepoint=adopted.savepoint
-        )
+        return Adoption(upto=ref.id, manifest=ref.manifest, sources=sources, checkpoint=ref, savepoint=ref.savepoint)
 
     def adopt(self, head: Head | None, adoption: Adoption, note: str = "") -> Head:
         """Continues from `adoption`, as the run whose newest entry is `head`; returns the new newest entry.

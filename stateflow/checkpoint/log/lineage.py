@@ -7,10 +7,8 @@ from collections.abc import Mapping, Set
 from stateflow.checkpoint.log.checkpoint_log import Head
 
 
-def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool | None:
+def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool:
     """Returns whether the job's current state descends from a checkpoint; False for one that a restore has undone.
-
-    Returns None where this is unknown: the log was started by a version that did not record restores.
 
     Args:
         head: the newest entry.
@@ -19,13 +17,8 @@ def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool | No
     """
     if checkpoint_id in retained:
         return True
-    known = head.entry.ancestry
-    if known is None:
-        return None
-    parts = lineage_ranges({r.seq: r.base for r in known.restores}, head.entry.seq)
-    if not any(checkpoint_id in part for part in parts):
-        return False
-    return True if checkpoint_id >= known.since else None
+    parts = lineage_ranges({r.seq: r.base for r in head.entry.ancestry.restores}, head.entry.seq)
+    return any(checkpoint_id in part for part in parts)
 
 
 def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:

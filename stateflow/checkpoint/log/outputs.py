@@ -49,23 +49,22 @@ class OutputLists:
 
         Raises TooLarge or StorageError.
         """
-        if sum(_size(c) for p in output for c in p.committables or []) <= self.sizes.inline:
+        if sum(_size(c) for p in output for c in p.committables) <= self.sizes.inline:
             return output
         stored, number = [], 0
         for pending in output:
             parts = []
-            for chunk in _chunks(pending.committables or [], self.sizes.part):
+            for chunk in _chunks(pending.committables, self.sizes.part):
                 key = f"{folder}{name}-{number}.json"
                 number += 1
                 parts.append(write_document(self._storage, key, OutputPart(committables=chunk)))
                 self._cached[key] = chunk
-            stored.append(replace(pending, committables=None, parts=parts))
+            stored.append(replace(pending, committables=[], parts=parts))
         return stored
 
     def read(self, pending: PendingOutput) -> list[Committable]:
         """Returns the committables of pending output. Raises MissingFile or CorruptFile."""
-        inline = pending.committables or []
-        return [*inline, *(c for part in pending.parts for c in self._part(part))]
+        return [*pending.committables, *(c for part in pending.parts for c in self._part(part))]
 
     def keep_only(self, pending: Iterable[PendingOutput]) -> None:
         """Drops the cached lists of all other output."""

@@ -53,12 +53,7 @@ class RetentionLimits:
 
 def inline_retained(entry: LogEntry) -> list[EntryRef]:
     """Returns the retained checkpoints that the entry itself lists, oldest first."""
-    times = entry.times or {}
-    return [
-        ref if ref.at else replace(ref, at=times.get(str(ref.id), ""))
-        for ref in entry.retained
-        if ref.id >= entry.oldest_retained
-    ]
+    return [ref for ref in entry.retained if ref.id >= entry.oldest_retained]
 
 
 def oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before: str) -> int | None:
@@ -76,8 +71,7 @@ def oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before:
     remaining = refs[max(0, len(refs) - limits.number + 1) :]
     if limits.max_age is not None:
         earliest = min(datetime.fromisoformat(now), datetime.fromisoformat(before)) - limits.max_age
-        # A checkpoint without a timestamp is never too old.
-        recent = (i for i, ref in enumerate(remaining) if not ref.at or datetime.fromisoformat(ref.at) >= earliest)
+        recent = (i for i, ref in enumerate(remaining) if datetime.fromisoformat(ref.at) >= earliest)
         remaining = remaining[min(next(recent, len(remaining)), (len(remaining) + 1) // 2) :]
     return remaining[0].id if remaining else None
 
@@ -161,7 +155,7 @@ class RetainedCheckpoints:
         if segment is None:
             segment = read_document(self._storage, handle, RetainedSegment)
             for ref in segment.refs:
-                if ref.at and not is_timestamp(ref.at):
+                if not is_timestamp(ref.at):
                     raise CorruptFile(
                         "a list of checkpoints contains a time that is not valid", file=handle.key, time=ref.at[:100]
                     )

@@ -90,5 +90,8 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
         return decode_json(kind, data, end), digest
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CorruptFile(
-            "a stored document does not have the structure that this version expects", file=key, reason=str(e)
+            "a stored document does not have the structure that this version expects",
+            hint="use the version of stateflow that wrote it, or restore the file from a copy",
+            file=key,
+            reason=str(e),
         ) from e

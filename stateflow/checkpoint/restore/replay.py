@@ -53,24 +53,21 @@ def count_replay(
         checkpoint_id: id of the checkpoint.
         records: records of checkpoints, in any order.
     """
-    if is_ancestor(head, checkpoint_id, retained) is False:
+    if not is_ancestor(head, checkpoint_id, retained):
         return None
     known = {r.checkpoint_id: r.rows_in for r in records if r.status == COMPLETED}
-    restores = {r.seq for r in head.entry.ancestry.restores} if head.entry.ancestry else set()
+    restores = {r.seq for r in head.entry.ancestry.restores}
     needed = {number for number in retained if number > checkpoint_id} - restores
     is_trimmed = all(number > checkpoint_id for number in known) and checkpoint_id > 0
     if is_trimmed or not needed <= known.keys():
         return None
-    since = {number: is_ancestor(head, number, retained) for number in known if number > checkpoint_id}
-    if None in since.values():
-        return None
-    ours = [known[number] for number, is_ours in since.items() if is_ours]
+    ours = [known[n] for n in known if n > checkpoint_id and is_ancestor(head, n, retained)]
     return Replay(sum(ours), len(ours))
 
 
 def is_run_open(head: Head) -> bool:
     """Returns whether the job's newest run has not ended cleanly: it is running, was killed, or failed."""
     # A restore command appends a CLAIM like a run, but commits no checkpoint.
-    restores = {r.seq for r in head.entry.ancestry.restores} if head.entry.ancestry else set()
+    restores = {r.seq for r in head.entry.ancestry.restores}
     is_restore = head.entry.generation in restores and head.entry.ordinal == 0
     return not head.entry.ended and not is_restore

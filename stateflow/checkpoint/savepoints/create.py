@@ -196,8 +196,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
     folder = savepoint_folder(f"{spec.name}-{root.clock.new_id()[:8]}", within)
     write_bytes(storage, f"{folder}{STARTED}", pin.encode())
     failpoints.hit("savepoint.started")
-    checkpoint = root.checkpoints.resolve(spec.checkpoint)
-    source = ManifestFiles(root.storage, root.checkpoints.manifest_of(checkpoint), root.job.max_parallelism)
+    source = ManifestFiles(root.storage, root.checkpoints.manifest_of(spec.checkpoint), root.job.max_parallelism)
     copy = ManifestCopy(source, storage, folder)
     manifest = copy.canonical(spec.settings, workers) if spec.is_canonical else copy.native(spec.settings.native_files)
     if spec.into:
@@ -210,7 +209,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
         name=spec.name,
         origin=spec.origin,
         made_at=root.clock.now().isoformat(timespec="milliseconds"),
-        committed_at=checkpoint.at,
+        committed_at=spec.checkpoint.at,
         by=spec.by or root.requester,
         reason=spec.reason,
         request=spec.request,

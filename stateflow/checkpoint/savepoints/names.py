@@ -41,8 +41,7 @@ def invalid_field(document: Savepoint) -> str:
         return "name"
     for field, text in (("made_at", document.made_at), ("committed_at", document.committed_at)):
         try:
-            # Older versions did not store when the checkpoint was committed.
-            savepoint_time(text or document.made_at)
+            savepoint_time(text)
         except ValueError:
             return field
     return ""

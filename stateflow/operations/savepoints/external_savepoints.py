@@ -40,11 +40,14 @@ from stateflow.operations.savepoints.job_savepoints import (
 )
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, is_created
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, import_files
+from stateflow.state.handles import FileHandle
 from stateflow.storage import open_location, open_storage
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINT_FILES, savepoint_folder
 from stateflow.types.key_groups import check_max_parallelism
 
 _MAX_ATTEMPTS = 5
+_NOT_CHOSEN = EntryRef(id=0, sha256="", manifest=FileHandle(key="", size=0, sha256=""), at="")
+"""In place of the checkpoint until one is chosen."""
 
 
 def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -> SavepointReport:
@@ -61,7 +64,7 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
     check_savepoint_name(request.name)
     order = SavepointSpec(
         name=request.name,
-        checkpoint=EntryRef(id=0, sha256=""),
+        checkpoint=_NOT_CHOSEN,
         sinks={},
         origin=request.origin,
         by=request.by or root.requester,

@@ -85,26 +85,19 @@ ALL_ROWS = Rows()
 def key_fields(operator: OperatorState) -> list[pa.Field]:
     """Returns the key columns.
 
-    They have the names that the job gives them. In checkpoints that did not record these, they are called ``key``, or
-    ``key_1``, ``key_2``, …. A name that another column has gets the prefix ``key_``.
+    They have the names that the job gives them. A name that another column has gets the prefix ``key_``.
 
     Raises:
         CorruptFile: a recorded type is none that a key has.
     """
-    count = len(operator.key_types)
-    names = operator.key_names if len(operator.key_names) == count else _numbered(count)
     fields, taken = [], set(_RESERVED)
-    for name, kind in zip(names, operator.key_types, strict=True):
+    for name, kind in zip(operator.key_names, operator.key_types, strict=True):
         # Spark does not distinguish case.
         while name.lower() in taken:
             name = f"key_{name}"
         taken.add(name.lower())
         fields.append(pa.field(name, key_column_type(kind)))
     return fields
-
-
-def _numbered(count: int) -> list[str]:
-    return ["key"] if count == 1 else [f"key_{number}" for number in range(1, count + 1)]
 
 
 @dataclass(frozen=True)

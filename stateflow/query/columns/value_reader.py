@@ -38,7 +38,7 @@ class ValueReader:
 
     def __init__(self, schema: StateSchema, refused: Refused = Refused.NOTHING) -> None:
         self._decode: Callable[[Sequence[bytes]], pa.Array]
-        if schema.type is not None and schema.type.serializer:
+        if schema.type.serializer:
             self.field = pa.field("value", _SERIALIZED, nullable=False)
             self._decode = self._decode_each = _serialized
             return

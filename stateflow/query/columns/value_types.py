@@ -111,15 +111,13 @@ class ValueType:
         return replace(self, python=self.python | None, shape=replace(self.shape, nullable=True, by_columns=by_columns))
 
 
-def value_type(schema: TypeSchema | None, refused: Refused = Refused.NOTHING) -> ValueType:
+def value_type(schema: TypeSchema, refused: Refused = Refused.NOTHING) -> ValueType:
     """Returns the type of the column for values of a recorded type; JSON text if it has no other column.
 
     Args:
-        schema: the type of the newest values, written by msgpack; None if it was not recorded.
+        schema: the type of the newest values, written by msgpack.
         refused: values whose decoding is an error.
     """
-    if schema is None:
-        return _json_type()
     try:
         found = _Builder(schema.classes, refused).build(schema.root, ())
         value_decoder(found.python, from_plain)
@@ -129,10 +127,8 @@ def value_type(schema: TypeSchema | None, refused: Refused = Refused.NOTHING) ->
     return found
 
 
-def accepts_local_datetimes(schema: TypeSchema | None) -> bool:
+def accepts_local_datetimes(schema: TypeSchema) -> bool:
     """Returns whether values of a type may have datetimes without a zone."""
-    if schema is None:
-        return False
     found = [schema.root, *(field.type for each in schema.classes for field in each.fields)]
     while found:
         node = found.pop()

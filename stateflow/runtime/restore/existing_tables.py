@@ -60,7 +60,7 @@ def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> S
         return None
     line = _line_of(node, former, table)
     if policy is ExistingTables.KEEP:
-        return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=dict.fromkeys(line))
+        return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, seen_version=None, takes_over=dict.fromkeys(line))
     if policy is ExistingTables.REFUSE:
         raise ConfigError(
             "the savepoint's job has written the table of a sink",
@@ -74,7 +74,7 @@ def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> S
     _check_successors(node, former, table)
     since = _check_own_output(node, table, document.checkpoint_id, published)
     _check_later_commits(node, own, table, since, uid)
-    return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, takes_over=line)
+    return SinkIntent(table_id=table_id, mode=SinkMode.KEEP, seen_version=None, takes_over=line)
 
 
 def _line_of(node: SinkNode, former: SinkContext, table: SinkTable) -> dict[str, int | None]:

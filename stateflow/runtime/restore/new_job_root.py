@@ -227,6 +227,7 @@ def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> Job
         max_parallelism=_key_groups(new, document),
         forked_from=document.id,
         begun_with=stored.uri,
+        shadow=False,
         key_types={o.uid: o.key_types for o in manifest.operators},
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan
 from stateflow.checkpoint.restore.plan_document import RestorePlan, is_outdated
@@ -123,7 +122,7 @@ def _planned_savepoint(root: JobRoot, plan: RestorePlan) -> Target:
 
 
 def _planned_checkpoint(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
-    ref = EntryRef(id=plan.target_checkpoint, sha256=plan.target_sha256)
-    if ref not in root.checkpoints.restorable(head):
-        raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint=ref.id)
-    return kept_checkpoint(root, head, ref.id, _OTHER_TARGET)
+    number = plan.target_checkpoint
+    if (number, plan.target_sha256) not in {(ref.id, ref.sha256) for ref in root.checkpoints.restorable(head)}:
+        raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint=number)
+    return kept_checkpoint(root, head, number, _OTHER_TARGET)

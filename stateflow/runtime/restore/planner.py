@@ -127,7 +127,7 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
 
 def _is_undone(root: JobRoot, head: Head, checkpoint_id: int) -> bool:
     retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return is_ancestor(head, checkpoint_id, retained) is False
+    return not is_ancestor(head, checkpoint_id, retained)
 
 
 def _dropped_checkpoints(context: RestoreContext) -> list[int]:

@@ -214,12 +214,12 @@ def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, plann
     intent = rewind.sinks[sink.uid]
     if intent.to_version is None or intent.to_version == table.version:
         return None
-    seen = intent.to_version if intent.seen_version is None else intent.seen_version
-    changes = table.changes_since(seen)
+    assert intent.seen_version is not None
+    changes = table.changes_since(intent.seen_version)
     unplanned = _unplanned_commits(sink, rewind, changes)
     if not unplanned:
         return intent.to_version
-    if planned_now and seen == intent.to_version and not changes.published:
+    if planned_now and intent.seen_version == intent.to_version and not changes.published:
         return None
     raise _foreign_rows(sink.uid, intent, changes, unplanned)
 

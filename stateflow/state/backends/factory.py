@@ -212,9 +212,8 @@ def check_snapshot(state: SubtaskState) -> None:
     check_backends_known([state])
     if state.backend in _HASH_MAPS and state.inline is None:
         _check_one_file(state)
-    elif state.store_manifest and _is_native(state):
-        # An older snapshot has its manifest in a file.
-        manifest_of(state, state.store_manifest, state.snapshot)
+    elif state.has_store and _is_native(state):
+        manifest_of(state)
 
 
 def _check_one_file(part: SubtaskState) -> None:

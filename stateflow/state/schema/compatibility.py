@@ -90,14 +90,11 @@ def compare_schemas(stored: StateSchema, declared: Declaration) -> FitResult:
             "", declaration_text(stored), declaration_text(wanted), "the kind of state has changed", NEW_NAME
         )
         return FitResult((), (conflict,))
-    if stored.windows and wanted.windows and stored.windows != wanted.windows:
+    if stored.windows != wanted.windows:
         conflict = Conflict("", stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
         return FitResult((), (conflict,))
-    if stored.arguments and wanted.arguments and stored.arguments != wanted.arguments:
+    if stored.arguments != wanted.arguments:
         return FitResult((), (_other_arguments(stored, wanted),))
-    if stored.type is None:
-        return _judge_undescribed(stored, wanted)
-    assert wanted.type is not None
     verdicts = [_judge_type(old, wanted.type, declared.serializer) for old in [*stored.earlier, stored.type]]
     changes = dict.fromkeys(change for verdict in verdicts for change in verdict.changes)
     conflicts = dict.fromkeys(conflict for verdict in verdicts for conflict in verdict.conflicts)
@@ -140,7 +137,7 @@ def check_state(stored: StateSchema | None, declared: Declaration, operator: str
 
 def with_history(schema: StateSchema, stored: StateSchema | None) -> dict[str, Any]:
     """Returns the fields of a schema with the history of types, for the manifest."""
-    if stored is None or stored.type is None:
+    if stored is None:
         return {"type": schema.type, "earlier": []}
     earlier = [old for old in [*stored.earlier, stored.type] if old != schema.type]
     return {"type": schema.type, "earlier": earlier}
@@ -155,20 +152,6 @@ def _other_arguments(stored: StateSchema, wanted: StateSchema) -> Conflict:
         "undo the change of the arguments, or of the fields of the rows, or give the operator another uid, so that it "
         "begins without state",
     )
-
-
-def _judge_undescribed(stored: StateSchema, wanted: StateSchema) -> FitResult:
-    """Compares with a schema of a version that recorded no types: only equal descriptions are compatible."""
-    if stored.value_type == wanted.value_type and not (wanted.type and wanted.type.serializer):
-        return FitResult()
-    conflict = Conflict(
-        "",
-        stored.value_type,
-        wanted.value_type,
-        "the checkpoint does not record how its values are stored, so only the same type can be read",
-        "run the job once with the old type: its next checkpoint records the type",
-    )
-    return FitResult((), (conflict,))
 
 
 def _judge_type(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | None) -> FitResult:

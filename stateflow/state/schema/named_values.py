@@ -18,7 +18,7 @@ def named_value(value: object, schema: StateSchema | None) -> object:
         value: the decoded value.
         schema: the recorded schema of its state; None if there is none.
     """
-    if schema is None or schema.type is None or schema.type.serializer:
+    if schema is None or schema.type.serializer:
         return value
     try:
         return _Namer(schema.type.classes).named(value, schema.type.root)

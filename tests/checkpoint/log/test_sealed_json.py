@@ -22,7 +22,9 @@ from stateflow.types import bounded_json
 from tests.support.errors import raises
 from tests.support.graphs import entry
 
-DOCUMENT = JobFormat(version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]})
+DOCUMENT = JobFormat(
+    version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]}, shadow=False
+)
 SEALED, DIGEST = seal(DOCUMENT)
 LINE = SEALED.split(b"\n")[0]
 

@@ -18,7 +18,7 @@ def _head(kept: list[int], restores: dict[int, int] | None = None, **entry: Any)
     """Returns the head of a job that keeps these checkpoints and went back from one entry to another."""
     steps = [RestoreStep(seq=seq, base=base) for seq, base in (restores or {}).items()]
     facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*kept, *(restores or {})]), **entry}
-    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(since=1, restores=steps), **facts))
+    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(restores=steps), **facts))
 
 
 def _rows(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:

@@ -20,7 +20,14 @@ STATE = [SubtaskState(subtask=0, first_group=0, last_group=127, snapshot="s")]
 
 
 def _operator(uid: str, *types: str, **more: Any) -> OperatorState:
-    given = {"parallelism": 2, "key_types": list(types) or ["string"], "states": [], "subtasks": STATE, **more}
+    given = {
+        "parallelism": 2,
+        "key_types": list(types) or ["string"],
+        "key_names": ["key"] * (len(types) or 1),
+        "states": [],
+        "subtasks": STATE,
+        **more,
+    }
     return OperatorState(uid=uid, **given)
 
 
@@ -29,7 +36,7 @@ def _of_backend(backend: str) -> OperatorState:
 
 
 def _of_parts(*subtasks: int) -> OperatorState:
-    return _operator("a", subtasks=[], parts=[OperatorPart(subtask=n, content=b"") for n in subtasks])
+    return _operator("a", subtasks=[], parts=[OperatorPart(subtask=n, memory=0, content=b"") for n in subtasks])
 
 
 def _manifest(*operators: OperatorState, sources: tuple[str, ...] = ("rows",)) -> Manifest:

@@ -25,6 +25,7 @@ def _savepoint(name: str, days: float, origin: Origin = Origin.PERIODIC, job_uui
         name=name,
         origin=origin,
         made_at=(NOW - timedelta(days=days)).isoformat(),
+        committed_at=(NOW - timedelta(days=days)).isoformat(),
         by="a test",
         job="flights",
         job_uuid=job_uuid,

@@ -38,7 +38,7 @@ def _subtask(number: int, size: int) -> SubtaskState:
 
 def _manifest(*sizes: int) -> Manifest:
     subtasks = [_subtask(number, size) for number, size in enumerate(sizes)]
-    operator = OperatorState(uid="a", parallelism=len(sizes), key_types=[], states=[], subtasks=subtasks)
+    operator = OperatorState(uid="a", parallelism=len(sizes), key_types=[], key_names=[], states=[], subtasks=subtasks)
     return Manifest(job_uuid="j", generation=1, ordinal=1, operators=[operator], sources=[])
 
 

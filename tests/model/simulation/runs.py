@@ -361,7 +361,14 @@ def job_of(job: SimJob, root: JobRoot) -> Job:
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
     stored = [StateFile(handle=f, local_name="x") for f in files]
     state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored)
-    return OperatorState(uid=_OPERATOR, parallelism=1, key_types=_KEY_TYPES, states=[], subtasks=[state])
+    return OperatorState(
+        uid=_OPERATOR,
+        parallelism=1,
+        key_types=_KEY_TYPES,
+        key_names=["key"] * len(_KEY_TYPES),
+        states=[],
+        subtasks=[state],
+    )
 
 
 def _position(offset: str) -> SourcePosition:

@@ -22,6 +22,7 @@ from stateflow.errors import CorruptFile
 from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, has_raw_state, rewrite_operator
 from stateflow.state.backends import hashmap_snapshot
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema, SubtaskState
+from stateflow.state.schema.describe import type_schema
 from stateflow.storage import open_storage
 from stateflow.types.key_groups import range_of
 from tests.support.errors import raises
@@ -133,7 +134,7 @@ def _case(seed: int) -> Case:
 
 
 def _schema(name: str) -> StateSchema:
-    return StateSchema(name=name, kind="value", value_type="int")
+    return StateSchema(name=name, kind="value", value_type="int", type=type_schema(int))
 
 
 def _subtask(operator: Operator, subtask: int, parallelism: int) -> SubtaskState:
@@ -166,10 +167,11 @@ def _stored(uid: str, operator: Operator, parallelism: int) -> OperatorState:
         uid=uid,
         parallelism=parallelism,
         key_types=["string"],
+        key_names=["key"],
         states=[_schema(name) for name in operator.keyed],
         operator_states=[_schema(name) for name in operator.lists],
         subtasks=[_subtask(operator, n, parallelism) for n in range(parallelism)],
-        parts=[OperatorPart(subtask=n, content=msgspec.msgpack.encode(c)) for n, c in enumerate(contents)],
+        parts=[OperatorPart(subtask=n, memory=0, content=msgspec.msgpack.encode(c)) for n, c in enumerate(contents)],
     )
 
 
@@ -253,7 +255,9 @@ def test_random_cases_have_every_kind_of_change() -> None:
 def test_state_with_an_impossible_parallelism_is_refused(parallelism: int, tmp_path: Path) -> None:
     """Anyone who can write a savepoint can write this number."""
     storage = open_storage(str(tmp_path))
-    stored = OperatorState(uid="a", parallelism=parallelism, key_types=["string"], states=[_schema("x")], subtasks=[])
+    stored = OperatorState(
+        uid="a", parallelism=parallelism, key_types=["string"], key_names=["key"], states=[_schema("x")], subtasks=[]
+    )
     move = StateMove(kind=StateKind.KEYED, old="a", old_state="x", new="b", new_state="y")
     rewrite = Rewrite(stored, ((stored, (move,)),))
     with raises(CorruptFile, parallelism=parallelism):

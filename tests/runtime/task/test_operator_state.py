@@ -105,7 +105,7 @@ def test_the_largest_operator_state_of_all_subtasks_is_read_again(root: Root) ->
         msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(size)]), subtask + 1), subtask=subtask)
         for subtask, size in enumerate([30 << 20, (20 << 20) - 1000])
     ]
-    operator = OperatorState(uid="op", parallelism=3, key_types=[], states=[], subtasks=[], parts=parts)
+    operator = OperatorState(uid="op", parallelism=3, key_types=[], key_names=[], states=[], subtasks=[], parts=parts)
     check_memory([operator])
     assert sum(len(content.raw[0]) for _, content in read_parts(root.storage, parts)) == (50 << 20) - 1000
     parts.append(msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(1000)]), 3), subtask=2))
@@ -158,7 +158,7 @@ def test_the_bound_of_decoded_operator_state_is_above_its_size(content: Operator
 )
 def test_other_bytes_are_corrupt(data: bytes) -> None:
     with raises(CorruptFile, subtask=3) as refused:
-        read_part(None, OperatorPart(subtask=3, content=data))
+        read_part(None, OperatorPart(subtask=3, memory=0, content=data))
     assert refused.value.facts["reason"]
 
 
@@ -168,7 +168,7 @@ def test_other_bytes_are_corrupt(data: bytes) -> None:
 def test_raw_keyed_state_has_as_many_key_groups_as_a_job_may_have(root: Root, pieces: list[tuple[int, bytes]]) -> None:
     # A piece takes four bytes here, and twenty times as many once it is decoded.
     data = msgspec.msgpack.encode({"raw_keyed": pieces})
-    part = OperatorPart(subtask=3, handle=write_bytes(root.storage, "data/x/operator", data))
+    part = OperatorPart(subtask=3, memory=0, handle=write_bytes(root.storage, "data/x/operator", data))
     with raises(CorruptFile, subtask=3, file="data/x/operator"):
         read_part(root.storage, part)
 

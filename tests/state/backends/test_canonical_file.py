@@ -23,10 +23,11 @@ from stateflow.state.backends.canonical_file import CanonicalHeader, decode_bloc
 from stateflow.state.backends.entry_columns import EntryColumns
 from stateflow.state.backends.entry_stream import EntryBlock, blocks_of, entries_of
 from stateflow.state.handles import StateSchema
+from stateflow.state.schema.describe import type_schema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support import canonical_reader
 
-STATES = [StateSchema(name="totals", kind="value", value_type="int")]
+STATES = [StateSchema(name="totals", kind="value", value_type="int", type=type_schema(int))]
 HEADER = CanonicalHeader(
     uid="op", key_types=["string"], max_parallelism=128, first_group=2, last_group=99, states=STATES
 )

@@ -76,16 +76,6 @@ def test_values_elements_and_map_values_have_the_new_form_once_they_are_written(
         KeyedState(store, before.registry.schemas).map_state(MapStateDescriptor("m", str, V2))
 
 
-def test_a_schema_without_fields_of_an_older_version_accepts_the_same_type_and_gets_the_fields() -> None:
-    old = StateSchema(name="s", kind="value", value_type="V1(a: int, b: str)")
-    with raises(IncompatibleState, name="s", stored=old.value_type) as refused:
-        state_over(DictBackend(), V2, [old])
-    assert refused.value.hint
-    (schema,) = state_over(DictBackend(), V1, [old]).registry.schemas
-    assert schema.type is not None and schema.earlier == []
-    state_over(DictBackend(), V2, [schema])
-
-
 class Words(Serializer[list[str]]):
     name = "words"
     version = 1

@@ -14,8 +14,8 @@ class PendingOutput(Document, frozen=True, kw_only=True):
     checkpoint_id: int
     """0 in the COMMIT that adds it, where it means the COMMIT's own sequence number."""
     sink: str
-    committables: list[Committable] | None
-    """None when they are in `parts`: a version that does not know `parts` refuses the entry, and loses no output."""
+    committables: list[Committable]
+    """Empty when they are in `parts`."""
     parts: list[FileHandle] = []
     """Objects with the committables, each an `OutputPart`, when there are too many for a log entry."""
 
@@ -43,10 +43,9 @@ class EntryRef(Document, frozen=True, kw_only=True, eq=False):
 
     id: int
     sha256: str
-    manifest: FileHandle | None = None
-    """None in references that an older version wrote: only the checkpoint's log entry has it."""
-    at: str = ""
-    """When it was committed; empty where it is not known."""
+    manifest: FileHandle
+    at: str
+    """When it was committed."""
     savepoint: str = ""
     """Label of the savepoint that its state came from, for display; empty for a COMMIT."""
 
@@ -91,7 +90,7 @@ class Pin(Document, frozen=True, kw_only=True):
     they are removed."""
     until: str = ""
     """The end of a lease, by the owner's clock, which its owner renews: the first entry that is written after it drops
-    the pin. Empty for a pin without an end. A version that does not know the field removes it: the pin stays then."""
+    the pin. Empty for a pin without an end."""
 
 
 class ClaimedSavepoint(Document, frozen=True, kw_only=True):
@@ -122,9 +121,8 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     mode: SinkMode
     to_version: int | None = None
     """The table version to restore, or the newest version when there was nothing to undo; None for a kept table."""
-    seen_version: int | None = None
-    """The newest version that the plan saw: commits of other writers after it are never undone. None in entries of
-    versions that did not record it; `to_version` is used then."""
+    seen_version: int | None
+    """The newest version that the plan saw; later commits of other writers are never undone. None for a kept table."""
     takes_over: dict[str, int | None] = {}
     """The applications of other job roots that must no longer write to the table, with the token that each may have;
     None for any."""
@@ -184,8 +182,6 @@ class RestoreStep(Document, frozen=True, kw_only=True):
 class Ancestry(Document, frozen=True, kw_only=True):
     """The restores that determine which checkpoints the current state descends from."""
 
-    since: int
-    """The entry from which on every restore is in `restores`: the first one, unless an older version wrote that."""
     restores: list[RestoreStep] = []
     """Oldest first."""
 
@@ -220,8 +216,8 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """The state and positions that a start continues from."""
     savepoint: str = ""
     """Label of the savepoint that they came from, for display; empty when they are a checkpoint's."""
-    run: str = ""
-    """Nonce of the generation's CLAIM, which identifies the run; empty in entries of older versions."""
+    run: str
+    """Nonce of the generation's CLAIM, which identifies the run."""
     retained: list[EntryRef] = []
     """Older retained checkpoints, oldest first; without `checkpoint`, and without those in `retained_before`."""
     retained_before: RetainedLink | None = None
@@ -242,18 +238,14 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """A restore whose tables are not all known to be rewound."""
     ended: bool = False
     """Whether the run ended cleanly, so that no run works on the job."""
-    ancestry: Ancestry | None = None
-    """None in entries of versions that did not record it."""
-    times: dict[str, str] | None = {}
-    """Commit times of retained checkpoints by id, in entries of older versions; now in `EntryRef.at`. None where
-    `retained_before` is set: a version that does not know that field refuses the entry, and loses no checkpoint."""
+    ancestry: Ancestry
     collected: int = 0
     """The newest entry when a run last looked through all data for garbage; 0 when none did."""
-    runs: int = 0
-    """How many runs have claimed the job, including this one; 0 in entries of older versions."""
+    runs: int
+    """How many runs have claimed the job, including this one."""
     history: FileHandle | None = None
-    """The index of the history, with the hashes of its objects; None before the first, and in entries of versions that
-    wrote none. For information: no step of a run depends on it."""
+    """The index of the history, with the hashes of its objects; None before the first. No step of a run depends on
+    it."""
 
     @property
     def is_checkpoint(self) -> bool:

@@ -19,8 +19,8 @@ class OperatorState(Document, frozen=True, kw_only=True):
     uid: str
     parallelism: Parallelism
     key_types: list[str]
-    key_names: list[str] = []
-    """Names of the key columns in their order; empty in manifests of versions that did not record them."""
+    key_names: list[str]
+    """Names of the key columns in their order."""
     states: list[StateSchema]
     subtasks: list[SubtaskState]
     operator_states: list[StateSchema] = []
@@ -29,6 +29,10 @@ class OperatorState(Document, frozen=True, kw_only=True):
     """Operator state by subtask, without subtasks that have none."""
     watermark: Int64 | None = None
     """Watermark of its batch, in milliseconds since 1970; None before the first watermark."""
+
+    def __post_init__(self) -> None:
+        if len(self.key_names) != len(self.key_types):
+            raise ValueError("an operator does not have a name for each key column")
 
     @property
     def files(self) -> list[FileHandle]:
@@ -181,10 +185,9 @@ class Manifest(Document, frozen=True, kw_only=True):
     """One more than the epoch of the checkpoint that its batch started from, across restores and forks. State that a
     batch appends to has the epoch in its keys, which keeps its order."""
     columns: dict[str, dict[str, str]] = {}
-    """By source uid: the columns that the job declared, with their Spark types; empty where it was not recorded."""
+    """By source uid: the columns that the job declared, with their Spark types."""
     record: CheckpointRecord | None = None
-    """Record of this checkpoint, as known before the COMMIT; None in manifests of older versions, and in those that a
-    restore imported."""
+    """Record of this checkpoint, as known before the COMMIT; None in manifests that a restore imported."""
     history: list[CheckpointRecord] = []
     """Pending records: of earlier checkpoints that no object of the history contains yet."""
     quarantined: list[QuarantinedFile] = []
@@ -194,10 +197,10 @@ class Manifest(Document, frozen=True, kw_only=True):
     drained: bool = False
     """Whether every event-time timer was fired, whatever the watermark, and no row was processed since."""
     parent: Int64 | None = None
-    """Id of the checkpoint from whose state its first batch started, 0 for none; None where it was not recorded, and
-    in manifests that a restore imported."""
+    """Id of the checkpoint from whose state its first batch started, 0 for none; None in
+    manifests that a restore imported."""
     batches: list[BatchRecord] = []
-    """The batches since `parent`, oldest first; empty where they were not recorded, or were too many."""
+    """The batches since `parent`, oldest first; empty where they were too many."""
     code: str = ""
     """Hash of the job file and the modules next to it that made the checkpoint; empty for state that no run made."""
 

@@ -62,8 +62,8 @@ class Savepoint(Document, frozen=True, kw_only=True):
     name: str
     origin: Origin
     made_at: str
-    committed_at: str = ""
-    """When its checkpoint was committed, according to the log; empty in savepoints of older versions."""
+    committed_at: str
+    """When its checkpoint was committed, according to the log."""
     by: str
     reason: str = ""
     request: str = ""

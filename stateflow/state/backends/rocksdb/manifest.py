@@ -111,21 +111,23 @@ def parse(data: bytes, name: str) -> StoreManifest:
     return _applied(StoreManifest((), 0), data, 0, name)
 
 
-def manifest_of(state: SubtaskState, data: bytes, source: str) -> StoreManifest:
-    """Returns the manifest of a snapshot. Raises CorruptFile if it is damaged, or names files that there are not.
-
-    Args:
-        data: the manifest.
-        source: where it is from, for errors.
-    """
-    manifest = parse(data, source)
+def manifest_of(state: SubtaskState) -> StoreManifest:
+    """Returns the manifest of a snapshot. Raises CorruptFile if it is damaged, or names files that there are not."""
+    if not state.store_manifest:
+        raise CorruptFile(
+            "a snapshot has no store manifest",
+            hint="restore an older checkpoint",
+            file=state.snapshot,
+            files=[file.local_name for file in state.files][:5],
+        )
+    manifest = parse(state.store_manifest, state.snapshot)
     sizes = {file.local_name: file.size for file in state.files}
     missing = sorted(f.name for f in manifest.files if sizes.get(f.name) != f.size)
     if missing:
         raise CorruptFile(
             "a store's manifest names files that the snapshot does not have with this size",
             hint="restore an older checkpoint",
-            file=source,
+            file=state.snapshot,
             missing=missing[:5],
         )
     return manifest

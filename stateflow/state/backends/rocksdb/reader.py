@@ -7,7 +7,7 @@ from pathlib import Path
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.backends.rocksdb.check import check_once
-from stateflow.state.backends.rocksdb.rescale import read_store_manifest
+from stateflow.state.backends.rocksdb.manifest import manifest_of
 from stateflow.state.backends.rocksdb.store import StoreOpener, checked_files, open_to_read
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import SubtaskState
@@ -36,4 +36,4 @@ def fetch_and_check(scratch: Path, cache: HostCache, state: SubtaskState) -> Non
         MissingFile, CorruptFile: a file is missing, or not what was recorded, or the store is not safe to open.
         DamagedCopy: a cached copy is damaged; it was dropped.
     """
-    check_once(scratch, cache, read_store_manifest(cache, state), checked_files(state))
+    check_once(scratch, cache, manifest_of(state), checked_files(state))

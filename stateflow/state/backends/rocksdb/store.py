@@ -16,15 +16,16 @@ from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends.rocksdb.check import check_once, complete_store
 from stateflow.state.backends.rocksdb.errors import is_corruption, to_stateflow_error, with_object_key
+from stateflow.state.backends.rocksdb.manifest import manifest_of
 from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.rescale import assemble, read_store_manifest
+from stateflow.state.backends.rocksdb.rescale import assemble
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
+_NAME = re.compile(r"[0-9]+\.sst")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class StoreOpener:
 
     def _link(self, state: SubtaskState) -> dict[str, StateFile]:
         files = checked_files(state)
-        manifest = read_store_manifest(self._cache, state)
+        manifest = manifest_of(state)
         check_once(self._folder.with_name(f"{self._folder.name}.check"), self._cache, manifest, files)
         self._cache.link_all({self._folder / f.name: files[f.name] for f in manifest.files})
         complete_store(self._folder, self._cache, manifest, files)
