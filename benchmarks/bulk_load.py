@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.restore.state_matching import bases_of
+from stateflow.checkpoint.restore.state_assignment import bases_of
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import range_of
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import killed_driver
 from benchmarks.results import write_result
 from benchmarks.stores import SUBTASKS, Stores
-from stateflow.state.files.host_cache import FETCHERS, remove_tree
+from stateflow.state.host_cache import FETCHERS, remove_tree
 
 _CHUNK = 1 << 20
 

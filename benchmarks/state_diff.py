@@ -21,10 +21,10 @@ from stateflow.config.state_settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.entry_stream import blocks_of, first_key
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.key_context import state_id
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import range_of

@@ -127,18 +127,19 @@ def import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def single_importers(modules: Sequence[Module]) -> dict[str, str]:
-    """Returns the modules that only one module imports, and that one of their own folder."""
+    """Returns the modules that only one module imports, and that one of their own folder.
+
+    A list of modules does not count as their importer: a package's `__init__`, and the list of commands.
+    """
     importers: dict[str, set[str]] = {}
     for importer, imported in import_graph(modules).items():
         for name in imported:
             importers.setdefault(name, set()).add(importer)
     paths = {module.name: module.path for module in modules}
     only = {name: found.copy().pop() for name, found in importers.items() if len(found) == 1}
-    return {
-        name: one
-        for name, one in only.items()
-        if paths[name].parent == paths[one].parent and not _is_package(paths[name])
-    }
+    lists = {name for name, path in paths.items() if _is_package(path)} | {"stateflow.cli.main"}
+    next_door = {name: one for name, one in only.items() if paths[name].parent == paths[one].parent}
+    return {name: one for name, one in next_door.items() if name not in lists and one not in lists}
 
 
 def _is_package(path: Path) -> bool:

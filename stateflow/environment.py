@@ -9,17 +9,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stateflow.api.collection import CollectionSource
-from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph import Graph
 from stateflow.api.sink import Sink
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import CollectionSource, LocalSource, Source
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.connected_streams import BroadcastStream
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, StateflowError
-from stateflow.ids import check_name
+from stateflow.helpers import check_name
 from stateflow.runtime.user_code import innermost, naming_job_line
 from stateflow.types.key_groups import check_max_parallelism
 
@@ -147,7 +146,7 @@ class StreamExecutionEnvironment:
                 column.
             EnvironmentUnsupported: the package sqlglot is not installed.
         """
-        from stateflow.api.sql.planning.plan import LateRows
+        from stateflow.api.sql.plan import LateRows
 
         self._sql.execute(text, LateRows(allowed_lateness, late_rows))
 
@@ -164,7 +163,7 @@ class StreamExecutionEnvironment:
         Raises:
             JobDefinitionError, EnvironmentUnsupported: as `sql`.
         """
-        from stateflow.api.sql.planning.plan import LateRows
+        from stateflow.api.sql.plan import LateRows
 
         return self._sql.query(text, uid, LateRows(allowed_lateness, late_rows))
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite(
     "stateflow.testing.conformance.storage",
     "stateflow.testing.conformance.state_backend",
-    "stateflow.testing.conformance.operator_subtasks",
     "stateflow.testing.conformance.sink",
-    "stateflow.testing.conformance.sink_rewind",
     "stateflow.testing.conformance.sink_table",
 )
 

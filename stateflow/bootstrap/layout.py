@@ -1,14 +1,16 @@
-"""The operators of a savepoint that is written, and how their state is divided."""
+"""The operators of a savepoint that is written, how their state is divided, and the names of its files."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoding.entries import EPOCH, StateEncoder, TimerEncoder, declare, new_keyed_state
-from stateflow.bootstrap.encoding.frames import (
+from stateflow.bootstrap.encoded_entries import EPOCH, KeyColumns, StateEncoder, TimerEncoder, declare, new_keyed_state
+from stateflow.bootstrap.encoded_values import field_names
+from stateflow.bootstrap.frames import (
     DOMAIN,
     NAMESPACE,
     TIME,
@@ -19,12 +21,12 @@ from stateflow.bootstrap.encoding.frames import (
     columns_of,
     is_spark,
 )
-from stateflow.bootstrap.encoding.keys import KeyColumns
-from stateflow.bootstrap.encoding.values import field_names
+from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import ConfigError
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import FileHandle, StateSchema
 from stateflow.storage import Storage
+from stateflow.storage.paths import SAVEPOINT_FILES
 from stateflow.types.descriptors import ListStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of
 
@@ -172,3 +174,9 @@ def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
             state=given.descriptor.name,
         )
     return StateRows(given.descriptor, given.frame, columns)
+
+
+def store_content(target: Target, data: bytes) -> FileHandle:
+    """Stores bytes in a file of a savepoint, and returns its handle; an earlier attempt may have stored the same."""
+    key = f"{SAVEPOINT_FILES}{hashlib.sha256(data).hexdigest()}"
+    return replace(write_bytes(target.storage, f"{target.folder}{key}", data), key=key)

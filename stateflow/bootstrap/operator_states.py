@@ -10,10 +10,9 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from stateflow.bootstrap.content import store_content
-from stateflow.bootstrap.encoding.column_types import cast
-from stateflow.bootstrap.encoding.entries import LIMITS
-from stateflow.bootstrap.encoding.frames import (
+from stateflow.bootstrap.encoded_entries import LIMITS, naming_row, shown
+from stateflow.bootstrap.encoded_values import Values, encode_map_keys, field_names, state_named
+from stateflow.bootstrap.frames import (
     KEY_GROUP,
     MAP_KEY,
     READ_ONLY,
@@ -21,22 +20,21 @@ from stateflow.bootstrap.encoding.frames import (
     Frame,
     StateColumns,
     batches_of,
+    cast_column,
     check_frame,
     column_names,
     is_spark,
 )
-from stateflow.bootstrap.encoding.keys import naming_row, shown
-from stateflow.bootstrap.encoding.values import Values, encode_map_keys, field_names, state_named
-from stateflow.bootstrap.layout import Layout, Target
-from stateflow.checkpoint.restore.redistribution import even_split
+from stateflow.bootstrap.layout import Layout, Target, store_content
+from stateflow.checkpoint.restore.state_assignment import even_split
 from stateflow.errors import ConfigError, DataError, JobDefinitionError, StateError
 from stateflow.runtime.task.operator_state import INLINE_BYTES
-from stateflow.state.columnar.column_serializer import ColumnSerializer
+from stateflow.state.column_serializer import ColumnSerializer
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema
-from stateflow.state.kinds.maps.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_state import MapKeys
 from stateflow.state.kinds.operator_state import OperatorStateStore
 from stateflow.state.operator_content import StoredContent
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import ValueSerializer
@@ -297,7 +295,7 @@ def _raw_rows(frame: Frame | None, has_groups: bool) -> Iterator[tuple[int, byte
         raise ConfigError("a frame of raw state lacks columns", hint="rename them", missing=missing)
     _check_columns(column_names(frame), tuple(wanted))
     for batch in batches_of(_arrow(frame)):
-        columns = [cast(batch.column(name), kind, name) for name, kind in wanted.items()]
+        columns = [cast_column(batch.column(name), kind, name) for name, kind in wanted.items()]
         if any(column.null_count for column in columns):
             raise DataError("a row of raw state has a null", hint="filter these rows")
         groups = columns[0].to_pylist() if has_groups else [0] * batch.num_rows

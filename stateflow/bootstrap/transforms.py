@@ -11,34 +11,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoding.entries import declare, new_keyed_state
-from stateflow.bootstrap.encoding.frames import WRITTEN_AT, KeyedStateFrame
-from stateflow.bootstrap.encoding.keys import KeyColumns
-from stateflow.bootstrap.encoding.values import state_named
-from stateflow.bootstrap.keyed_files.local import write_local
+from stateflow.bootstrap.encoded_entries import KeyColumns, declare, new_keyed_state
+from stateflow.bootstrap.encoded_values import state_named
+from stateflow.bootstrap.frames import WRITTEN_AT, KeyedStateFrame
+from stateflow.bootstrap.keyed_files import write_local
 from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, stored_parts
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.operator_parts import read_parts
-from stateflow.checkpoint.savepoints.canonical.shares import shards_of
-from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies
+from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies, shards_of
 from stateflow.clock import Clock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
-from stateflow.query.columns.keyed_table import KeyedTable
-from stateflow.query.columns.operator_table import OperatorTable
-from stateflow.query.columns.state_table import TIMERS, key_fields
-from stateflow.query.columns.value_types import Refused, accepts_local_datetimes
+from stateflow.helpers import did_you_mean
 from stateflow.query.snapshot import Snapshot
+from stateflow.query.state_table import TIMERS, KeyedTable, OperatorTable, key_fields
+from stateflow.query.value_types import Refused, accepts_local_datetimes
 from stateflow.runtime.user_code import innermost
-from stateflow.similar_names import did_you_mean
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import GROUP_BYTES
+from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryColumns
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.operator_state import BROADCAST, UNION
 from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
+from stateflow.state.kinds.ttl import expiry_ids
+from stateflow.state.operator_content import read_parts
 from stateflow.types.descriptors import MapStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import KeyGroupRange
 

@@ -1,43 +1,228 @@
-"""The writer of savepoints: state and positions for a job that has not run yet."""
+"""Writes savepoints without a run: new ones from data, and changed copies of existing ones."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import structs
 
-from stateflow.bootstrap.changes import SavepointChanges
-from stateflow.bootstrap.document import Facts, complete, time_of_savepoint
-from stateflow.bootstrap.encoding.entries import EPOCH
-from stateflow.bootstrap.encoding.frames import KeyedStateFrame, check_frame
-from stateflow.bootstrap.encoding.keys import KeyColumns
-from stateflow.bootstrap.existing import Existing
-from stateflow.bootstrap.keyed_files.write import write_keyed
+from stateflow.bootstrap.document import (
+    AnySource,
+    Facts,
+    GivenSource,
+    Position,
+    complete,
+    time_of_savepoint,
+    with_positions,
+    with_stored_logs,
+)
+from stateflow.bootstrap.encoded_entries import EPOCH, KeyColumns
+from stateflow.bootstrap.frames import KeyedStateFrame, check_frame, is_spark
+from stateflow.bootstrap.keyed_files import write_local
 from stateflow.bootstrap.layout import KeyedOperator, Layout, Target, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates, RawRows
-from stateflow.bootstrap.positions import AnySource, GivenSource, Position, with_positions, with_stored_logs
-from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.bootstrap.transforms import ChangedOperator, StateTransformation, Transform
+from stateflow.checkpoint.log.documents import Manifest, OperatorState, SavepointFormat
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_at
+from stateflow.checkpoint.savepoints.create import ManifestCopy, ManifestFiles
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import Clock, SystemClock, epoch_milliseconds
+from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, StateflowError
-from stateflow.ids import check_name
+from stateflow.helpers import check_name, did_you_mean
+from stateflow.query.snapshot import savepoint_snapshot
 from stateflow.requesters import os_user
+from stateflow.state.handles import SubtaskState
 from stateflow.storage import open_location
-from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
+from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM, check_max_parallelism
 
 if TYPE_CHECKING:
-    from stateflow.bootstrap.encoding.frames import Frame
+    from stateflow.bootstrap.frames import Frame
+
+
+@dataclass
+class Existing:
+    """An existing savepoint, and the changes of it.
+
+    Attributes:
+        stored: the savepoint.
+        removed: uids of operators that are not kept.
+        changes: by uid of the operator.
+    """
+
+    stored: StoredSavepoint
+    removed: set[str] = field(default_factory=set)
+    changes: dict[str, tuple[StateTransformation, ...]] = field(default_factory=dict)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the savepoint."""
+        return self.stored.document.manifest
+
+    @property
+    def kept(self) -> dict[str, OperatorState]:
+        """The operators that are not removed, by uid."""
+        return {operator.uid: operator for operator in self.manifest.operators if operator.uid not in self.removed}
+
+    def operator(self, uid: str) -> OperatorState:
+        """Returns an operator that is kept. Raises ConfigError if there is none."""
+        found = self.kept
+        if uid not in found:
+            raise ConfigError(
+                "the savepoint has no such operator", hint=did_you_mean(uid, found), uid=uid, found=sorted(found)
+            )
+        return found[uid]
+
+    def remove(self, uid: str) -> None:
+        """Removes an operator. Raises ConfigError if it is not kept."""
+        self.removed.add(self.operator(uid).uid)
+        self.changes.pop(uid, None)
+
+    def add_change(self, uid: str, change: StateTransformation) -> None:
+        """Adds new rows of a state. Raises ConfigError if the state does not exist, or has some already."""
+        change.check(self.operator(uid))
+        before = self.changes.get(uid, ())
+        if any((each.name, each.is_of_operator) == (change.name, change.is_of_operator) for each in before):
+            raise ConfigError("a state is transformed twice", hint="compose the functions", uid=uid, state=change.name)
+        self.changes[uid] = (*before, change)
+
+    def written(self, target: Target, at: int, clock: Clock) -> Manifest:
+        """Writes everything that is kept, transformed where it is to be; returns its manifest.
+
+        Args:
+            target: where it is written.
+            at: the time of the writer, in milliseconds since 1970.
+            clock: the clock of the readers.
+
+        Raises:
+            MissingFile, CorruptFile: a file of the savepoint is missing or damaged.
+            StateflowError: a row of a transformation cannot be stored.
+        """
+        self.stored.verify()
+        opened = savepoint_snapshot(self.stored)
+        operators = [operator for operator in opened.manifest.operators if operator.uid not in self.removed]
+        changed = {
+            o.uid: ChangedOperator(opened, o, self.changes[o.uid], clock) for o in operators if o.uid in self.changes
+        }
+        kept = [changed[o.uid].kept if o.uid in changed else o for o in operators]
+        source = ManifestFiles(opened.storage, structs.replace(opened.manifest, operators=kept), opened.max_parallelism)
+        copy = ManifestCopy(source, target.storage, target.folder)
+        if self.stored.document.format is SavepointFormat.CANONICAL:
+            manifest = copy.native(0)
+        else:
+            manifest = copy.canonical(SavepointSettings(), LocalWorkers())
+        written = [changed[o.uid].written(o, target, at) if o.uid in changed else o for o in manifest.operators]
+        return structs.replace(manifest, operators=written, record=None, history=[])
+
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class SavepointChanges:
+    """Removes operators of an existing savepoint, and transforms their states.
+
+    A transformation is a function that returns the new rows of some rows: it gets a `pyarrow.RecordBatch` with the
+    columns of `stateflow.read_state`, and returns one with the columns of the frames that `SavepointWriter` accepts.
+    Keys may be removed, added or changed. It is called in this process, once for each batch, and not for a state
+    without rows. Everything that is not transformed stays as it is.
+    """
+
+    def __init__(self, existing: Existing | None = None) -> None:
+        self._existing = existing
+
+    def without_operator(self, uid: str) -> Self:
+        """Removes an operator of the existing savepoint with all of its state; returns this writer.
+
+        Raises:
+            ConfigError: the savepoint has no such operator, or the writer is of a new one.
+        """
+        self._of_existing(uid).remove(uid)
+        return self
+
+    def transform_state(self, uid: str, descriptor: StateDescriptor, function: Transform) -> Self:
+        """Replaces the entries of a keyed state of the existing savepoint; returns this writer.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the state as the job declares it from now on, under its name; kind and type may be others.
+            function: returns new rows, with the columns that `KeyedStateFrame` describes under their default names. The
+                elements of a list are in the order of the rows. ``written_at``, from which a time to live counts, stays
+                as it is if the function returns it.
+
+        Raises:
+            ConfigError: the savepoint has no such operator or state, or the writer is of a new one.
+        """
+        return self._transformed(uid, StateTransformation(descriptor, function))
+
+    def transform_timers(self, uid: str, function: Transform) -> Self:
+        """Replaces the timers of an operator; returns this writer. Arguments and errors as for `transform_state`.
+
+        Args:
+            uid: uid of the operator.
+            function: returns new rows: the key columns, ``time``, ``domain`` and ``namespace``, as for
+                `SavepointWriter.with_operator`.
+        """
+        return self._transformed(uid, StateTransformation(None, function))
+
+    def transform_operator_state(self, uid: str, descriptor: ListStateDescriptor[T], function: Transform) -> Self:
+        """Replaces the elements of a list of operator state; returns this writer. A union list stays one.
+
+        Arguments and errors as for `transform_state`.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the list as the job declares it from now on, under its name.
+            function: returns new rows: ``value``, or a column for each field. Each subtask keeps the new rows of its
+                own elements.
+        """
+        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
+
+    def transform_broadcast_state(self, uid: str, descriptor: MapStateDescriptor[K, V], function: Transform) -> Self:
+        """Replaces the entries of a broadcast state; returns this writer.
+
+        Arguments and errors as for `transform_state`.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the map as the job declares it from now on, under its name.
+            function: returns new rows: ``map_key``, and ``value`` or a column for each field.
+        """
+        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
+
+    def _transformed(self, uid: str, change: StateTransformation) -> Self:
+        self._of_existing(uid).add_change(uid, change)
+        return self
+
+    def _of_existing(self, uid: str) -> Existing:
+        if self._existing is None:
+            raise ConfigError(
+                "a new savepoint has no operator that could be changed", hint="use from_savepoint(path)", uid=uid
+            )
+        return self._existing
+
+
+def write_keyed(operator: KeyedOperator, layout: Layout, target: Target) -> list[SubtaskState]:
+    """Writes the keyed state of an operator in canonical files; returns the state of each subtask that has entries.
+
+    Raises:
+        DataError: a key occurs twice, or a value is null.
+        SchemaMismatch, StateError, EntryTooLarge: a value cannot be stored.
+    """
+    if any(map(is_spark, operator.frames)):
+        from stateflow.bootstrap.spark_keyed_files import write_on_spark
+
+        return write_on_spark(operator, layout, target)
+    return write_local(operator, layout, target) if operator.frames else []
+
 
 _DEFAULT_PARALLELISM = 4
 Key = str | Sequence[str] | Mapping[str, str]

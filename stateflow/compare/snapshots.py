@@ -12,19 +12,24 @@ import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
-from stateflow.compare.change_file import ChangeFile, ComparedState
-from stateflow.compare.change_rows import changes_as_text
+from stateflow.compare.changes import ChangeFile, ComparedState, changes_as_text, typed_changes
 from stateflow.compare.merge import Difference
-from stateflow.compare.operator_state import PREFIX, RAW, RAW_KEYED, decode_operator_key
-from stateflow.compare.operators import OperatorComparison, Readers
+from stateflow.compare.operators import (
+    PREFIX,
+    RAW,
+    RAW_KEYED,
+    EntryReader,
+    OperatorComparison,
+    Readers,
+    Side,
+    decode_operator_key,
+)
 from stateflow.compare.states import OperatorStates, StatePair
-from stateflow.compare.stored_entries import EntryReader, Side
 from stateflow.compare.summary import StateDiff, Tally
-from stateflow.compare.typed_changes import typed_changes
 from stateflow.errors import ConfigError
+from stateflow.helpers import did_you_mean
+from stateflow.private_files import ScratchFolder
 from stateflow.query.snapshot import Snapshot, open_snapshot
-from stateflow.scratch_folder import ScratchFolder
-from stateflow.similar_names import did_you_mean
 
 Location = tuple[str, int | str | None]
 """The arguments of `open_snapshot`: a job root or the folder of a savepoint, and the snapshot in it."""

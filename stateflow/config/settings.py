@@ -1,19 +1,126 @@
-"""Settings of a run: frozen dataclasses whose values are validated when they are created."""
+"""Settings of a run: frozen dataclasses whose values are validated when they are created.
+
+The settings of state are in `state_settings`. Durations and ends of runs are parsed here.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
-from stateflow.config.run_end import INPUT_ENDS, RunEnd, parse_run_end
-from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
-from stateflow.config.values import Choice, Count, Delay, EndCondition, check_one_of
+from stateflow.config.state_settings import (
+    Choice,
+    Count,
+    Delay,
+    EndCondition,
+    RocksDBSettings,
+    ShuffleSettings,
+    StateSettings,
+    check_one_of,
+)
 from stateflow.errors import ConfigError
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
+
+_UNITS = {
+    0.001: ("ms", "milli", "millis", "millisecond", "milliseconds"),
+    1.0: ("s", "sec", "secs", "second", "seconds"),
+    60.0: ("m", "min", "mins", "minute", "minutes"),
+    3600.0: ("h", "hour", "hours"),
+    86400.0: ("d", "day", "days"),
+}
+"""Names of the units of a duration, by their length in seconds."""
+_SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
+_DURATION = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parses a duration such as ``90s``, ``10 min``, ``500ms``, ``2h`` or ``1 day``.
+
+    Raises:
+        ValueError: the text is not a number with a unit.
+        OverflowError: the duration is too long for a timedelta.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or found["unit"].lower() not in _SECONDS:
+        raise ValueError(text)
+    return timedelta(seconds=float(found["number"]) * _SECONDS[found["unit"].lower()])
+
+
+INPUT_ENDS, STOPPED = "input-ends", "stopped"
+
+
+_TIME_OF_DAY = re.compile(r"(?P<time>\d\d:\d\d(:\d\d)?)(\s+(?P<zone>[A-Za-z][\w+/-]*))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """When a run ends.
+
+    Attributes:
+        continuous: whether the run waits for more input when it has processed all of it.
+        after: how long a continuous run lasts; None without such a limit.
+        at: the time of day at which a continuous run ends; None without one.
+        zone: the time zone of `at`.
+    """
+
+    continuous: bool = False
+    after: timedelta | None = None
+    at: time | None = None
+    zone: tzinfo = UTC
+
+    def next_time(self, now: datetime) -> datetime | None:
+        """Returns the next occurrence of the time of day after `now`, in UTC; None without a time of day."""
+        if self.at is None:
+            return None
+        today = now.astimezone(self.zone).date()
+        # The day is added to the date, not to the time: a day has 23 or 25 hours when the clocks change.
+        times = (datetime.combine(today + timedelta(days=days), self.at, self.zone).astimezone(UTC) for days in (0, 1))
+        return next(each for each in times if each > now)
+
+
+def parse_run_end(text: str) -> RunEnd:
+    """Parses a value of ``run.until``.
+
+    Raises:
+        ConfigError: the value has none of the allowed forms.
+    """
+    if text.lower().replace("_", "-") == INPUT_ENDS:
+        return RunEnd()
+    if text.lower() == STOPPED:
+        return RunEnd(continuous=True)
+    try:
+        return _time_of_day(text) or _duration(text)
+    except (ValueError, OverflowError, KeyError, OSError) as e:
+        raise ConfigError(
+            "invalid value of a setting",
+            hint=f"expected {INPUT_ENDS}, {STOPPED}, a duration such as 90 min or 8h, or a time of day such as 18:00 "
+            "(in UTC) or 18:00 Europe/Berlin",
+            name="run.until",
+            value=text,
+        ) from e
+
+
+def _time_of_day(text: str) -> RunEnd | None:
+    """Returns the end at a time of day; None for a text that is none. Raises for an unknown hour or zone."""
+    found = _TIME_OF_DAY.fullmatch(text.strip())
+    if found is None:
+        return None
+    zone = ZoneInfo(found["zone"]) if found["zone"] else UTC
+    return RunEnd(continuous=True, at=time.fromisoformat(found["time"]), zone=zone)
+
+
+def _duration(text: str) -> RunEnd:
+    duration = parse_duration(text)
+    if not duration:
+        raise ValueError(text)
+    return RunEnd(continuous=True, after=duration)
+
 
 RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"

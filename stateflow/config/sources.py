@@ -12,8 +12,7 @@ from datetime import time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from stateflow.config.durations import parse_duration
-from stateflow.config.settings import LIMITS, Settings, SourceSettings
+from stateflow.config.settings import LIMITS, Settings, SourceSettings, parse_duration
 from stateflow.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Settings of state: backend, RocksDB, and the sort that brings rows to it."""
+"""Settings of state: backend, RocksDB, limits of entries, and the sort of a task's input; and checks of values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
 
-from stateflow.config.values import Choice, check_at_most, check_one_of
+from stateflow.errors import ConfigError
 
 COMPACTIONS = ("universal", "leveled")
 BACKENDS = ("rocksdb", "filesystem", "memory")
@@ -149,3 +149,27 @@ class ShuffleSettings:
             LARGEST_SORT,
             "sorted rows are one Arrow buffer, whose offsets have 31 bits",
         )
+
+
+Count = int
+"""Annotation of an integer that may be 0; ``int`` is at least 1."""
+Delay = timedelta
+"""Annotation of a duration that may be zero; ``timedelta`` is positive."""
+Choice = str
+"""Annotation of an enumerated value. Case is ignored, and underscores equal hyphens, as in Flink's constants."""
+
+
+EndCondition = str
+"""Annotation of ``run.until``; a duration or a time of day is converted to text."""
+
+
+def check_one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
+    """Raises ConfigError unless the value is a known one."""
+    if value not in known:
+        raise ConfigError(f"unknown {what}", hint=f"known: {', '.join(known)}", name=name, value=value)
+
+
+def check_at_most(name: str, value: int, limit: int, why: str) -> None:
+    """Raises ConfigError when the value exceeds the limit."""
+    if value > limit:
+        raise ConfigError("a setting exceeds its limit", hint=why, name=name, value=value, limit=limit)

@@ -26,16 +26,14 @@ from pyarrow.dataset import (
     ParquetReadOptions,
 )
 
-from stateflow.api.row_identity import RowIdentity
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import RowIdentity, RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.delta.column_types import COLUMN_MAPPING
-from stateflow.connectors.delta.data_files import cast_read
-from stateflow.connectors.delta.log.paths import damaged_file, open_logged_file, plain_path
-from stateflow.connectors.delta.log.table_log import check_log
-from stateflow.connectors.source_errors import position_error
+from stateflow.connectors.connector_errors import position_error
+from stateflow.connectors.data_files import cast_read
+from stateflow.connectors.delta.log import check_log, damaged_file, open_logged_file, plain_path
+from stateflow.connectors.delta_types import COLUMN_MAPPING
 from stateflow.errors import (
     ConfigError,
     CorruptFile,

@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source, local_position, spark_position
-from stateflow.checkpoint.barrier.task_report import message_with
+from stateflow.checkpoint.barriers import message_with
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.source_errors import read_failure
+from stateflow.connectors.connector_errors import read_failure
 from stateflow.errors import InputLost, StateflowError
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf

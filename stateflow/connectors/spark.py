@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_columns import check_columns
-from stateflow.connectors.columns.declared_values import declared_columns, with_times
+from stateflow.connectors.column_policy import ColumnPolicy, check_columns, declared_columns, with_times
 from stateflow.errors import ConfigError, JobDefinitionError
 
 if TYPE_CHECKING:

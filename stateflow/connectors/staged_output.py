@@ -20,9 +20,9 @@ import pyarrow as pa
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, Successor, TableChanges, Writing
 from stateflow.clock import SystemClock, is_timestamp
-from stateflow.connectors.columns.store_assignment import assign
+from stateflow.connectors.store_assignment import assign
 from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, SinkRefused, StorageError
-from stateflow.scratch_folder import ScratchFolder
+from stateflow.private_files import ScratchFolder
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
 from stateflow.storage.paths import DataKey, data_folder, data_prefixes, parse_data

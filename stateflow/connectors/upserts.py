@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.api.changelog import Changelog
-from stateflow.api.ranking.row_order import ordered_numbers
+from stateflow.api.ranking import ordered_numbers
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RETRACTIONS

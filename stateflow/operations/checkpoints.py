@@ -6,14 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from stateflow.checkpoint.history import Integrity, read_checked_history, read_pending_records, read_records
-from stateflow.checkpoint.history_index import check_history
-from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.history import (
+    Integrity,
+    check_history,
+    read_checked_history,
+    read_pending_records,
+    read_records,
+)
+from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
+from stateflow.checkpoint.log.checkpoint_log import is_ancestor
+from stateflow.checkpoint.log.documents import CheckpointRecord, Origin, Record, Request, RequestKind, in_order
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.log.records import CheckpointRecord, Record, in_order
-from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
 from stateflow.checkpoint.restore.targets import kept_checkpoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, HistoryChanged

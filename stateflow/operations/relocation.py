@@ -17,24 +17,23 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.history import flush_pending_records, write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest, RestoreFacts, SourceFile, SourcePosition
+from stateflow.checkpoint.log.documents import ActionRecord, Manifest, RestoreFacts, SourceFile, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
 from stateflow.errors import ConfigError, DataError, PlanOutdated
 from stateflow.operations.job_root import now, open_root
 from stateflow.runtime.restore.state_import import import_state
-from stateflow.runtime.spark.location.checkpoint_location import source_log
-from stateflow.runtime.spark.location.source_paths import (
+from stateflow.runtime.spark.checkpoint_location import (
     FolderMove,
     LoggedFile,
     logged_files,
     relocate_description,
     relocate_log,
+    source_log,
 )
-from stateflow.state.files.host_cache import hash_file
+from stateflow.state.host_cache import hash_file
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
 

@@ -12,10 +12,9 @@ from datetime import datetime
 
 from stateflow.checkpoint.history import background_failures, failed_start, read_origin, run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest, SourceWatermark
+from stateflow.checkpoint.log.documents import ActionRecord, Manifest, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.restore.replay import is_run_open
+from stateflow.checkpoint.restore.plan_document import is_run_open
 from stateflow.errors import DataError, MissingFile
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.requesters import describe_requester

@@ -14,10 +14,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
 from stateflow.errors import ConfigError, MissingFile
-from stateflow.query.columns.state_table import OPERATOR_PREFIX, TIMERS
+from stateflow.helpers import did_you_mean
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_job_or_savepoint
+from stateflow.query.state_table import OPERATOR_PREFIX, TIMERS
 from stateflow.requesters import describe_requester
-from stateflow.similar_names import did_you_mean
 from stateflow.state.handles import FilePart, StateSchema
 from stateflow.types.key_groups import KeyGroupRange
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from stateflow.checkpoint.leased_pin import LEASE, hold_lease
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Pin
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.restore.targets import Target, kept_checkpoint, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, read_savepoint, savepoint_uri
@@ -20,8 +19,8 @@ from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError
+from stateflow.helpers import did_you_mean
 from stateflow.requesters import by_process
-from stateflow.similar_names import did_you_mean
 from stateflow.storage import Storage, open_location, open_storage
 from stateflow.storage.paths import FORMAT
 

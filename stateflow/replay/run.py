@@ -1,42 +1,61 @@
-"""Runs the batches of a checkpoint again, in scratch storage."""
+"""Runs the batches of a checkpoint again, in scratch storage, on Spark or in this process.
+
+The batches start from the state before them and have their original processing times. Every sink of the job is replaced
+by one that keeps rows in scratch storage and publishes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from stateflow.api.graph.job_graph import Graph
-from stateflow.checkpoint.leased_pin import LEASE, hold_lease
+import pyarrow as pa
+
+from stateflow.api.changelog import Changelog
+from stateflow.api.graph import Graph
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.source import LocalSource
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest, Pin
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, Pin, SourcePosition
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.checkpoint.restore.source_positions import with_added_sources
-from stateflow.checkpoint.restore.state_matching import assign_state
+from stateflow.checkpoint.restore.state_assignment import assign_state
 from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer
-from stateflow.errors import ConfigError, InputLost, Interrupted, StateflowError
-from stateflow.launch import PreparedJob, prepare
-from stateflow.replay.batches import ReplayedBatches, Scratch
-from stateflow.replay.collecting_sink import CollectingSink, collected_rows
-from stateflow.replay.debugger import DebuggerQuit, KeyDebugger
-from stateflow.replay.key_trace import KeyTracer
-from stateflow.replay.keys import KeyRequest, WantedKey
-from stateflow.replay.reading import BatchReader, ReadingContext, reading
+from stateflow.errors import ConfigError, InputLost, InternalError, Interrupted, StateflowError, StorageError
+from stateflow.launch import PreparedJob, prepare, start_spark
+from stateflow.private_files import ScratchFolder
+from stateflow.replay.input import (
+    LocalInput,
+    PlannedBatch,
+    PlannedReplay,
+    RunRows,
+    SplitTimes,
+    TargetCheckpoints,
+    find_target,
+    plan_replay,
+    replayable_batches,
+)
+from stateflow.replay.key_trace import DebuggerQuit, KeyDebugger, KeyRequest, KeyTracer, WantedKey
 from stateflow.replay.report import BatchTimes, EmittedRows, KeyReport, ReplayReport
 from stateflow.replay.state_diff import StateComparison
-from stateflow.replay.target import PlannedReplay, TargetCheckpoints, find_target, plan_replay, replayable_batches
 from stateflow.requesters import by_process
-from stateflow.runtime.driver.batch_runner import StartingPoint
-from stateflow.runtime.job.job import Job
-from stateflow.runtime.job.loader import open_job, writer_name
-from stateflow.runtime.job.start_checks import check_reader
+from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
+from stateflow.runtime.executor import Executor
+from stateflow.runtime.job import Job, Positions, check_reader
+from stateflow.runtime.job_loader import open_job, writer_name
+from stateflow.runtime.local_run import LocalExecutor
+from stateflow.runtime.preflight import StartContext
 from stateflow.runtime.task import store_cache
-from stateflow.scratch_folder import ScratchFolder
-from stateflow.storage import Storage, open_storage
+from stateflow.runtime.task_spec import BatchInfo
+from stateflow.state.handles import Committable
+from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.overlay import SCRATCH_GENERATION, OverlayStorage
 
 DEFAULT_ROWS = 20
@@ -269,3 +288,239 @@ def _settings_of(settings: Settings, target: Manifest) -> Settings:
     parallelism = found.pop() if len(found) == 1 else settings.parallelism
     checkpoints = replace(settings.checkpoints, asynchronous=False)
     return replace(settings, parallelism=parallelism, checkpoints=checkpoints)
+
+
+_LOCAL_MASTER = "local[2,4]"
+
+
+class BatchReader(Protocol):
+    """Reads the rows of batches."""
+
+    def check(self, batch: PlannedBatch, manifest: Manifest) -> None:
+        """Checks whether the sources have the rows of a batch, as far as that is known before they are read.
+
+        Args:
+            batch: the batch.
+            manifest: the manifest of a checkpoint after it, with the sources of the job.
+
+        Raises:
+            InputLost: a source no longer has them.
+        """
+
+    def run(self, batch: PlannedBatch, run_rows: RunRows) -> None:
+        """Calls `run_rows` with the rows of a batch.
+
+        Raises:
+            InputLost: a source no longer has them.
+            StateflowError: the batch failed.
+        """
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way to run batches.
+
+    Attributes:
+        executor: runs the tasks.
+        rows: reads the rows, as the executor takes them.
+    """
+
+    executor: Executor
+    rows: BatchReader
+
+
+@dataclass(frozen=True)
+class ReadingContext:
+    """What rows are read for.
+
+    Attributes:
+        start: the job with its settings.
+        job: the job of the replay.
+        target: the manifest of the checkpoint, with the sources of the job.
+        folder: scratch folder.
+        on_step: called before each slow step with its description.
+        tracer: records the calls for a key; the tasks then run in this process.
+    """
+
+    start: StartContext
+    job: Job
+    target: Manifest
+    folder: Path
+    on_step: Callable[[str], None]
+    tracer: KeyTracer | None = None
+
+
+@contextmanager
+def reading(context: ReadingContext) -> Iterator[Reading]:
+    """Starts Spark if the job needs it; yields how the batches run."""
+    if not context.start.on_spark:
+        nodes = context.start.graph.sources
+        sources = {node.uid: node.source for node in nodes if isinstance(node.source, LocalSource)}
+        local = LocalExecutor(adapt=context.tracer.traced) if context.tracer else LocalExecutor()
+        yield Reading(local, LocalInput(context.job, sources))
+        return
+    # Importing Spark takes a second, which replays without it save.
+    from stateflow.replay.spark import InProcessExecutor, SparkInput, SparkReader
+    from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
+    from stateflow.runtime.spark.executor import SparkExecutor
+
+    context.on_step("starting Spark")
+    start = replace(context.start, settings=_on_this_host(context.start.settings))
+    started, sources_of_spark = start_spark(start)
+    spark = started.session
+    assert spark is not None
+    reader = SparkReader(spark, sources_of_spark, context.folder / "spark")
+    with translate_spark_errors(lambda: is_alive(spark)):
+        executor = InProcessExecutor(context.tracer.traced) if context.tracer else SparkExecutor()
+        yield Reading(executor, SparkInput(context.job, reader, context.target))
+
+
+def _on_this_host(settings: Settings) -> Settings:
+    """Returns settings by which Spark runs on this host: tasks on other hosts cannot write to the scratch folder."""
+    if settings.spark.master.startswith("local[") and "spark.master" not in settings.spark.conf:
+        return settings
+    conf = {name: value for name, value in settings.spark.conf.items() if name != "spark.master"}
+    return replace(settings, spark=replace(settings.spark, master=_LOCAL_MASTER, conf=conf))
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where a replay writes.
+
+    Attributes:
+        uri: storage for state files and rows.
+        local_folder: folder for working stores and cached files.
+    """
+
+    uri: str
+    local_folder: Path
+
+
+class ReplayedBatches(BatchRunner):
+    """Runs planned batches one after the other; their files go to scratch storage.
+
+    Args:
+        job: the job, whose sinks collect rows.
+        executor: runs the tasks.
+        start: the state before the first batch.
+        scratch: where the tasks write.
+
+    Attributes:
+        barriers: the results of the batches.
+    """
+
+    def __init__(self, job: Job, executor: Executor, start: StartingPoint, scratch: Scratch) -> None:
+        super().__init__(job, executor, start)
+        self._scratch = scratch
+        self._planned: PlannedBatch | None = None
+        self.barriers: list[CompletedBarrier] = []
+
+    def replay(self, planned: PlannedBatch, rows: object, times: SplitTimes) -> None:
+        """Runs a batch; the next one starts from its state.
+
+        Args:
+            planned: the batch, with its positions, watermarks and processing time.
+            rows: its input rows, as the executor takes them.
+            times: the latest event times of splits, as `Positions.split_times`.
+        """
+        self._planned = planned
+        sources = [
+            SourcePosition(uid=uid, description=description, offset=planned.end.get(uid, NOT_BEGUN))
+            for uid, description in self._job.sources
+        ]
+        positions = Positions(sources, split_times=times)
+        watermarks = dict(planned.watermarks) or self.watermarks()
+        barrier = self.run(Batch(rows, lambda _: positions, watermarks), planned.checkpoint_id)
+        self.barriers.append(barrier)
+        self.advance(barrier)
+
+    def info(self, ordinal: int, checkpoint_id: int, full_snapshot: bool = False) -> BatchInfo:
+        """See `BatchRunner.info`; with the processing time of the original batch, and scratch storage."""
+        found = super().info(ordinal, checkpoint_id, full_snapshot)
+        assert self._planned is not None
+        environment = replace(found.environment, scratch_uri=self._scratch.uri, local_folder=self._scratch.local_folder)
+        batch = replace(found.id, processing_time=self._planned.processing_time)
+        return replace(found, id=batch, environment=environment)
+
+
+@dataclass(frozen=True)
+class CollectingSink(Sink):
+    """Writes the first rows of each task to scratch storage, and counts all of them.
+
+    Args:
+        scratch_uri: the storage.
+        max_rows: rows that each task keeps; None for all.
+    """
+
+    scratch_uri: str
+    max_rows: int | None = None
+
+    def for_changelog(self, changelog: Changelog) -> CollectingSink:
+        return self
+
+    def check(self, context: SinkContext) -> str | None:
+        return None
+
+    def prepare(self, context: SinkContext) -> str:
+        return context.uid
+
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        key = f"rows/{context.uid}/{writing.ordinal:010d}-{writing.subtask:05d}-{writing.attempt}"
+        return _Writer(open_storage(self.scratch_uri), key, context.schema, self.max_rows)
+
+    def open_table(self, context: SinkContext) -> SinkTable:
+        raise InternalError("a replay publishes nothing", sink=context.uid)
+
+    def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        return []
+
+    def shadow(self) -> Sink:
+        return self
+
+
+class _Writer(SinkWriter):
+    def __init__(self, storage: Storage, key: str, schema: RowSchema, max_rows: int | None) -> None:
+        self._storage = storage
+        self._key = key
+        self._schema = schema.arrow
+        self._max_rows = max_rows
+        self._rows = self._kept = 0
+        self._batches: list[pa.RecordBatch] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._rows += len(rows)
+        left = len(rows) if self._max_rows is None else self._max_rows - self._kept
+        if left > 0:
+            kept = rows.slice(0, left)
+            self._kept += len(kept)
+            self._batches.append(kept)
+
+    def close(self) -> list[Committable]:
+        if not self._rows:
+            return []
+        target = pa.BufferOutputStream()
+        with pa.ipc.new_stream(target, self._batches[0].schema if self._batches else self._schema) as stream:
+            for batch in self._batches:
+                stream.write_batch(batch)
+        data: bytes = target.getvalue().to_pybytes()
+        if self._storage.put_new(self._key, data) is not PutResult.CREATED:
+            raise StorageError("a file of a replay could not be stored", hint="check the scratch folder", key=self._key)
+        return [Committable(path=self._key, size=len(data), rows=self._rows)]
+
+
+def collected_rows(
+    storage: Storage, committables: Sequence[Committable], max_rows: int | None
+) -> list[dict[str, object]]:
+    """Returns the first rows that a sink would have published, in the order of its tasks.
+
+    Args:
+        storage: the scratch storage.
+        committables: the sink's files of one batch.
+        max_rows: None for all rows.
+    """
+    rows: list[dict[str, object]] = []
+    for committable in sorted(committables, key=lambda each: each.path):
+        if max_rows is not None and len(rows) >= max_rows:
+            break
+        rows += pa.ipc.open_stream(storage.get(committable.path)).read_all().to_pylist()
+    return rows if max_rows is None else rows[:max_rows]

@@ -11,21 +11,21 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
+from stateflow.private_files import ScratchFolder
 from stateflow.query.state import check_entry, stored_entries
-from stateflow.replay.keys import WantedKey
-from stateflow.scratch_folder import ScratchFolder
+from stateflow.replay.key_trace import WantedKey
 from stateflow.state.backends.entry_stream import Entry, KeyRange, first_key
 from stateflow.state.backends.factory import StoreLocation, read_ranges
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS, Timer, timers_in
-from stateflow.state.schema.named_values import named_value
+from stateflow.state.operator_content import read_parts
+from stateflow.state.schema import named_value
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key, has_key_at
 from stateflow.types.serializers import decode_untyped

@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.dead_letters import OnError
-from stateflow.api.functions.columns import ColumnsFunction
 from stateflow.api.functions.process import KeyedFunction, TaskInfo
 from stateflow.api.functions.rich import RowStep
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.functions.vectorized import ColumnsFunction
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.config.settings import TelemetrySettings
 from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
-from stateflow.state.files.uploads import Outbox
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.state.uploads import Outbox
 from stateflow.storage import Credentials, Storage, open_storage
 from stateflow.storage.overlay import OverlayStorage
 from stateflow.storage.paths import data_folder

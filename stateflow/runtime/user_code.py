@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from stateflow.api.functions.process import Context
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError, cut
-from stateflow.user_lines import line_of_class, line_of_user
+from stateflow.helpers import line_of_class, line_of_user
 
 _LONGEST_FACT = 500
 """Characters of a key or row in an error."""

@@ -18,11 +18,9 @@ import httpx
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import NotYetAvailable, QueryError, UnknownJob, UnknownKey
-from stateflow.serving.answers import Format
-from stateflow.serving.lookups import LARGEST_ANSWER
+from stateflow.serving.lookups import LARGEST_ANSWER, PAGE, Format, ScanRequest, StateDescription
 from stateflow.serving.protocol import Protocol
 from stateflow.serving.registry import Registry, ServerLease
-from stateflow.serving.requests import PAGE, ScanRequest, StateDescription
 from stateflow.serving.steps import (
     HttpCall,
     HttpReply,

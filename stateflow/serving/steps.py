@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from stateflow.serving.lookups import StateDescription
 from stateflow.serving.registry import ServerLease
-from stateflow.serving.requests import StateDescription
 from stateflow.types.custom_serializer import Serializer
 from stateflow.types.key_values import Scalar
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import inspect
 
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.declared_types import all_types
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory
 
 # -- headers of msgpack's items ---------------------------------------------------------------------------------------
 

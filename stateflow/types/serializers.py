@@ -15,12 +15,18 @@ import msgspec
 from msgspec import inspect
 
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
-from stateflow.types.arrow_types import SUPPORTED, from_builtin, python_type, to_builtin
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.custom_serializer import Serializer
-from stateflow.types.declared_types import describe_type, refuse_custom, types_within
+from stateflow.types.declared_types import (
+    SUPPORTED,
+    describe_type,
+    from_builtin,
+    python_type,
+    refuse_custom,
+    to_builtin,
+    types_within,
+)
 from stateflow.types.decoded_size import ARRAYS, MAPS, PLAIN, container_header, type_memory
-from stateflow.types.decoders import msgpack_decoder, value_decoder
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, msgpack_decoder, value_decoder
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from stateflow_airflow.operators.markdown import escaped, quoted
+from stateflow_airflow.operators.base import escaped, quoted
 
 ATTACKS = [
     "**approved by security**",

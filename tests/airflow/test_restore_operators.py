@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow import failpoints
 from stateflow.checkpoint.restore.plan_document import RestorePlan
-from stateflow.operations.savepoints.job_savepoints import list_all
+from stateflow.operations.job_savepoints import list_all
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.recovery import (

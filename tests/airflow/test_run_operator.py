@@ -12,11 +12,10 @@ import pytest
 from airflow.sdk import Asset
 
 from stateflow.config.sources import read_toml
-from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
-from stateflow_airflow.launches import processes
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow import processes
+from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode, StateflowTaskFailed, TransientFailure
+from stateflow_airflow.launch import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails

@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.deadlines import LastCheckpointDeadline, no_checkpoint_for
-from stateflow_airflow.launches.schedule_interval import interval_after
-from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.run import StateflowRunOperator, interval_after
 from tests.airflow.fakes import FakeRun, FakeSpark
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -18,17 +18,15 @@ from hypothesis import strategies as st
 
 from stateflow import MapStateDescriptor, SavepointWriter, Serializer, ValueStateDescriptor, read_state
 from stateflow.api.functions.process import KeyedProcessFunction
-from stateflow.bootstrap.encoding.frames import StateColumns
-from stateflow.bootstrap.encoding.values import Values
+from stateflow.bootstrap.encoded_values import Values
+from stateflow.bootstrap.frames import StateColumns
 from stateflow.config.state_settings import EntryLimits
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import DataError, SchemaMismatch, StateError
 from stateflow.operations import SavepointRequest, create_savepoint_into
-from stateflow.query.columns.value_reader import ValueReader
-from stateflow.query.columns.value_types import Refused
+from stateflow.query.value_types import Refused, ValueReader
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema.describe import type_schema
-from stateflow.state.schema.plain_json import from_json_text, json_text
+from stateflow.state.schema import from_json_text, json_text, type_schema
 from stateflow.types.columns.precision import precision
 from stateflow.types.serializers import VALUE_FORMAT, CustomValueSerializer, ValueSerializer
 from tests.support.errors import raises

@@ -21,8 +21,8 @@ from stateflow import DeltaSink, KafkaSink, RowKind, StreamExecutionEnvironment
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Writing
-from stateflow.connectors.delta import upsert
-from stateflow.connectors.kafka.sink_table import KafkaTable
+from stateflow.connectors.delta import versions
+from stateflow.connectors.kafka.sink import KafkaTable
 from stateflow.connectors.upserts import UpsertSettings, deleted_by_content, winning_rows
 from tests.changelogs.seats import Move, SeatChange, Seats, as_texts, histories
 from tests.support.delta_tables import context, write
@@ -45,7 +45,7 @@ def test_a_delta_table_has_the_rows_that_are_not_retracted(
     seats = Seats()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         # Each file is written again by itself, or all of them together.
-        patch.setattr(upsert, "_COMBINED_BYTES", 0 if large else 1 << 30)
+        patch.setattr(versions, "_COMBINED_BYTES", 0 if large else 1 << 30)
         folder, about = Path(name) / "table", context(SeatChange)
         sink = DeltaSink(folder, mode="upsert", keys="seat").for_changelog(CHANGES)
         sink.prepare(about)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateflow.checkpoint.log.records import CheckpointRecord
+from stateflow.checkpoint.log.documents import CheckpointRecord
 
 
 def record(checkpoint: int, **more: Any) -> CheckpointRecord:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint import history
 from stateflow.checkpoint.history import read_history, read_records, trim_history, write_records
-from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord, seq_of
+from stateflow.checkpoint.log.documents import ABORTED, CheckpointRecord, seq_of
 from stateflow.storage import MemoryStorage, paths
 from tests.checkpoint.records import record
 

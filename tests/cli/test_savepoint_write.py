@@ -13,15 +13,15 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import stateflow
-from stateflow.bootstrap.encoding.entries import StateEncoder
-from stateflow.bootstrap.spark_checkpoint.checkpoint import SparkCheckpoint
-from stateflow.bootstrap.state_files.locations import StateFile
+from stateflow.bootstrap.encoded_entries import StateEncoder
+from stateflow.bootstrap.spark_checkpoint import SparkCheckpoint
+from stateflow.bootstrap.state_files import StateFile
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
-from stateflow.operations.savepoints.changed_savepoints import ChangeRequest, change_savepoint
-from stateflow.operations.savepoints.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
+from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
+from stateflow.operations.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
 from stateflow.runtime.task import store_cache
-from stateflow.state.backends.entry_columns import EntryColumns
+from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke

@@ -11,8 +11,8 @@ from itertools import permutations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.checkpoint.log.records import ActionRecord, CheckpointRecord, Record, in_order
-from stateflow.cli.status.timeline import draw_timeline
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Record, in_order
+from stateflow.cli.status import draw_timeline
 from tests.checkpoint.records import record
 
 

@@ -36,7 +36,7 @@ from stateflow.connectors.files.text_files import DecodedFormat, WrongContent
 from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.text_values import TextForms
 from stateflow.errors import ConfigError
-from stateflow.runtime.spark.file_reader import BatchFiles, FileReader
+from stateflow.runtime.spark.inputs import BatchFiles, FileReader
 from stateflow.runtime.task.row_conversion import to_rows
 from tests.support.calls import count_calls
 from tests.support.errors import raises

@@ -14,11 +14,9 @@ from deltalake import DeltaTable, QueryBuilder
 from stateflow import failpoints
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.log.table_log import entry_path
-from stateflow.connectors.delta.maintenance.compaction import Compaction, CompactionReport
-from stateflow.connectors.delta.maintenance.own_table import COMPACTED
-from stateflow.connectors.delta.maintenance.vacuum import Expiry, Holder, VacuumReport, vacuum
+from stateflow.connectors.delta.log import checkpoint, entry_path
+from stateflow.connectors.delta.maintenance import Compaction, CompactionReport, Expiry, Holder, VacuumReport, vacuum
+from stateflow.connectors.delta.sink import COMPACTED
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
 from tests.support.delta_tables import Every, Pair, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
 from tests.support.errors import raises

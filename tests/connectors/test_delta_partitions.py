@@ -19,12 +19,10 @@ from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.column_types import target_schema
-from stateflow.connectors.delta.data_files import FileName, Limits
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.partitions.columns import StoredRows
-from stateflow.connectors.delta.partitions.values import NULL, folder_of, scalar, values_of
-from stateflow.connectors.delta.partitions.writer import PartitionedWriter
+from stateflow.connectors.data_files import FileName, Limits
+from stateflow.connectors.delta.log import checkpoint
+from stateflow.connectors.delta_types import target_schema
+from stateflow.connectors.partitions import NULL, PartitionedWriter, StoredRows, folder_of, scalar, values_of
 from stateflow.errors import DataError, JobDefinitionError, SinkRefused
 from tests.support.delta_tables import Colour, Every, Instant, Price, batch, context, put, write
 from tests.support.errors import raises

@@ -22,11 +22,11 @@ from stateflow import precision
 from stateflow.api.input_files import CannotRead, FileShare, UnfitFile, file_uri, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.files.parquet_files import ParquetFormat, check_types
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
-from stateflow.runtime.spark.location.source_paths import FolderMove, relocate_log
+from stateflow.runtime.spark.checkpoint_location import FolderMove, relocate_log
 from tests.support.errors import raises
 
 _WEEK = 7 * 86400

@@ -23,18 +23,17 @@ from stateflow.api.source import StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.batch_table import BatchTable
-from stateflow.connectors.delta.data_files import own_names
-from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import (
+from stateflow.connectors.data_files import own_names
+from stateflow.connectors.delta.log import (
+    LOG_FOLDER,
+    DeletionVectors,
     Metadata,
     entry_path,
     read_head,
     read_transactions,
     unreferenced_files,
 )
-from stateflow.connectors.delta.maintenance.compaction import Compaction
-from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum
+from stateflow.connectors.delta.maintenance import Compaction, Expiry, vacuum
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.connectors.files.parquet_files import ParquetFormat

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.connectors.kafka.records import Record
-from stateflow.connectors.kafka.transactions import Connection, Transactions
+from stateflow.connectors.kafka.client import Connection, Transactions
+from stateflow.connectors.kafka.formats import Record
 from tests.servers.kafka_cluster import kafka_cluster
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,8 @@ import pytest
 from stateflow import precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
-from stateflow.connectors.kafka.columns import KafkaHeader
-from stateflow.connectors.kafka.records import Record, RecordLayout
-from stateflow.connectors.kafka.security import KafkaSecurity
+from stateflow.connectors.kafka.client import KafkaSecurity
+from stateflow.connectors.kafka.formats import KafkaHeader, Record, RecordLayout
 from stateflow.connectors.kafka.sink import KafkaSink
 from stateflow.connectors.kafka.source import KafkaSource
 from stateflow.errors import ConfigError, DataError, JobDefinitionError

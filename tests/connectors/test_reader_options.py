@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from stateflow.connectors.files.first_file import LARGEST, first_small_file
 from stateflow.connectors.files.reader_options import READER_OPTIONS
-from stateflow.connectors.files.source import FileSource
+from stateflow.connectors.files.source import LARGEST, FileSource, first_small_file
 from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.errors import raises
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from stateflow.api.sink import CatalogEntry
 from stateflow.connectors import DeltaSink
 from stateflow.errors import ConfigError
-from stateflow.runtime.spark.catalog import registration
-from stateflow.runtime.spark.catalog.registration import check_entry, register, register_tables, short_lived
+from stateflow.runtime.spark import table_registration
+from stateflow.runtime.spark.table_registration import check_entry, register, register_tables, short_lived
 from tests.support.delta_tables import context, pairs, put, snapshot
 from tests.support.errors import raises
 
@@ -63,7 +63,7 @@ def test_a_table_may_be_registered_by_two_runs_at_once(
 ) -> None:
     sink, looks = _sink(tmp_path / "table"), []
     sink.prepare(_ABOUT)
-    is_registered = registration._is_registered
+    is_registered = table_registration._is_registered
 
     def registered_after_the_first_look(session: SparkSession, entry: CatalogEntry) -> bool:
         looks.append(is_registered(session, entry))
@@ -71,7 +71,7 @@ def test_a_table_may_be_registered_by_two_runs_at_once(
             session.catalog.createTable("named.pairs", path=other.table, source="delta")
         return looks[-1]
 
-    monkeypatch.setattr(registration, "_is_registered", registered_after_the_first_look)
+    monkeypatch.setattr(table_registration, "_is_registered", registered_after_the_first_look)
     other = sink
     register(spark, _entry(tmp_path / "table"))
     assert looks == [False, True]

@@ -22,11 +22,9 @@ from stateflow import DeltaSource, FileSink, FileSource, KafkaSource
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_columns import check_columns
-from stateflow.connectors.columns.declared_values import with_times
-from stateflow.connectors.delta.column_types import stored_type
-from stateflow.connectors.kafka.records import RecordLayout
+from stateflow.connectors.column_policy import ColumnPolicy, check_columns, with_times
+from stateflow.connectors.delta_types import stored_type
+from stateflow.connectors.kafka.formats import RecordLayout
 from stateflow.connectors.spark import with_columns
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import to_batch, to_rows

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from stateflow import ColumnPolicy
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.columns.declared_columns import check_columns
+from stateflow.connectors.column_policy import check_columns
 from stateflow.errors import SchemaMismatch
 from tests.support.errors import raises
 

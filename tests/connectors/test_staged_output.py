@@ -13,7 +13,7 @@ import pytest
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.connectors.staged_output import StagedWriter, staged_key

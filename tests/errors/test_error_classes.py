@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stateflow import errors
-from stateflow.checkpoint.barrier.task_report import Failure
+from stateflow.checkpoint.barriers import Failure
 from stateflow.errors import StateflowError
 from tests.support.errors import ReportedError, reported_error
 

@@ -15,7 +15,7 @@ import xxhash
 from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode
 from stateflow.state.backends.entry_stream import blocks_of, entries_of
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.fuzz.target import Target

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.operator_parts import check_parts, read_parts
-from stateflow.checkpoint.restore.redistribution import WrittenState, assign
-from stateflow.runtime.restore.state_rewriting import StateLocation, check_no_raw_keyed, has_raw_state
+from stateflow.checkpoint.restore.state_assignment import WrittenState, assign
+from stateflow.runtime.restore.state_import import StateLocation, check_no_raw_keyed, has_raw_state
 from stateflow.state.handles import OperatorContent, OperatorPart
+from stateflow.state.operator_content import check_parts, read_parts
 from stateflow.storage import MemoryStorage
 from tests.fuzz.mutations import changed_bytes
 from tests.fuzz.target import Target

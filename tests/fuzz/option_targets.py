@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Never
 
-from stateflow.bootstrap.spark_checkpoint.imported_states import ImportedState, SparkQueries
-from stateflow.bootstrap.state_files.frames import parse_states
+from stateflow.bootstrap.spark_imported_states import ImportedState, SparkQueries
+from stateflow.bootstrap.state_files import parse_states
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import ConfigError
-from stateflow.operations.savepoints.changed_savepoints import _parse
-from stateflow.query.columns.state_table import TIMERS
-from stateflow.runtime.job.named_function import load_function
-from stateflow.runtime.planning.declared_descriptors import DeclaredOperator
+from stateflow.operations.changed_savepoints import _parse
+from stateflow.query.state_table import TIMERS
+from stateflow.runtime.job_loader import load_function
+from stateflow.runtime.planning.state_discovery import DeclaredOperator
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.types.descriptors import MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from tests.fuzz.mutations import random_text
 from tests.fuzz.target import Target

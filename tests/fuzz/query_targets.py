@@ -19,19 +19,24 @@ import msgspec
 
 from stateflow import errors
 from stateflow.clock import ManualClock, SystemClock
-from stateflow.serving.answers import MsgpackPage, MsgpackValues
 from stateflow.serving.app import AppSettings, StateApp, describe
 from stateflow.serving.client import FAILURES
-from stateflow.serving.follower import Follower, FollowSettings
+from stateflow.serving.follower import (
+    Follower,
+    FollowSettings,
+    OpenSubtask,
+    QueryableState,
+    ServedCheckpoint,
+    SharedStore,
+)
+from stateflow.serving.lookups import MsgpackPage, MsgpackValues, ScanRequest
 from stateflow.serving.protocol import Protocol
 from stateflow.serving.registry import Membership, Registry, ServerLease
-from stateflow.serving.requests import ScanRequest
-from stateflow.serving.served_checkpoint import OpenSubtask, QueryableState, ServedCheckpoint, SharedStore
 from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, Pause, ReadLeases, Result
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import server_key
 from stateflow.types.key_encoding import encode_key

@@ -18,12 +18,12 @@ from stateflow import MemoryStateBackend
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.query.columns.reader import table_names, table_of
-from stateflow.query.columns.state_table import Rows
+from stateflow.query.reader import table_names, table_of
+from stateflow.query.state_table import Rows
 from stateflow.state.backends.entry_stream import entries_of
-from stateflow.state.backends.hashmap_snapshot import decode_blocks, encode
+from stateflow.state.backends.hash_maps import decode_blocks, encode
 from stateflow.state.handles import OperatorPart, StateSchema, SubtaskState
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.decoders import msgpack_decoder
@@ -83,7 +83,7 @@ _KINDS: list[object] = [
 def state_table(_: Path) -> Iterator[Target]:
     """Changes the operator of a manifest, its stored entries and values; reads one of its tables."""
     # Other targets need no Spark.
-    from stateflow.query.spark import data_source
+    from stateflow.query import data_source
 
     with harness(MemoryStateBackend()) as job:
         rows = [Row(f"k{number % 3}", number, number) for number in range(7)]
@@ -127,7 +127,7 @@ def _decoded(data: bytes) -> OperatorState:
 def _read(operator: OperatorState, storage: MemoryStorage, rng: random.Random) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from stateflow.query.spark.data_source import _cast, _encoded, _spark_schema
+    from stateflow.query.data_source import _cast, _encoded, _spark_schema
 
     keys = None if rng.random() < 0.8 else tuple(f"k{number}" for number in range(2))
     groups = None if rng.random() < 0.8 else KeyGroupRange(*sorted(rng.sample(range(-1, 1 << 15), 2)))

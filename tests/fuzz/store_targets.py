@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
-from stateflow.state.backends.rocksdb.manifest import StoreManifest, compose, parse, write_manifest
-from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
-from stateflow.state.backends.rocksdb.tables.file import check_table_file
+from stateflow.state.backends.rocksdb.check import with_exact_bounds
+from stateflow.state.backends.rocksdb.manifest import (
+    StoreManifest,
+    compose,
+    fragments_of,
+    parse,
+    read_records,
+    write_manifest,
+)
+from stateflow.state.backends.rocksdb.tables import check_table_file
 from tests.fuzz.mutations import changed_bytes
 from tests.fuzz.table_use import StoreSamples
 from tests.fuzz.target import Target

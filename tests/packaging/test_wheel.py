@@ -147,7 +147,7 @@ from pathlib import Path
 from airflow.dag_processing.dagbag import DagBag
 
 from stateflow_airflow.hooks import StateflowSubmitHook
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.launch import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
 
 bag = DagBag(sys.argv[1])

@@ -7,13 +7,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from stateflow.checkpoint.gc.collector import Collector
-from stateflow.checkpoint.leased_pin import LEASE
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.documents import Pin
+from stateflow.checkpoint.log.job_root import LEASE
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import MissingFile
-from stateflow.query.spark.data_source import QueryReader, Request, StateDataSource
-from stateflow.query.spark.session_pins import SessionPins, open_root, pin_for_query
+from stateflow.query.data_source import QueryReader, Request, SessionPins, StateDataSource, open_root, pin_for_query
 from tests.query.summed_job import SummedJob
 from tests.support.errors import raises
 

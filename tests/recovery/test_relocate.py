@@ -14,19 +14,22 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import failpoints
-from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.checkpoint_log import Appended, is_ancestor
 from stateflow.checkpoint.log.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.operations.relocation import FileCheck, check_files, files_of_source
-from stateflow.runtime.spark.location.checkpoint_location import source_log
-from stateflow.runtime.spark.location.source_paths import FolderMove, logged_files, relocate_description, relocate_log
+from stateflow.runtime.spark.checkpoint_location import (
+    FolderMove,
+    logged_files,
+    relocate_description,
+    relocate_log,
+    source_log,
+)
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from tests.support.errors import raises

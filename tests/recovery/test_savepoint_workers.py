@@ -11,12 +11,12 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.runtime.spark.savepoint_workers import SparkWorkers
+from stateflow.runtime.spark.executor import SparkWorkers
 from stateflow.storage import PosixStorage
 from tests.support import root_files, stored_state
 from tests.support.errors import raises

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import BatchRecord, Manifest, SourcePosition
 from stateflow.errors import CorruptFile
-from stateflow.replay.target import plan_replay
+from stateflow.replay.input import plan_replay
 from tests.checkpoint.records import record as checkpoint_record
 from tests.support.errors import raises
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateflow.api.graph.traversal import is_emitted
+from stateflow.api.graph import is_emitted
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.errors import JobDefinitionError, SchemaMismatch, UserCodeError
-from stateflow.runtime.task.column_functions import ColumnStep
+from stateflow.runtime.task.stateless_functions import ColumnStep
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
 

@@ -11,9 +11,9 @@ import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StateTtlConfig, ValueStateDescriptor
 from stateflow.config.state_settings import StateSettings
-from stateflow.runtime.task.ttl_schedule import NEVER, TtlSchedule
+from stateflow.runtime.task.task import NEVER, TtlSchedule
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.kinds.ttl.cleanup import TtlCleanup
+from stateflow.state.kinds.ttl import TtlCleanup
 from stateflow.types.key_groups import KeyGroupRange
 from tests.runtime.test_continuous_runs import ContinuousJobs, _sampled
 from tests.runtime.timer_jobs import Event, Note

@@ -30,11 +30,10 @@ from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
 from stateflow.errors import ConfigError
-from stateflow.observability.exporters import telemetry
-from stateflow.observability.metrics import METRICS, Kind, MemoryRecorder
-from stateflow.runtime.driver.checkpointing.record import report_metrics
-from stateflow.runtime.job.job import BatchResult, HotKey
-from stateflow.runtime.local.run_loop import run_local
+from stateflow.observability.metrics import METRICS, Kind, MemoryRecorder, telemetry
+from stateflow.runtime.driver.checkpointing import report_metrics
+from stateflow.runtime.job import BatchResult, HotKey
+from stateflow.runtime.local_run import run_local
 from tests.servers.otlp import otlp_collector
 from tests.servers.running import ROOT, free_port
 from tests.support.errors import raises

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input

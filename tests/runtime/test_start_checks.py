@@ -14,7 +14,7 @@ from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecu
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.errors import ConfigError, IncompatibleState, JobDefinitionError, SinkDiverged, UserCodeError
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.loader import load_job
+from stateflow.runtime.job_loader import load_job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states, declared_states_if_known
 from tests.support.errors import raises

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stateflow.checkpoint.job_requests import open_requests, post, read_answer
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import open_requests, post, read_answer
 from stateflow.clock import ManualClock
 from stateflow.errors import PlanOutdated
 from stateflow.operations import SavepointRequest, create_savepoint, stop

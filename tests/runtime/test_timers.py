@@ -20,11 +20,11 @@ from stateflow import (
     Time,
     ValueStateDescriptor,
 )
-from stateflow.api.collection import CollectionSource
 from stateflow.api.dead_letters import DeadLetters
+from stateflow.api.source import CollectionSource
 from stateflow.api.streams.data_stream import DataStream
+from stateflow.checkpoint.job_requests import post, read_answer
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
-from stateflow.checkpoint.requests.mailbox import post, read_answer
 from stateflow.errors import StateError, UserCodeError
 from stateflow.types.key_groups import key_hash, subtask_of
 from tests.runtime.timer_jobs import LOW, START, Alarm, Event, Note, TimerJobs, timed

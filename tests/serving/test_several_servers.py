@@ -19,9 +19,9 @@ import pytest
 
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import CheckpointNotServed, NotYetAvailable
-from stateflow.serving.answers import Format
 from stateflow.serving.app import AppSettings, StateApp
 from stateflow.serving.follower import Follower, FollowSettings
+from stateflow.serving.lookups import Format
 from stateflow.serving.protocol import Protocol
 from stateflow.serving.registry import Membership, Registry
 from stateflow.serving.steps import (

@@ -7,17 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from stateflow.api.sql.expressions.sql_types import BIGINT, STRING, TIMESTAMP, Field
-from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of
-from stateflow.api.sql.parser import parsed
-from stateflow.api.sql.planning.names import Path
-from stateflow.api.sql.planning.plan import (
+from stateflow.api.sql.expressions import BIGINT, STRING, TIMESTAMP, Constant, Expression, Field, Ref, columns_of
+from stateflow.api.sql.parser import Position, SqlText, parsed
+from stateflow.api.sql.plan import (
     Aggregate,
     Computed,
     Filtered,
     Grouped,
     Joined,
     LookupTable,
+    Path,
     Plan,
     Table,
     TopN,
@@ -26,8 +25,7 @@ from stateflow.api.sql.planning.plan import (
     source_time,
     time_of,
 )
-from stateflow.api.sql.planning.queries import QueryPlanner
-from stateflow.api.sql.problems import Position, SqlText
+from stateflow.api.sql.queries import QueryPlanner
 from tests.sql.sql_jobs import declared
 
 AT = Position(1, 1, "")

@@ -21,10 +21,10 @@ import pytest
 
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import FileHandle, StateFile
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage, PutResult, Storage
-from stateflow.storage.folder_tree import FolderTree
+from stateflow.storage.posix import FolderTree
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk
 from tests.storage.savepoint_claims import SavepointClaims

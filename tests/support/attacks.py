@@ -26,25 +26,23 @@ import msgspec
 from rocksdict import DBCompressionType
 from urllib3 import Retry
 
+from stateflow.checkpoint.history import LIMIT as HISTORY_LIMIT
 from stateflow.checkpoint.history import read_history
-from stateflow.checkpoint.history_index import LIMIT as HISTORY_LIMIT
+from stateflow.checkpoint.job_requests import open_requests
 from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Savepoint
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
-from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.config.sources import read_toml
 from stateflow.config.state_settings import LARGEST_VALUE
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations.job_root import open_root
-from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.backends.rocksdb.tables.file import check_table_file
+from stateflow.state.backends.rocksdb.manifest import ByteReader, parse
+from stateflow.state.backends.rocksdb.tables import check_table_file
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
-from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import data_folder
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed

@@ -23,13 +23,13 @@ from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode
 from stateflow.state.backends.entry_stream import blocks_of
-from stateflow.state.backends.filesystem import FilesystemBackend
+from stateflow.state.backends.hash_maps import FilesystemBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateFile, StateSchema, SubtaskState
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.host_cache import HostCache
+from stateflow.state.schema import type_schema
 from stateflow.storage import Storage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, OperatorSubtasks
+from stateflow.testing.conformance.state_backend import GROUPS, OperatorSubtasks
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
 

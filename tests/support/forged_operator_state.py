@@ -9,9 +9,9 @@ import msgspec
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, Savepoint
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.log.sealed_json import seal, unseal
-from stateflow.checkpoint.operator_parts import check_parts
 from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.state.handles import OperatorPart
+from stateflow.state.operator_content import check_parts
 from stateflow.storage import PosixStorage
 
 

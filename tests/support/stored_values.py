@@ -13,15 +13,15 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
 from stateflow.query.state import check_entry, stored_entries
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import hash_maps
 from stateflow.state.backends.rocksdb.manifest import compose, parse
 from stateflow.state.handles import StateFile, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
-from stateflow.types.bounded_json import MEMORY_LIMIT
 from stateflow.types.decoded_size import type_memory
+from stateflow.types.decoders import MEMORY_LIMIT
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.support.table_files import write_store
@@ -41,7 +41,7 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
     files: list[tuple[str, bytes]] = []
     manifest = b""
     if compression is None:
-        files.append(("entries", b"".join(hashmap_snapshot.encode(iter([(KEY, make())])))))
+        files.append(("entries", b"".join(hash_maps.encode(iter([(KEY, make())])))))
     else:
         write_store(folder / "store", {KEY: make()}, compression)
         files += [(path.name, path.read_bytes()) for path in (folder / "store").glob("*.sst")]

@@ -18,11 +18,10 @@ from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, Writ
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.rocksdb.bulk_load import bulk_load
-from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.store import open_store
-from stateflow.state.backends.rocksdb.tables.blocks import data_blocks, decompressed, entries_of
+from stateflow.state.backends.rocksdb.backend import bulk_load
+from stateflow.state.backends.rocksdb.manifest import ByteReader
+from stateflow.state.backends.rocksdb.store import open_store, rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.tables import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53
 TRAILER_BYTES = 5

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 
 import stateflow
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
-from stateflow.types.arrow_types import SUPPORTED
-from stateflow.types.bounded_json import MEMORY_LIMIT
-from stateflow.types.declared_types import describe_type
+from stateflow.types.declared_types import SUPPORTED, describe_type
+from stateflow.types.decoders import MEMORY_LIMIT
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.serializers import ValueSerializer, check_untyped, decode_untyped
 from tests.support.errors import raises

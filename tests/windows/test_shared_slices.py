@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from stateflow import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows, precision
 from stateflow.api.aggregates.aggregate import Accumulators
-from stateflow.api.column_windows.cumulative import cumulated
-from stateflow.api.column_windows.shared_slices import SliceRanges, merged_nodes
-from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.windows.column_time_windows import SliceRanges, merged_nodes
+from stateflow.api.windows.column_windows import Slicing, cumulated
 from stateflow.errors import StateError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.windows.timed_rows import LATE, Assigner, Timed, Total, ms

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.operators.markdown import escaped
+from stateflow_airflow.operators.base import escaped
 
 if TYPE_CHECKING:
     from stateflow.checkpoint.restore.plan_document import RestorePlan, SinkChange, SourceChange, StateChange

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.aggregates.partial.aggregation import Half, Partial
-from stateflow.api.aggregates.partial.filters import is_true, masked
+from stateflow.api.aggregates.partial import Half, Partial, is_true, masked
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 from stateflow.types.columns.precision import precision

@@ -14,10 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values, partials_of, values_of
-from stateflow.api.aggregates.distinct import distinct_columns
-from stateflow.api.aggregates.partial.aggregation import Partial, PartialAggregation
-from stateflow.api.aggregates.partial.filters import masked
-from stateflow.api.aggregates.registry import AGGREGATES, aggregate_for
+from stateflow.api.aggregates.builtin import AGGREGATES, aggregate_for, distinct_columns
+from stateflow.api.aggregates.partial import Partial, PartialAggregation, masked
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema

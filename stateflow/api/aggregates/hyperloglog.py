@@ -18,7 +18,7 @@ import xxhash
 
 from stateflow.api.functions.vectorized import Array
 from stateflow.errors import CorruptFile
-from stateflow.state.columnar.key_encoding import comparable
+from stateflow.state.key_columns import comparable
 
 REGISTERS = 4096
 _INDEX_SHIFT, _RANK_BITS = 52, 6

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stateflow.api.patterns.conditions import ALWAYS, AllOf, Condition, Not
-from stateflow.api.patterns.pattern import Pattern
-from stateflow.api.patterns.stages import Contiguity, Stage
+from stateflow.api.patterns.pattern import Contiguity, Pattern, Stage
 
 
 class Action(Enum):

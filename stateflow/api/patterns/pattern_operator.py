@@ -16,8 +16,7 @@ from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTim
 from stateflow.api.functions.returned import checked_rows
 from stateflow.api.patterns.automaton import automaton_of
 from stateflow.api.patterns.functions import PatternProcessFunction, TimedOut
-from stateflow.api.patterns.matcher import Match, Matcher
-from stateflow.api.patterns.partial_matches import MatchBuffer, PartialMatches, stored_class
+from stateflow.api.patterns.matcher import Match, MatchBuffer, Matcher, PartialMatches, stored_class
 from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import StateError

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from stateflow.api.graph.event_time import event_time_of
+from stateflow.api.graph import event_time_of
 from stateflow.api.joins.lookup_join import cached, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
-from stateflow.api.sql.expressions.sql_types import Field, fields_of
-from stateflow.api.sql.expressions.tree import Expression, Ref
-from stateflow.api.sql.parser import parsed
-from stateflow.api.sql.planning.names import Path
-from stateflow.api.sql.planning.plan import (
+from stateflow.api.sql.build import Needs, StreamBuilder
+from stateflow.api.sql.expressions import Expression, Field, Ref, fields_of
+from stateflow.api.sql.parser import Position, SqlText, parsed
+from stateflow.api.sql.plan import (
     Computed,
     LateRows,
     LookupTable,
+    Path,
     Plan,
     Shared,
     Table,
@@ -27,13 +27,10 @@ from stateflow.api.sql.planning.plan import (
     windows_of,
     with_late_rows,
 )
-from stateflow.api.sql.planning.queries import QueryPlanner
-from stateflow.api.sql.problems import Position, SqlText
-from stateflow.api.sql.streams import Needs, StreamBuilder
+from stateflow.api.sql.queries import QueryPlanner
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError
-from stateflow.ids import check_name
-from stateflow.similar_names import did_you_mean
+from stateflow.helpers import check_name, did_you_mean
 
 if TYPE_CHECKING:
     from stateflow.api.joins.lookup_join import ReadTable

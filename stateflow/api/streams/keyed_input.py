@@ -10,9 +10,7 @@ from typing import Generic, Self, TypeVar
 from stateflow.api.changelog import Changelog, check_appends, row_kind_of
 from stateflow.api.dead_letters import DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph.event_time import ordered_by_event_time
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import Edge, Keying, Node, ProcessNode, ReducedNode, Reduction
+from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode, ReducedNode, Reduction, ordered_by_event_time
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Never, Self, TypeVar, cast
 
 from stateflow.api.changelog import check_appends
-from stateflow.api.graph.event_time import event_time_of
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph import ProcessNode, event_time_of
 from stateflow.api.patterns.functions import PatternProcessFunction, Select, SelectRow, SelectRows, TimedOut
 from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.patterns.pattern_operator import PatternOperator, PatternSettings

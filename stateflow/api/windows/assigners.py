@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Generic, Never, Self, TypeVar
 
-from stateflow.api.windows.durations import duration_ms, duration_text, positive_ms
 from stateflow.api.windows.trigger import Trigger
 from stateflow.api.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
-from stateflow.api.windows.window import GlobalWindow
+from stateflow.api.windows.window import GlobalWindow, duration_ms, duration_text, positive_ms
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.types.time_window import TimeWindow
 

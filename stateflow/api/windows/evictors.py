@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Protocol, Self, TypeVar
 
-from stateflow.api.windows.durations import positive_ms
+from stateflow.api.windows.window import positive_ms
 from stateflow.errors import JobDefinitionError
 from stateflow.types.time_window import TimeWindow
 

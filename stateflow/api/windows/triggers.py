@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar
 
 from stateflow.api.functions.process import RuntimeContext
-from stateflow.api.windows.durations import duration_text, positive_ms
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
+from stateflow.api.windows.window import duration_text, positive_ms
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ReducingState, ValueState
 from stateflow.state.kinds.timers import MAX_WATERMARK

@@ -8,7 +8,7 @@ linked to it; or, where later entries were already collected, when the newest en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -283,3 +283,33 @@ def is_old_entry(head: LogEntry, seq: int) -> bool:
     run recognizes the run by its nonce. The current checkpoint's own entry is kept in case the newest entry gets lost.
     """
     return seq < head.seq and (head.checkpoint is None or seq != head.checkpoint.id)
+
+
+def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool:
+    """Returns whether the job's current state descends from a checkpoint; False for one that a restore has undone.
+
+    Args:
+        head: the newest entry.
+        checkpoint_id: id of the checkpoint.
+        retained: ids of the checkpoints that the job can continue from.
+    """
+    if checkpoint_id in retained:
+        return True
+    parts = lineage_ranges({r.seq: r.base for r in head.entry.ancestry.restores}, head.entry.seq)
+    return any(checkpoint_id in part for part in parts)
+
+
+def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:
+    """Returns the ranges of entry numbers that no restore has undone, newest first.
+
+    Args:
+        restores: number of the restored checkpoint, by number of the restore's own entry.
+        newest: number of the newest entry.
+    """
+    parts = []
+    for restored_at in sorted(restores, reverse=True):
+        if 0 < restored_at <= newest:
+            parts.append(range(restored_at, newest + 1))
+            # Before the restore, the lineage is that of the restored checkpoint.
+            newest = min(restores[restored_at], restored_at - 1)
+    return [*parts, range(1, newest + 1)]

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest
+from stateflow.checkpoint.log.entry_lists import RetainedCheckpoints, RetentionLimits, oldest_kept
 from stateflow.checkpoint.log.manifest_files import read_manifest
-from stateflow.checkpoint.log.retained import RetainedCheckpoints, RetentionLimits, oldest_kept
 from stateflow.checkpoint.log.transitions import Kept
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.state.handles import FileHandle

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from stateflow.errors import CorruptFile, TooLarge
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
 
 T = TypeVar("T")
 LIMIT = 48 << 20

@@ -25,7 +25,7 @@ from stateflow.checkpoint.log.documents import (
     SinkIntent,
     SourcePosition,
 )
-from stateflow.checkpoint.log.retained import cut_after, inline_retained
+from stateflow.checkpoint.log.entry_lists import cut_after, inline_retained
 from stateflow.clock import Clock
 from stateflow.state.handles import FileHandle
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
 from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.errors import ConfigError, CorruptFile, MissingFile

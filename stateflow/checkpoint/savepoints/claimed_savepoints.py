@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import ClaimedSavepoint, ClaimState, SavepointClaim
+from stateflow.checkpoint.log.documents import ActionRecord, ClaimedSavepoint, ClaimState, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none
-from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints import claim_slots
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, folder_at, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import dispose_external

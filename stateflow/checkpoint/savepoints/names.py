@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from stateflow.checkpoint.log.documents import Savepoint
 from stateflow.errors import ConfigError
-from stateflow.ids import check_name
+from stateflow.helpers import check_name
 
 LATEST = "latest"
 """Names the newest checkpoint as a restore target, so no savepoint may have this name."""

@@ -6,11 +6,21 @@ import codecs
 from collections.abc import Mapping
 
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files.csv_files import INFINITY, NAN, NEGATIVE_INFINITY, CsvRecords
-from stateflow.connectors.files.text_files import DecodedFormat, JsonDocument, JsonLines, Lines, TextLines, text_column
+from stateflow.connectors.files.text_files import (
+    INFINITY,
+    NAN,
+    NEGATIVE_INFINITY,
+    CsvRecords,
+    DecodedFormat,
+    JsonDocument,
+    JsonLines,
+    Lines,
+    TextLines,
+    text_column,
+)
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError
-from stateflow.similar_names import did_you_mean
+from stateflow.helpers import did_you_mean
 from stateflow.types.columns.shapes import Leaf
 
 _TEXT_OF_ROWS = """mode columnNameOfCorruptRecord dateFormat timestampFormat timestampNTZFormat timeFormat timeZone

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
@@ -32,12 +36,8 @@ from stateflow.api.input_files import (
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import LIMITS, SourceSettings
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_columns import check_columns, check_header
-from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
-from stateflow.connectors.files.folder_columns import FolderValues, InFolders, folder_values, without_columns
-from stateflow.connectors.files.new_files import has_new_files, listed_files
+from stateflow.connectors.column_policy import ColumnPolicy, check_columns, check_header
+from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.files.reader_options import (
     DECODED,
     NAMING,
@@ -48,18 +48,25 @@ from stateflow.connectors.files.reader_options import (
     is_for_spark,
     text_format,
 )
-from stateflow.connectors.files.skipped_files import skip_files
-from stateflow.connectors.files.text_files import can_decompress, is_divisible
+from stateflow.connectors.files.text_files import (
+    FolderValues,
+    InFolders,
+    can_decompress,
+    folder_values,
+    is_divisible,
+    without_columns,
+)
 from stateflow.errors import ConfigError, CorruptFile
+from stateflow.helpers import closest_first
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import literal, quoted
 
 if TYPE_CHECKING:
-    # A job's module is imported without PySpark as well, such as by its unit tests.
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming import DataStreamReader
     from pyspark.sql.types import StructField, StructType
+
 
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
@@ -519,3 +526,192 @@ def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         message = "the position of a file source, or its log of files, cannot be decoded"
         raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e
+
+
+_VERSION = b"v1"
+_UNCLEAR = "[]{}\\^"
+"""Characters that Hadoop's patterns treat in another way than Python's, or in names that are not patterns."""
+_SUMMARIES = ("_metadata", "_common_metadata")
+
+
+class _SparkOffset(msgspec.Struct, forbid_unknown_fields=True):
+    logOffset: int
+
+
+class _ReadFile(msgspec.Struct):
+    path: str
+    batchId: int
+
+
+_offset, _read_file = json_decoder(_SparkOffset), json_decoder(_ReadFile)
+
+
+def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | None:
+    """Returns whether a folder or pattern has a file that Spark's log of files does not have; None if unknown.
+
+    A file that an option of Spark's reader excludes counts as new, because Spark never logs it.
+
+    Args:
+        local: absolute path of the folder, or Hadoop's glob pattern.
+        offset: the position, as in Spark's offset log.
+        logs: the entries of Spark's log of the source.
+    """
+    if any(c in str(local) for c in _UNCLEAR) and not local.is_dir():
+        return None
+    try:
+        newest = _offset.decode(offset).logOffset
+        known = {path for log in logs for path in _read_files(log, newest)}
+        return any(file_uri(file) not in known for file in listed_files(local))
+    except (ValueError, RecursionError, OSError):
+        return None
+
+
+def _read_files(log: bytes, newest: int) -> Iterator[str]:
+    """Yields the files of an entry of the log. Raises ValueError for an entry that Spark does not write."""
+    version, *lines = log.split(b"\n")
+    if version != _VERSION:
+        raise ValueError("the entry has another version")
+    for line in filter(None, lines):
+        entry = _read_file.decode(line)
+        if not 0 <= entry.batchId <= newest:
+            raise ValueError("the entry is newer than the position")
+        yield entry.path
+
+
+def listed_files(local: Path) -> Iterator[Path]:
+    """Yields every file of a folder or pattern that Spark may list.
+
+    Raises OSError if a folder does not exist or cannot be listed.
+    """
+    is_pattern = any(c in str(local) for c in "*?[") and not local.is_dir()
+    # Unlike Python's, Hadoop's patterns match names that begin with a dot.
+    roots = [Path(path) for path in glob.glob(str(local), include_hidden=True)] if is_pattern else [local]
+    if not roots:
+        raise FileNotFoundError(local)
+    for root in roots:
+        if S_ISDIR(root.stat().st_mode):
+            yield from _files_below(root)
+        elif _may_be_listed(root.name):
+            yield root
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
+        folders[:] = [name for name in folders if _may_be_listed(name)]
+        yield from (Path(folder, name) for name in files if _may_be_listed(name))
+
+
+def _may_be_listed(name: str) -> bool:
+    """Returns False for a name that Spark ignores, as its `HadoopFSUtils` decides."""
+    is_hidden = name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+    return not is_hidden or name.startswith(_SUMMARIES)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+_NOT_BEGUN = "-"
+"""The offset of a source that has read nothing, as in Spark's offset log."""
+_NANOSECONDS_OF_MS = 1_000_000
+
+
+def skip_files(path: str, local: Path | None, until: datetime) -> InitialPosition:
+    """Returns a position from which Spark reads only files that were modified at or after a time, and new ones.
+
+    Spark's log gets one entry with all other files. The same files give the same bytes, so a plan with their hash is
+    executed only if no other file must be skipped since.
+
+    Args:
+        path: the folder or pattern, as the job file names it.
+        local: the same as a local path; None if only Spark can read it.
+        until: the time.
+
+    Raises:
+        ConfigError: the files cannot be listed without Spark.
+    """
+    if local is None or ("{" in str(local) and not local.is_dir()):
+        raise ConfigError(
+            "files can be skipped by time only in a local folder, or a pattern without braces",
+            hint="use earliest, or move the files",
+            path=path,
+        )
+    limit = int(until.timestamp() * 1000)
+    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _existing(local)}
+    skipped = sorted((file, time) for file, time in modified.items() if time < limit)
+    if not skipped:
+        return InitialPosition(
+            _NOT_BEGUN, {}, f"no file was modified before {until.isoformat(timespec='milliseconds')}"
+        )
+    lines = [msgspec.json.encode({"path": file_uri(file), "timestamp": time, "batchId": 0}) for file, time in skipped]
+    log = b"\n".join([b"v1", *lines])
+    digest = hashlib.sha256(log).hexdigest()[:16]
+    files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
+    text = f"{files} modified before {until.isoformat(timespec='milliseconds')} skipped ({digest})"
+    return InitialPosition('{"logOffset":0}', {"0": log}, text)
+
+
+def _existing(local: Path) -> list[Path]:
+    # A pattern may match nothing yet.
+    with suppress(FileNotFoundError):
+        return list(listed_files(local))
+    return []
+
+
+LARGEST = 64 * 2**20
+"""The largest file that is compared, in bytes: Spark reads all of a JSON file to infer its columns."""
+
+
+def first_small_file(files: Sequence[Path]) -> Path | None:
+    """Returns the first file that is neither empty nor larger than `LARGEST`; None without one."""
+    return next((file for file in files if 0 < file.stat().st_size <= LARGEST), None)
+
+
+def column_warnings(
+    spark: SparkSession, file: Path, schema: RowSchema, reader: tuple[str, Mapping[str, str]]
+) -> list[str]:
+    """Compares the columns of one file with the declared ones.
+
+    Args:
+        reader: format and options of Spark's reader.
+
+    Returns:
+        One sentence per likely problem of a run.
+    """
+    try:
+        found = columns_of(spark, file, reader)
+    except Exception as e:
+        return [f"the columns of {file} cannot be read: {reason_in(e)}"]
+    return (_by_count if reader[0] == "csv" else _missing)(found, schema, str(file))
+
+
+def columns_of(spark: SparkSession, file: Path, reader: tuple[str, Mapping[str, str]]) -> list[str]:
+    """Returns the columns of one file, as Spark finds them; arguments as for `column_warnings`."""
+    format, options = reader
+    # With another mode, records that cannot be parsed would raise, or add a column.
+    own = {name: value for name, value in options.items() if name.lower() != "mode"}
+    found: list[str] = (
+        spark.read.format(format).options(**own, mode="DROPMALFORMED", __globPaths__="false").load(str(file)).columns
+    )
+    return found
+
+
+def _missing(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
+    """Compares by name, for formats that Spark reads by name."""
+    names = {column.name for column in schema.columns if not column.nullable} - set(found)
+    return [
+        f"no record of {file} has {column!r}, which {schema.row_class.__name__} declares without None: rows with a "
+        f"null in it fail; the file has {', '.join(closest_first(column, found))}"
+        for column in schema.names
+        if column in names
+    ]
+
+
+def _by_count(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
+    """Compares the number of columns, for CSV without a header."""
+    if len(found) == len(schema.names):
+        return []
+    return [
+        f"{file} has {len(found)} columns, and {schema.row_class.__name__} declares {len(schema.names)}: Spark takes "
+        'them by position; check whether the option header="true" is missing'
+    ]

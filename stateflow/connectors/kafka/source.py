@@ -15,14 +15,18 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.kafka.client import KafkaClient, Topics, check_brokers
-from stateflow.connectors.kafka.columns import GUARD, RecordColumns
-from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
-from stateflow.connectors.kafka.offsets import Partition, format_offsets, parse_offsets
-from stateflow.connectors.kafka.security import KafkaSecurity
+from stateflow.connectors.connector_errors import check_choice, position_error
+from stateflow.connectors.kafka.client import (
+    KafkaClient,
+    KafkaSecurity,
+    Partition,
+    Topics,
+    check_brokers,
+    format_offsets,
+    parse_offsets,
+)
+from stateflow.connectors.kafka.formats import GUARD, Json, Raw, RecordColumns, ValueFormat
 from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shortened
-from stateflow.connectors.source_errors import position_error
 from stateflow.connectors.spark import loaded
 from stateflow.errors import (
     ConfigError,

@@ -12,8 +12,8 @@ from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.connector_errors import check_choice, position_error, read_failure
 from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shortened
 from stateflow.connectors.partitioned.positions import (
     Available,
@@ -29,7 +29,6 @@ from stateflow.connectors.partitioned.positions import (
     without_lost,
 )
 from stateflow.connectors.partitioned.split_rows import Chunk, RowRules, chunks_of
-from stateflow.connectors.source_errors import position_error, read_failure
 from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
 from stateflow.types.columns.conversion import to_objects
 

@@ -10,17 +10,24 @@ from msgspec.structs import replace
 
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.restore.graph_assignment import GraphAssignment, assign_states
-from stateflow.checkpoint.restore.graph_map import JobGraph, StateItem, StateKind, parse_maps
-from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan, SourceAction
-from stateflow.checkpoint.restore.mapped_state import MappedOperators, map_operators, stored_graph
-from stateflow.checkpoint.restore.plan_document import SourceChange
+from stateflow.checkpoint.restore.graph_map import (
+    GraphAssignment,
+    JobGraph,
+    MappedOperators,
+    StateItem,
+    StateKind,
+    assign_states,
+    map_operators,
+    parse_maps,
+    stored_graph,
+)
+from stateflow.checkpoint.restore.plan_document import GraphChanges, GraphPlan, SourceAction, SourceChange
 from stateflow.checkpoint.restore.source_positions import SourceStarts, match_sources, rename_waiting, with_sources
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.source_starts import ChosenStarts, can_keep, check_kept, choose_starts
-from stateflow.runtime.restore.state_rewriting import StateLocation, check_key_groups, has_raw_state
-from stateflow.state.schema.compatibility import Declarations
+from stateflow.runtime.restore.state_import import StateLocation, check_key_groups, has_raw_state
+from stateflow.state.schema_compatibility import Declarations
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
+from stateflow.checkpoint.log.documents import ActionRecord, PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
 from stateflow.runtime.publisher import BoundSink, Publisher

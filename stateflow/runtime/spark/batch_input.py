@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 from pyspark.sql import DataFrame
 
-from stateflow.api.graph.nodes import SourceNode
+from stateflow.api.graph import SourceNode
 from stateflow.api.hidden_columns import arrival, arrival_place
 from stateflow.api.input_files import (
     QUARANTINE,
@@ -24,14 +24,13 @@ from stateflow.api.input_files import (
     unreadable_in,
 )
 from stateflow.api.source import Source
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
-from stateflow.runtime.quarantine import SkippedFile
-from stateflow.runtime.spark.file_reader import BatchFiles, FileSearch, SourceRows
+from stateflow.runtime.job import SkippedFile
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.runtime.spark.frames import empty_frame, in_order
-from stateflow.runtime.spark.kafka_order import partition_ranks
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.inputs import BatchFiles, FileSearch, SourceRows, partition_ranks
 from stateflow.runtime.task.row_conversion import check_declared
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -10,12 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.checkpoint.barrier.task_report import message_with
+from stateflow.checkpoint.barriers import message_with
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task_spec import Numbers
 from stateflow.runtime.user_code import described
-from stateflow.state.columnar.key_encoding import are_distinct
-from stateflow.types.columns.conversion import NULL, maker_of, misfit_of, to_column, to_objects, with_type
+from stateflow.state.key_columns import are_distinct
+from stateflow.types.columns.conversion import (
+    NULL,
+    maker_of,
+    misfit_of,
+    to_column,
+    to_objects,
+    with_nullable_parts,
+    with_type,
+)
 from stateflow.types.columns.shapes import Leaf, Record, Shape, is_constrained
 
 _NO_TIME = -(1 << 63)
@@ -219,3 +227,68 @@ def group_starts(order: Numbers, keys: Sequence[pa.Array]) -> list[int]:
     for column in keys:
         differs |= are_distinct(column.slice(1), column.slice(0, len(column) - 1))
     return [0, *(np.flatnonzero(differs) + 1).tolist()]
+
+
+def conform(
+    emitted: pa.RecordBatch | pa.Table, schema: RowSchema, called: str, **facts: str
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that a function returned, with the declared columns in their order.
+
+    Args:
+        called: the function, for errors.
+        facts: facts of errors.
+
+    Raises:
+        SchemaMismatch: names or types of the columns differ from the declared ones, or a value is not of its type.
+    """
+    if sorted(emitted.schema.names) != sorted(schema.names):
+        raise SchemaMismatch(
+            f"{called} returned other columns than those of its output class",
+            hint="return each column of the output class once",
+            **facts,
+            declared=list(schema.names),
+            given=emitted.schema.names,
+        )
+    batches = [emitted] if isinstance(emitted, pa.RecordBatch) else emitted.to_batches()
+    for batch in batches:
+        if len(batch):
+            columns = [_column(batch.column(c.name), c, called, facts) for c in schema.columns]
+            check_declared(columns, schema, **facts)
+            yield pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+
+
+def _column(values: pa.Array, column: Column, called: str, facts: Mapping[str, str]) -> pa.Array:
+    wanted = column.arrow_type
+    if values.type.equals(wanted):
+        return values
+    # A cast from float to int, or from a number to a text, would hide a mistake.
+    if not _widens(values.type, wanted):
+        raise SchemaMismatch(
+            "a column has another type than declared",
+            hint=f"cast the column before {called} returns it",
+            **facts,
+            column=column.name,
+            declared=str(wanted),
+            given=str(values.type),
+        )
+    return pc.cast(values, wanted)
+
+
+def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether every value of one type is also a value of the other."""
+    kinds = pa.types
+    if kinds.is_null(given):
+        return True
+    if kinds.is_int64(wanted):
+        return bool(kinds.is_integer(given) and not kinds.is_uint64(given))
+    if kinds.is_float64(wanted):
+        return bool(kinds.is_float32(given) or kinds.is_float16(given))
+    if kinds.is_decimal(wanted) and kinds.is_decimal(given):
+        whole = given.precision - given.scale
+        return bool(given.scale <= wanted.scale and whole <= wanted.precision - wanted.scale)
+    if kinds.is_time(wanted) or kinds.is_duration(wanted):
+        return type(given) in (type(wanted), pa.Time32Type) and not (kinds.is_duration(given) and given.unit == "ns")
+    if kinds.is_nested(wanted):
+        return bool(with_nullable_parts(given).equals(wanted))
+    same = ((kinds.is_string, kinds.is_large_string), (kinds.is_binary, kinds.is_large_binary))
+    return any(plain(wanted) and large(given) for plain, large in same)

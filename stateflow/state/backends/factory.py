@@ -13,7 +13,7 @@ from typing import BinaryIO
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
-from stateflow.state.backends import canonical_file, hashmap_snapshot
+from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.entry_stream import (
     ALL_KEYS,
@@ -26,13 +26,11 @@ from stateflow.state.backends.entry_stream import (
     select_key_groups,
     select_ranges,
 )
-from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
-from stateflow.state.backends.memory import DictBackend
-from stateflow.state.backends.rocksdb.backend import RocksDBBackend
+from stateflow.state.backends.hash_maps import LOCAL_NAME, DictBackend, FilesystemBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend, RocksDBReader, fetch_and_check
 from stateflow.state.backends.rocksdb.manifest import manifest_of
-from stateflow.state.backends.rocksdb.reader import RocksDBReader, fetch_and_check
-from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
+from stateflow.state.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.types.key_groups import KeyGroupRange
 
 _HASH_MAPS = ("memory", "filesystem")
@@ -228,13 +226,13 @@ def _check_one_file(part: SubtaskState) -> None:
 
 def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
     if part.inline is not None:
-        yield from hashmap_snapshot.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
+        yield from hash_maps.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
         return
     _check_one_file(part)
     stored = part.files[0]
     # The format has no checksums of its own, and the file is read as a whole anyway.
     with _opened(location, part, stored, has_content) as file:
-        yield from hashmap_snapshot.decode_blocks(file, stored.size, stored.handle.key)
+        yield from hash_maps.decode_blocks(file, stored.size, stored.handle.key)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from stateflow.errors import IncompatibleState, StateError
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl.entry_ttl import Ttl, expiry_ids
-from stateflow.state.schema.compatibility import Declaration, check_state, with_history
-from stateflow.state.schema.describe import declaration_text
+from stateflow.state.kinds.ttl import Ttl, expiry_ids
+from stateflow.state.schema import declaration_text
+from stateflow.state.schema_compatibility import Declaration, check_state, with_history
 from stateflow.types.serializers import Codec
 from stateflow.types.ttl_config import StateTtlConfig
 

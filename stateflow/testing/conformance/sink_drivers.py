@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stateflow.errors import StateflowError
-from stateflow.testing.conformance.publishing_job import PublishingJob, SinkFactory, committed
+from stateflow.testing.conformance.sink_table import PublishingJob, SinkFactory, committed
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

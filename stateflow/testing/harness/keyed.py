@@ -14,9 +14,8 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry
 from stateflow.testing.harness.batches import HarnessBatchRunner, HarnessPosition, HarnessSnapshot
-from stateflow.testing.harness.job import Definition, HarnessFunction, Input, source_uid
+from stateflow.testing.harness.job import Definition, HarnessFunction, Input, Rows, source_uid, typed_rows
 from stateflow.testing.harness.operator_view import PendingTimer
-from stateflow.testing.harness.rows import Rows, typed_rows
 from stateflow.types.descriptors import MapStateDescriptor
 
 Row = TypeVar("Row")

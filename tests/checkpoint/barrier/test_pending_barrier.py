@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.barrier.pending_barrier import Acknowledgement, Participant, PendingBarrier
-from stateflow.checkpoint.barrier.task_report import Consumed, Failure, TaskReport
+from stateflow.checkpoint.barriers import Acknowledgement, Consumed, Failure, Participant, PendingBarrier, TaskReport
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import BatchFailed, SchemaMismatch, UserCodeError
 from stateflow.state.handles import Committable, StateSchema, SubtaskState
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from tests.support.errors import raises
 
 GENERATION, ORDINAL = 7, 3

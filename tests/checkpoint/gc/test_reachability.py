@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint.gc.reachability import find_garbage, is_past
+from stateflow.checkpoint.garbage_collector import find_garbage, is_past
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import data_folder, log_entry, parse_data, probe_key, spark_location

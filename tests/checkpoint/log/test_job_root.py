@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, DataError, StorageError, WrongJobRoot

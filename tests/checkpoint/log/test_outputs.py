@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import LogEntry, OutputPart, PendingOutput, SourcePosition
-from stateflow.checkpoint.log.outputs import OutputLists, OutputSizes
-from stateflow.checkpoint.log.retained import RetentionLimits
+from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, RetentionLimits
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal
 from stateflow.checkpoint.log.transitions import Settlement, pending_of
 from stateflow.errors import CorruptFile, MissingFile, TooLarge

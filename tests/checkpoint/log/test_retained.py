@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, RetainedLink, RetainedSegment
-from stateflow.checkpoint.log.retained import RetentionLimits, SegmentSizes, oldest_kept
+from stateflow.checkpoint.log.entry_lists import RetentionLimits, SegmentSizes, oldest_kept
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import CorruptFile, MissingFile
 from stateflow.state.handles import FileHandle

@@ -18,7 +18,6 @@ from stateflow.errors import CorruptFile, MissingFile, TooLarge
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import data_folder
-from stateflow.types import bounded_json
 from tests.support.errors import raises
 from tests.support.graphs import entry
 
@@ -113,7 +112,7 @@ def test_the_writer_refuses_exactly_what_would_take_the_reader_too_much_memory(
     columns = {f"{number:06x}": {"column": "bigint"} for number in range(10_000)}
     manifest = msgspec.structs.replace(_manifest(), columns=columns)
     stored, _ = seal(manifest)
-    monkeypatch.setattr(bounded_json, "MEMORY_LIMIT", limit)
+    monkeypatch.setattr("stateflow.types.decoders.MEMORY_LIMIT", limit)
     monkeypatch.setattr(sealed_json, "MEMORY_LIMIT", limit)
     if is_accepted:
         assert unseal(seal(manifest)[0], Manifest, "file") == (manifest, seal(manifest)[1])

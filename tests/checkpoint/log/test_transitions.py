@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log import transitions
-from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
 from stateflow.checkpoint.log.documents import (
     Ancestry,
     ClaimedSavepoint,
@@ -25,7 +25,6 @@ from stateflow.checkpoint.log.documents import (
     RestoreFacts,
     SourcePosition,
 )
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Kept, Settlement, pending_of
 from stateflow.state.handles import FileHandle
 from tests.support.graphs import JOB, handle, head, ref

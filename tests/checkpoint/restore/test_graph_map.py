@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.restore.graph_assignment import GraphAssignment, assign_states
-from stateflow.checkpoint.restore.graph_map import RAW, TIMERS, JobGraph, StateItem, StateKind, StoredGraph, parse_maps
+from stateflow.checkpoint.restore.graph_map import (
+    RAW,
+    TIMERS,
+    GraphAssignment,
+    JobGraph,
+    StateItem,
+    StateKind,
+    StoredGraph,
+    assign_states,
+    parse_maps,
+)
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 

@@ -7,14 +7,14 @@ from typing import Any
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log.documents import SinkMode
-from stateflow.checkpoint.restore.graph_assignment import DroppedState
-from stateflow.checkpoint.restore.graph_map import StateKind
-from stateflow.checkpoint.restore.graph_plan import GraphPlan, SourceAction
+from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
 from stateflow.checkpoint.restore.plan_document import (
+    GraphPlan,
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
     SinkLeft,
+    SourceAction,
     SourceChange,
     StateAction,
     StateChange,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePosition
-from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
+from stateflow.checkpoint.restore.state_assignment import CurrentJob, assign_state
 from stateflow.errors import ConfigError, CorruptFile, StateflowError, WrongJobRoot
 from stateflow.state.handles import Base, OperatorPart, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of

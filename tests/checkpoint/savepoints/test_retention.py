@@ -8,7 +8,7 @@ import pytest
 
 from stateflow.checkpoint.log.documents import Manifest, Origin, Savepoint
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
-from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints, uncounted_savepoints
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule, expired_savepoints, uncounted_savepoints
 from stateflow.errors import ConfigError
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import savepoint_folder

@@ -15,19 +15,19 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from stateflow.checkpoint.savepoints.canonical.running_worker import (
-    LENGTH,
+from stateflow.checkpoint.savepoints.canonical.worker import LENGTH, SortBuckets, WorkerTask, WriteShare
+from stateflow.checkpoint.savepoints.canonical.worker_pool import (
     WORKER_PROGRAM,
+    LocalWorkers,
     RunningWorker,
+    Volume,
+    WaitingTasks,
     encoded,
     error_of_end,
 )
-from stateflow.checkpoint.savepoints.canonical.shares import Shard
-from stateflow.checkpoint.savepoints.canonical.worker_tasks import SortBuckets, WorkerTask, WriteShare
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume, WaitingTasks
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies, Shard
 from stateflow.errors import CorruptFile, InternalError, MissingFile
-from stateflow.scratch_folder import PREFIX
+from stateflow.private_files import PREFIX
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import entries_of
@@ -42,10 +42,10 @@ ALL = KeyGroupRange(0, 127)
 TO = Destination(folder="savepoint/")
 CHANGED = (
     "import sys\n"
-    "from stateflow.checkpoint.savepoints.canonical import worker_process\n"
+    "from stateflow.checkpoint.savepoints.canonical import worker\n"
     "from stateflow.state.backends.rocksdb import backend, check\n"
     "{change}\n"
-    "worker_process.main(int(sys.argv[1]))"
+    "worker.main(int(sys.argv[1]))"
 )
 """The program of a worker, changed."""
 CRASHING = (
@@ -57,7 +57,7 @@ BLOCKED = "import ctypes; ctypes.PyDLL(None).pause()"
 """Waits for ever, and no other thread of the process can do anything."""
 GRANDCHILD = (
     "import os, sys\n"
-    "from stateflow.checkpoint.savepoints.canonical.running_worker import RunningWorker\n"
+    "from stateflow.checkpoint.savepoints.canonical.worker_pool import RunningWorker\n"
     "worker = RunningWorker(eval(sys.argv[1]))\n"
     "if os.fork() == 0:\n"
     "    sys.stdin.read()\n"
@@ -273,7 +273,7 @@ def test_a_worker_has_limits_of_memory_and_cpu_time(root: _Root, worker: Running
 
 
 def test_a_task_that_takes_too_long_ends_a_worker(root: _Root) -> None:
-    change = "worker_process._SECONDS = 1; backend.RocksDBBackend.read_range = lambda *_: exec('" + BLOCKED + "')"
+    change = "worker._SECONDS = 1; backend.RocksDBBackend.read_range = lambda *_: exec('" + BLOCKED + "')"
     with RunningWorker(_changed(change)) as worker, raises(InternalError, exit_code=-signal.SIGALRM):
         worker.run(root.task(1))
 
@@ -299,7 +299,7 @@ def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root, t
                 assert child.wait(30) == 1
 
 
-@pytest.mark.parametrize("change", ["", BLOCKED.join(["worker_process.isolate = lambda _: exec('", "')"])])
+@pytest.mark.parametrize("change", ["", BLOCKED.join(["worker.isolate = lambda _: exec('", "')"])])
 def test_a_worker_ends_with_its_parent_while_another_child_has_the_pipe(change: str) -> None:
     command = [sys.executable, "-c", GRANDCHILD, repr(_changed(change))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

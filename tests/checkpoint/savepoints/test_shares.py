@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.savepoints.canonical.shares import divide_key_groups, shards_of, shares_of
+from stateflow.checkpoint.savepoints.canonical.writer import divide_key_groups, shards_of, shares_of
 from stateflow.config.settings import SavepointSettings
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange

@@ -13,7 +13,7 @@ import stateflow
 from stateflow import RocksDBStateBackend
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateError
-from stateflow.query.columns.reader import state_table
+from stateflow.query.reader import state_table
 from stateflow.state.kinds.key_context import state_id
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.key_encoding import encode_key

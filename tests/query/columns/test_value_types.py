@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, StateError
-from stateflow.query.columns.value_reader import ValueReader
-from stateflow.query.columns.value_types import value_type
+from stateflow.query.value_types import ValueReader, value_type
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.types.columns.precision import precision
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer
 

@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from stateflow.checkpoint.barrier.pending_barrier import Participant, PendingBarrier
-from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.barriers import Participant, PendingBarrier, TaskReport
 from stateflow.errors import StateError
-from stateflow.runtime.driver.barrier import barrier_metrics, operator_states_after
+from stateflow.runtime.driver.batch_runner import barrier_metrics, operator_states_after
 from stateflow.state.handles import OperatorPart
-from stateflow.types.bounded_json import MEMORY_LIMIT
+from stateflow.types.decoders import MEMORY_LIMIT
 from tests.support.errors import raises
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,15 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.restore.graph_assignment import StateMove, assign_states
-from stateflow.checkpoint.restore.graph_map import JobGraph, StateItem, StateKind, parse_maps
-from stateflow.checkpoint.restore.mapped_state import Rewrite, map_operators, stored_graph
+from stateflow.checkpoint.restore.graph_map import (
+    JobGraph,
+    Rewrite,
+    StateItem,
+    StateKind,
+    StateMove,
+    assign_states,
+    map_operators,
+    parse_maps,
+    stored_graph,
+)
 from stateflow.clock import ManualClock
 from stateflow.errors import CorruptFile
-from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, has_raw_state, rewrite_operator
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.runtime.restore.state_import import RewriteTarget, StateLocation, has_raw_state, rewrite_operator
+from stateflow.state.backends import hash_maps
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema, SubtaskState
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import open_storage
 from stateflow.types.key_groups import range_of
 from tests.support.errors import raises
@@ -150,7 +158,7 @@ def _subtask(operator: Operator, subtask: int, parallelism: int) -> SubtaskState
         last_group=owned.last,
         snapshot=f"s{subtask}",
         backend="memory",
-        inline=b"".join(hashmap_snapshot.encode(own.items())),
+        inline=b"".join(hash_maps.encode(own.items())),
         event_timer=5 if operator.timers else None,
     )
 

@@ -22,9 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
-from stateflow.api.collection import CollectionSource
 from stateflow.api.hidden_columns import ARRIVED
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import CollectionSource, LocalSource, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.source import DeltaSource
@@ -34,9 +33,9 @@ from stateflow.connectors.partitioned.spark_reader import as_spark_reads
 from stateflow.environment import declare
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.runtime.spark.frames import in_order, source_frame
 from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
 from tests.spark.processes import DELTA
 from tests.sql.delta_job import DeltaJob

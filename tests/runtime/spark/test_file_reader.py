@@ -19,7 +19,7 @@ from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, unr
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
 from stateflow.errors import CorruptInput
-from stateflow.runtime.spark.file_reader import BatchFiles, shares_of, useful_partitions
+from stateflow.runtime.spark.inputs import BatchFiles, shares_of, useful_partitions
 
 PARQUET = ParquetFormat()
 TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.graph import Keying
 from stateflow.errors import StateError
-from stateflow.runtime.task.operators.key_types import KeyTypes
+from stateflow.runtime.task.input_reader import KeyTypes
 from stateflow.runtime.task_spec import ChainSpec
 from tests.support.errors import raises
 from tests.support.graphs import Pass

@@ -11,14 +11,13 @@ import pytest
 
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, check_memory
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.handles import OperatorContent, OperatorPart
-from stateflow.state.operator_content import StoredContent
+from stateflow.state.operator_content import StoredContent, read_parts
 from stateflow.storage import PosixStorage, Storage
-from stateflow.types.bounded_json import MEMORY_LIMIT
+from stateflow.types.decoders import MEMORY_LIMIT
 from tests.support.errors import raises
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.canonical_columns import encode_columns
-from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, read_header
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import EntryBlock, blocks_of, entries_of
+from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, encode_columns, read_header
+from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns, blocks_of, entries_of
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support import canonical_reader
 

@@ -15,15 +15,15 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
+from stateflow.state import host_cache
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode
 from stateflow.state.backends.entry_stream import Entry, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.backends.rocksdb.errors import to_stateflow_error
-from stateflow.state.files import host_cache
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.backends.rocksdb.store import to_stateflow_error
 from stateflow.state.handles import CANONICAL, Base, FilePart, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises

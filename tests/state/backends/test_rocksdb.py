@@ -16,9 +16,9 @@ from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import check_file
-from stateflow.state.files.processes import own_label
 from stateflow.state.handles import FileHandle, StateFile
+from stateflow.state.host_cache import check_file
+from stateflow.state.uploads import own_label
 from stateflow.storage import MemoryStorage, PosixStorage
 from tests.support.errors import raises
 from tests.support.stores import RocksStoreFixture, base_of

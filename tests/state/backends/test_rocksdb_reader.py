@@ -11,8 +11,8 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.errors import DamagedCopy
 from stateflow.state.backends.base import Snapshot
-from stateflow.state.backends.rocksdb.reader import RocksDBReader
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.backends.rocksdb.backend import RocksDBReader
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage
 from tests.support.stores import RocksStoreFixture, base_of
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec import defstruct
 
 from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
-from stateflow.state.columnar.column_serializer import ColumnSerializer
-from stateflow.state.columnar.key_encoding import comparable, encode_key_columns, encode_keys
+from stateflow.state.column_serializer import ColumnSerializer
+from stateflow.state.key_columns import comparable, encode_key_columns, encode_keys
 from stateflow.types.declared_types import describe_type
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer, with_timestamp

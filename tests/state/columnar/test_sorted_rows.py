@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.state.columnar.binary_columns import from_list
-from stateflow.state.columnar.sorted_rows import sorted_rows
+from stateflow.state.binary_columns import from_list, sorted_rows
 
 FEW = st.binary(max_size=12).map(lambda text: bytes(byte % 3 for byte in text))
 """Keys of which many are equal, or begin with another one."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stateflow.errors import StateError
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.descriptors import (

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stateflow import MapStateDescriptor
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.maps.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_state import MapKeys
 from stateflow.state.kinds.operator_state import OperatorStateStore
 from stateflow.types.key_encoding import encode_key
 from tests.support.errors import raises

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.slice_size import MOST, SliceSize
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import TIMER_IDS, Timer
+from stateflow.state.kinds.timers import MOST, TIMER_IDS, SliceSize, Timer
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange

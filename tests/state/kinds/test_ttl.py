@@ -11,7 +11,7 @@ import pytest
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.ttl.entry_ttl import decode_index_key, expiry_id
+from stateflow.state.kinds.ttl import decode_index_key, expiry_id
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.serializers import decode_untyped, with_timestamp
 from stateflow.types.ttl_config import StateTtlConfig, Time

@@ -9,7 +9,7 @@ from msgspec import defstruct
 
 from stateflow import Compatibility, ListStateDescriptor, MapStateDescriptor, Serializer, ValueStateDescriptor
 from stateflow.errors import CorruptFile, IncompatibleState, JobDefinitionError, StateError
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.serializers import decode_untyped

@@ -18,21 +18,18 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, Manifest, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints import catalog, claim_slots, claimed_savepoints, cleanup, create
-from stateflow.checkpoint.savepoints.canonical import worker_tasks
-from stateflow.checkpoint.savepoints.canonical.rekeyed_state import rekey
-from stateflow.checkpoint.savepoints.canonical.shares import Shard
-from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, store_files
+from stateflow.checkpoint.savepoints.canonical import worker as tasks
+from stateflow.checkpoint.savepoints.canonical.rekey import rekey
+from stateflow.checkpoint.savepoints.canonical.worker_pool import SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, Shard, store_files
 from stateflow.checkpoint.savepoints.catalog import TOMBSTONE, StoredSavepoint, put_marker
 from stateflow.errors import InternalError
-from stateflow.operations.savepoints import external_savepoints
+from stateflow.operations import external_savepoints
 from stateflow.runtime.restore import state_import
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation
 from stateflow.state.backends import canonical_file, factory
-from stateflow.state.backends.canonical_columns import encode_columns
-from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock, blocks_of, entries_of
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode_columns
+from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock, EntryColumns, blocks_of, entries_of
 from stateflow.state.backends.factory import StoreLocation
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, StateFile
@@ -147,7 +144,7 @@ def _rekey_without_last_bucket(
     source: Storage, manifest: Manifest, target: Storage, to: Destination, max_parallelism: int
 ) -> Manifest:
     """Another max parallelism loses the entries of the last bucket."""
-    with patch.object(worker_tasks, "encode_columns", _encode_without_last_subtask):
+    with patch.object(tasks, "encode_columns", _encode_without_last_subtask):
         return rekey(source, manifest, target, to, max_parallelism)
 
 

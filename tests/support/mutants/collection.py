@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.gc import reachability
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint import garbage_collector as garbage
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import LogEntry
@@ -23,7 +23,7 @@ def _without_own_objects(self: Collector, head: Head) -> dict[str, frozenset[str
     return {}
 
 
-@MUTANTS.plant("no-ordinals", (reachability, "is_past"), rules="I3 I4")
+@MUTANTS.plant("no-ordinals", (garbage, "is_past"), rules="I3 I4")
 def _past_by_seq(data: DataKey, head: LogEntry) -> bool:
     """Files are named and collected by sequence number instead of ordinal."""
     # The simulator names them (`Site.name_by_seq`).

@@ -23,14 +23,14 @@ from stateflow.checkpoint.log.transitions import Adoption, Author
 from stateflow.checkpoint.restore.plan_document import SinkChange
 from stateflow.runtime.driver import job_restore
 from stateflow.runtime.publisher import BoundSink, OutputFilter, Publisher
-from stateflow.runtime.restore import existing_tables, plan_execution, rewind, sink_changes
+from stateflow.runtime.restore import new_job_root, plan_execution, rewind, sink_changes
 from stateflow.runtime.restore.context import RestoreContext
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
 
 
-@MUTANTS.plant("any-table", (existing_tables, "_check_own_output"))
+@MUTANTS.plant("any-table", (new_job_root, "_check_own_output"))
 def _check_no_output(*_: object, **__: object) -> None:
     """A table's versions after the savepoint are not checked."""
 

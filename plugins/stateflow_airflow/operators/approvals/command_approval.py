@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.operators.approvals.approval import JobApprovalOperator, Question, request_digest
-from stateflow_airflow.operators.base import restricted_library
-from stateflow_airflow.operators.markdown import escaped
+from stateflow_airflow.operators.base import escaped, require_paused, restricted_library
 from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, retention_loss
 from stateflow_airflow.operators.template_values import checked_root, to_bool
 

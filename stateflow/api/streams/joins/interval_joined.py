@@ -9,17 +9,15 @@ from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph.nodes import Edge, ProcessNode
+from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.functions import ProcessJoinFunction
-from stateflow.api.joins.interval_columns import IntervalColumnJoin
-from stateflow.api.joins.interval_join import IntervalJoin, IntervalSettings
+from stateflow.api.joins.interval_join import IntervalColumnJoin, IntervalJoin, IntervalSettings
 from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag
-from stateflow.api.streams.joins.selection import declared_columns
+from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag, declared_columns
 from stateflow.api.streams.keyed_input import Stream, check_callable, check_function
-from stateflow.api.windows.durations import duration_ms
+from stateflow.api.windows.window import duration_ms
 from stateflow.errors import JobDefinitionError
 
 Row = TypeVar("Row")

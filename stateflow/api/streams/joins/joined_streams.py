@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
-from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph import ProcessNode
 from stateflow.api.joins.regular_join import Condition, Selected
-from stateflow.api.joins.window_columns import JoinedWindows as ColumnWindows
-from stateflow.api.joins.window_columns import SelectedOfWindows, WindowColumnJoin, bounds_of
-from stateflow.api.joins.window_join import CoGroup, CoGroupRows, Join, JoinedSides, JoinRows, TaggedRow, WindowJoin
+from stateflow.api.joins.window_join import (
+    CoGroup,
+    CoGroupRows,
+    ColumnWindows,
+    Join,
+    JoinedSides,
+    JoinRows,
+    SelectedOfWindows,
+    TaggedRow,
+    WindowColumnJoin,
+    WindowJoin,
+    bounds_of,
+)
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.joins.inputs import joined_pair, time_readers
-from stateflow.api.streams.joins.selection import declared_columns
+from stateflow.api.streams.joins.inputs import declared_columns, joined_pair, time_readers
 from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import (
@@ -26,6 +34,7 @@ from stateflow.api.windows.assigners import (
     WindowAssigner,
     windows_kind,
 )
+from stateflow.api.windows.column_windows import Slicing
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import ProcessWindowFunction
 from stateflow.api.windows.trigger import Trigger

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph.nodes import Edge, ProcessNode
+from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.temporal_join import Join, TemporalJoin
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.inputs import ChangelogEdge, check_event_times

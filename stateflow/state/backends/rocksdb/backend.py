@@ -1,35 +1,54 @@
-"""Keyed state in RocksDB: state larger than memory, and incremental snapshots.
+"""Keyed state in RocksDB: state larger than memory, incremental snapshots, bulk loading and compaction.
 
 The write-ahead log is off: the checkpoint is the log. RocksDB never changes a file after writing it, so a snapshot
-uploads only the files that its base does not have. Compactions run only before a snapshot; see `compaction`.
+uploads only the files that its base does not have. Compactions run only before a snapshot; see `Compactor`.
+
+A bulk load writes its data files with the options of the store and moves them into its lowest level, where a compaction
+of all entries would have left them. They are not copied, so a load takes as much disk space as the entries.
+
+RocksDB's automatic compactions would turn old data into new files, which the next snapshot uploads, at any time.
+So they are disabled. When one is due, they are enabled until the first one starts, and the snapshot waits for its end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
-from rocksdict import RdictIter, ReadOptions, WriteBatch
+from rocksdict import IngestExternalFileOptions, Rdict, RdictIter, ReadOptions, SstFileWriter, WriteBatch
 
 from stateflow import failpoints
+from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.rocksdb.bounds import BoundsShortener
-from stateflow.state.backends.rocksdb.bulk_load import bulk_load
-from stateflow.state.backends.rocksdb.check import fingerprint
-from stateflow.state.backends.rocksdb.compaction import Compactor
-from stateflow.state.backends.rocksdb.errors import damaged_file, to_stateflow_error, with_object_key
-from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreManifest, compose
-from stateflow.state.backends.rocksdb.store import StoreOpener, hide_key_groups, live_files
-from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, has_size, remove_tree
-from stateflow.state.handles import Base, StateFile
+from stateflow.state.backends.rocksdb.check import BoundsShortener, check_once, fingerprint
+from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreManifest, compose, manifest_of
+from stateflow.state.backends.rocksdb.store import (
+    StoreOpener,
+    checked_files,
+    damaged_file,
+    hide_key_groups,
+    is_overlap,
+    level0_trigger,
+    live_files,
+    open_to_read,
+    raise_background_error,
+    rocksdb_options,
+    target_file_bytes,
+    to_stateflow_error,
+    with_object_key,
+)
+from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache, damaged_copy, has_content, has_size, remove_tree
 
 log = logging.getLogger(__name__)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -278,3 +297,187 @@ class RocksDBBackend(KeyedStateBackend):
             self._cache.drop_damaged([known])
             raise damaged_copy(known, self._folder / name)
         return known is not None
+
+
+class RocksDBReader(RocksDBBackend):
+    """The store of one subtask as it was stored, in a working folder of its own; RocksDB refuses to write to it.
+
+    Arguments and errors are those of `RocksDBBackend`. `base` must be the state that the subtask itself wrote with
+    RocksDB: the store of another subtask would have to be cut, which writes.
+    """
+
+    def _opener(self, settings: RocksDBSettings) -> StoreOpener:
+        return StoreOpener(self._folder, self._cache, settings, open_to_read)
+
+
+def fetch_and_check(scratch: Path, cache: HostCache, state: SubtaskState) -> None:
+    """Puts the files of a stored state into the cache, and checks the store, so that a reader has only to open it.
+
+    Args:
+        scratch: must not exist; a folder for the files, which is removed.
+        cache: the host's cache of stored files.
+        state: what the subtask has stored with RocksDB.
+
+    Raises:
+        MissingFile, CorruptFile: a file is missing, or not what was recorded, or the store is not safe to open.
+        DamagedCopy: a cached copy is damaged; it was dropped.
+    """
+    check_once(scratch, cache, manifest_of(state), checked_files(state))
+
+
+def bulk_load(store: Rdict, settings: RocksDBSettings, blocks: Iterable[EntryBlock]) -> bool:
+    """Adds entries to an open store, without rewriting those that it has.
+
+    Args:
+        store: the store.
+        settings: those with which it is open.
+        blocks: the entries. Where keys do not ascend, another run of entries begins. Between the first and the last key
+            of a run, neither another run nor the store may have a key.
+
+    Returns:
+        Whether there were any entries.
+
+    Raises:
+        CorruptFile: there is a key between those of a run; nothing was added.
+    """
+    writer = _TableWriter(Path(store.path()), settings)
+    for block in blocks:
+        writer.add(block)
+        del block  # Before the next one is read, since each may be large.
+    writer.finish()
+    if writer.paths:
+        _ingest(store, writer.paths)
+    return bool(writer.paths)
+
+
+class _TableWriter:
+    """Writes data files of about the size that compactions write.
+
+    Args:
+        folder: folder of the store. RocksDB ignores the names of the files until it has moved them.
+        settings: settings of the store.
+    """
+
+    def __init__(self, folder: Path, settings: RocksDBSettings) -> None:
+        self.paths: list[str] = []
+        self._folder = folder
+        self._options = rocksdb_options(settings)
+        self._largest_file = target_file_bytes(settings)
+        self._file: SstFileWriter | None = None
+        self._last = b""
+
+    def add(self, block: EntryBlock) -> None:
+        """Appends a block, to the current file if its keys are larger and the file is not full."""
+        if self._file is None or block.keys[0] <= self._last or self._file.file_size() >= self._largest_file:
+            self._file = self._next_file()
+        file = self._file
+        for key, value in zip(block.keys, block.values, strict=True):
+            file[key] = value
+        self._last = block.keys[-1]
+
+    def finish(self) -> None:
+        """Completes the current file."""
+        if self._file is not None:
+            self._file.finish()
+
+    def _next_file(self) -> SstFileWriter:
+        self.finish()
+        path = str(self._folder / f"load-{len(self.paths)}")
+        file = SstFileWriter(self._options)
+        file.open(path)
+        self.paths.append(path)
+        return file
+
+
+def _ingest(store: Rdict, paths: list[str]) -> None:
+    options = IngestExternalFileOptions()
+    options.set_move_files(True)
+    # Entries then keep the sequence number 0 that is in the files, so that files and store manifest agree on the bounds
+    # of a file. RocksDB requires another number where keys overlap, and refuses the files.
+    options.set_allow_global_seqno(False)
+    try:
+        store.ingest_external_file(paths, options)
+    except Exception as e:
+        if not is_overlap(e):
+            raise
+        raise CorruptFile(
+            "parts of a state have entries of the same key groups",
+            hint="restore an older checkpoint, or another savepoint",
+            store=store.path(),
+            reason=str(e),
+        ) from e
+
+
+_START_SECONDS = 1.0
+_POLL = timedelta(milliseconds=0.5)
+_clock = SystemClock()
+
+
+class Compactor:
+    """Runs the compactions of one store.
+
+    Args:
+        db: the open store.
+        folder: folder of the store.
+        settings: thresholds and kind of compaction.
+        subtask: number of the subtask, which staggers the first compactions.
+    """
+
+    def __init__(self, db: Rdict, folder: Path, settings: RocksDBSettings, subtask: int) -> None:
+        self._db = db
+        self._folder = folder
+        self._settings = settings
+        self._threshold = settings.compact_at_files
+        if all(file["level"] == 0 for file in db.live_files()):
+            # Otherwise all subtasks would compact first in the same batch, and in the same batches from then on.
+            self._threshold -= subtask % max(1, settings.compact_at_files // 2)
+
+    def run_if_due(self, stored: Container[str]) -> int:
+        """Runs one compaction of RocksDB's choice if one is due.
+
+        Args:
+            stored: names of the data files that are stored already.
+
+        Returns:
+            The number of bytes that the compaction adds to the upload.
+        """
+        if not self._is_due():
+            return 0
+        names, new_bytes = live_files(self._db), self._bytes_of_new_files(stored)
+        self._set_automatic(True)
+        until = _clock.monotonic() + _START_SECONDS
+        # A compaction that ended before it was seen running has changed the files.
+        while not self._is_running and live_files(self._db) == names and _clock.monotonic() < until:
+            _clock.sleep(_POLL)
+        self._threshold = self._settings.compact_at_files
+        # The running compaction completes and no other one starts, so files and manifest stay as they are after it.
+        self._set_automatic(False)
+        while self._is_running:
+            _clock.sleep(_POLL)
+        raise_background_error(self._db)
+        return max(0, self._bytes_of_new_files(stored) - new_bytes)
+
+    def _is_due(self) -> bool:
+        levels = [file["level"] for file in self._db.live_files()]
+        if self._settings.compaction == "leveled":
+            return levels.count(0) >= self._threshold or self._property("compaction-pending") > 0
+        # Sorted runs are the files of level 0, and each lower level as a whole; a single one has nothing to merge with.
+        return levels.count(0) + len({*levels} - {0}) >= max(2, self._threshold)
+
+    def _set_automatic(self, enabled: bool) -> None:
+        self._db.set_options(
+            {
+                "disable_auto_compactions": "false" if enabled else "true",
+                "level0_file_num_compaction_trigger": str(level0_trigger(self._settings, self._threshold)),
+            }
+        )
+
+    @property
+    def _is_running(self) -> bool:
+        return self._property("num-running-compactions") > 0
+
+    def _property(self, name: str) -> int:
+        return int(self._db.property_value(f"rocksdb.{name}") or 0)
+
+    def _bytes_of_new_files(self, stored: Container[str]) -> int:
+        return sum((self._folder / n).stat().st_size for n in live_files(self._db) if n not in stored)

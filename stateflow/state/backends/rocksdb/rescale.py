@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from stateflow.errors import InternalError
 from stateflow.state.backends.rocksdb.check import check_once, complete_store
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, manifest_of, parse
-from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache, remove_tree
 from stateflow.types.key_groups import KeyGroupRange
 
 _FIRST_NUMBER = 2

@@ -1,29 +1,45 @@
-"""Opening a RocksDB store with its base state in a working folder."""
+"""Opens a RocksDB store with its base state in a working folder: its options, and the translation of its errors.
+
+rocksdict raises plain `Exception` for every error, with RocksDB's message. Only this module parses these messages.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from rocksdict import AccessType, BottommostLevelCompaction, CompactOptions, Rdict, WriteBatch
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    BottommostLevelCompaction,
+    Cache,
+    CompactOptions,
+    DBCompactionStyle,
+    DBCompressionType,
+    Options,
+    Rdict,
+    UniversalCompactOptions,
+    WriteBatch,
+    WriteOptions,
+)
 
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.errors import CorruptFile
+from stateflow.errors import CorruptFile, StateflowError, StorageError
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends.rocksdb.check import check_once, complete_store
-from stateflow.state.backends.rocksdb.errors import is_corruption, to_stateflow_error, with_object_key
 from stateflow.state.backends.rocksdb.manifest import manifest_of
-from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.rescale import assemble
-from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache, remove_tree
 from stateflow.types.key_groups import KeyGroupRange
 
 log = logging.getLogger(__name__)
+
 
 _NAME = re.compile(r"[0-9]+\.sst")
 
@@ -184,3 +200,138 @@ def _check_name(name: str) -> None:
         raise CorruptFile(
             "a snapshot names a file that no RocksDB store has", hint="restore an older checkpoint", name=name
         )
+
+
+_FILE_BYTES = 64 << 20
+_LOG_BYTES = 256 << 10
+
+
+@lru_cache(maxsize=4)
+def _block_cache(size: int) -> Cache:
+    # RocksDB's LRU cache has so many shards that the index and the filter of one file fill a whole shard, and are
+    # evicted and read again all the time. 0: the cache estimates the size of its entries.
+    return Cache.new_hyper_clock_cache(size, 0)
+
+
+def rocksdb_options(settings: RocksDBSettings) -> Options:
+    """Returns the options to open a store with."""
+    table = BlockBasedOptions()
+    table.set_block_cache(_block_cache(settings.block_cache_bytes))
+    table.set_bloom_filter(10, False)
+    # Otherwise each store keeps them for all its files in addition to the cache, and memory grows with the state.
+    table.set_cache_index_and_filter_blocks(True)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_disable_auto_compactions(True)
+    _choose_compaction(options, settings)
+    options.set_write_buffer_size(settings.write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_block_based_table_factory(table)
+    options.set_level_zero_slowdown_writes_trigger(1 << 20)
+    options.set_level_zero_stop_writes_trigger(1 << 20)
+    options.set_max_open_files(256)
+    # RocksDB's info log grows by 4 kB per snapshot as long as the store is open.
+    options.set_max_log_file_size(_LOG_BYTES)
+    options.set_keep_log_file_num(1)
+    # Statistics are off; RocksDB would still save them in memory every ten minutes.
+    options.set_stats_persist_period_sec(0)
+    options.set_stats_dump_period_sec(0)
+    return options
+
+
+def _choose_compaction(options: Options, settings: RocksDBSettings) -> None:
+    options.set_level_zero_file_num_compaction_trigger(level0_trigger(settings, settings.compact_at_files))
+    options.set_target_file_size_base(target_file_bytes(settings))
+    if settings.compaction == "leveled":
+        options.set_max_bytes_for_level_base(settings.level_base_bytes)
+    else:
+        options.set_compaction_style(DBCompactionStyle.universal())
+        universal = UniversalCompactOptions()
+        universal.max_size_amplification_percent = settings.max_size_amplification_percent
+        options.set_universal_compaction_options(universal)
+
+
+def target_file_bytes(settings: RocksDBSettings) -> int:
+    """Returns the size at which a new data file begins, below level 0."""
+    # Universal: the index of a file is one block of the cache, and that of a larger file would evict all others.
+    # Leveled: a compaction into the next level reads one file and all files that it overlaps there, ten times as much.
+    return max(1, settings.level_base_bytes // 4) if settings.compaction == "leveled" else _FILE_BYTES
+
+
+def level0_trigger(settings: RocksDBSettings, compact_at: int) -> int:
+    """Returns RocksDB's threshold for a compaction at `compact_at` files: universal compacts at one run more."""
+    return compact_at if settings.compaction == "leveled" else max(1, compact_at - 1)
+
+
+def without_wal() -> WriteOptions:
+    """Returns options for writes without a write-ahead log: the checkpoint is the log."""
+    options = WriteOptions()
+    setattr(options, "disable_wal", True)  # noqa: B010 - an attribute that the stub declares as a method
+    return options
+
+
+_CORRUPTION = re.compile(r"\bCorruption\b")
+_UNREADABLE = re.compile(r"IO error: While p?read.*Input/output error")
+_IO_ERROR = re.compile(r"\bIO error\b|\(os error \d+\)")
+_OVERLAP = "Global seqno is required"
+_DATA_FILE = re.compile(r"[0-9]{6,}\.sst")
+_LONGEST = 300
+
+
+def to_stateflow_error(error: Exception, folder: Path) -> StateflowError | None:
+    """Returns the StateflowError for an error of rocksdict; None when it is not an error of RocksDB.
+
+    Args:
+        error: the error.
+        folder: folder of the store.
+    """
+    text = str(error)
+    if is_corruption(error):
+        return CorruptFile(
+            "a file of a RocksDB store is damaged",
+            hint="check disk and memory of the host; if the stored file is damaged, restore an older checkpoint",
+            file=damaged_file(text),
+            store=str(folder),
+            reason=text[:_LONGEST],
+        )
+    if type(error) is Exception and _IO_ERROR.search(text):
+        return StorageError(
+            "a task could not write or read its files",
+            hint="check the free space and the disk of local_dir",
+            local_dir=str(folder),
+            reason=text[:_LONGEST],
+        )
+    return None
+
+
+def is_corruption(error: Exception) -> bool:
+    """Returns whether RocksDB found a damaged or unreadable file."""
+    text = str(error)
+    if type(error) is not Exception:
+        return False
+    return _UNREADABLE.search(text) is not None or (
+        _CORRUPTION.search(text) is not None and _IO_ERROR.search(text) is None
+    )
+
+
+def is_overlap(error: Exception) -> bool:
+    """Returns whether RocksDB refused data files because of keys between those of other files."""
+    return type(error) is Exception and _OVERLAP in str(error)
+
+
+def damaged_file(text: str) -> str:
+    """Returns the name of the data file in a message of RocksDB; empty when there is none."""
+    found = _DATA_FILE.findall(text)
+    return found[0] if found else ""
+
+
+def with_object_key(found: StateflowError, text: str, files: Mapping[str, StateFile]) -> CorruptFile:
+    """Returns an error about a damaged data file with the key of the stored object, where it is known.
+
+    Args:
+        found: the error.
+        text: the message of RocksDB.
+        files: the stored files of the store by local name.
+    """
+    file = files.get(damaged_file(text))
+    return CorruptFile(found.message, hint=found.hint, **found.facts | ({"file": file.handle.key} if file else {}))
