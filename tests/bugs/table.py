@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
+from tests.bugs import checkpoint, connectors, runtime, state
 from tests.bugs.bug import Bug
 
-BUGS: tuple[Bug, ...] = (
-    Bug(
-        "keys-are-hashed-with-another-seed",
-        "stateflow/types/key_groups.py",
-        "SPARK_SEED = 42",
-        "SPARK_SEED = 43",
-        ("tests/types/test_key_groups.py",),
-    ),
-)
+BUGS: tuple[Bug, ...] = (*checkpoint.BUGS, *connectors.BUGS, *runtime.BUGS, *state.BUGS)

@@ -1,0 +1,7 @@
+"""Bugs of sources and sinks."""
+
+from __future__ import annotations
+
+from tests.bugs.bug import Bug
+
+BUGS: tuple[Bug, ...] = ()
