@@ -266,7 +266,7 @@ class StartChecks:
         orphans = sorted({p.sink for p in pending_of(head)} - self.job.sinks.keys())
         if orphans:
             raise ConfigError(
-                "a removed sink still has unpublished output",
+                "a removed sink still has pending output",
                 hint="run the job once with the sink, then remove it",
                 sinks=orphans,
             )

@@ -167,7 +167,7 @@ def test_a_relocation_that_was_killed_is_done_once(job: AccountsJob, tmp_path: P
     assert folders == {log: {PurePosixPath(wanted[u])} for u, log in _LOGS.items()}
     descriptions = {p.uid: p.description for p in head.entry.sources}
     assert descriptions == {u: f"FileSource[csv:{folder}]" for u, folder in wanted.items()}
-    # The checkpoint, its unpublished output and the positions of its savepoints are all kept.
+    # The checkpoint, its pending output and the positions of its savepoints are all kept.
     assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
     assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
     assert is_ancestor(head, before.checkpoint_id, {ref.id for ref in root.checkpoints.restorable(head)})

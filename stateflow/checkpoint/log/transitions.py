@@ -325,7 +325,7 @@ def finish_rewind(job: JobFormat, base: Head, author: Author, published: Publish
 
 
 def pending_of(head: Head) -> list[PendingOutput]:
-    """Returns the unpublished output as of `head`, oldest first, each with the id of its checkpoint.
+    """Returns the pending output as of `head`, oldest first, each with the id of its checkpoint.
 
     A COMMIT stores its own id as 0, because the id is not known before it is appended.
     """

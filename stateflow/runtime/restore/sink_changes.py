@@ -124,7 +124,7 @@ def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: fr
 
 
 def _pending_without_sink(context: RestoreContext) -> dict[str, int]:
-    """Returns the newest checkpoint with unpublished output of each sink that the job lacks, by uid."""
+    """Returns the newest checkpoint with pending output of each sink that the job lacks, by uid."""
     pending = [p for p in pending_of(context.head) if p.sink not in context.job.sinks]
     of_target = sorted({p.sink for p in pending if p.checkpoint_id <= context.target.checkpoint_id})
     if of_target:
