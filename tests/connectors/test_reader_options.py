@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from stateflow.connectors.files.reader_options import READER_OPTIONS
-from stateflow.connectors.files.source import LARGEST, FileSource, first_small_file
+from stateflow.connectors.files.source import LARGEST, READER_OPTIONS, FileSource, first_small_file
 from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.errors import raises
 

@@ -1,8 +1,7 @@
 """Files of Parquet, JSON, CSV and text in folders, as sources and sinks.
 
 - `sink`: `FileSink`, its handle of a folder, the writers, and the log that decides which files are visible.
-- `source`: `FileSource`: which files are new, which are skipped, and how tasks or Spark read them.
-- `reader_options`: formats of file sources, and the options of Spark's readers.
+- `source`: `FileSource`: which files are new, which are skipped, how tasks or Spark read them, and the options.
 - `text_files`: decodes JSON, CSV and text, and takes columns from names of folders.
 - `parquet_files`: reads local Parquet files with Arrow.
 """

@@ -2,7 +2,6 @@
 
 - `sink`: `PostgresSink`; tasks stage rows in the job root.
 - `target`: which table a sink writes, how the driver connects, and the types of columns.
-- `table`: publishes and rewinds; creates and checks the table.
-- `statements`: copies, upserts, former rows for rewinds, and questions to the catalog.
+- `table`: publishes and rewinds; creates and checks the table; copies, upserts, and former rows for rewinds.
 - `transactions`: connections with limits, and the tokens of sinks.
 """
