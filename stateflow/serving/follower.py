@@ -36,7 +36,7 @@ from stateflow.errors import (
 )
 from stateflow.observability.logging import log_event
 from stateflow.query.value_types import ValueReader
-from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.backends.base import KeyedStateReader
 from stateflow.state.backends.factory import StoreLocation, open_to_read
 from stateflow.state.handles import StateFile, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
@@ -262,7 +262,7 @@ class Follower:
             store = reused.store.acquire() if reused else SharedStore(self._open_store(state))
             opened.append(OpenSubtask(state.snapshot, state.groups, store))
 
-    def _open_store(self, state: SubtaskState) -> KeyedStateBackend:
+    def _open_store(self, state: SubtaskState) -> KeyedStateReader:
         self._files_of[state.snapshot] = list(state.files)
         failpoints.hit("serve.fetching")
         try:
@@ -271,7 +271,7 @@ class Follower:
             # It was dropped: the second time, the file is fetched again.
             return self._open_backend(state)
 
-    def _open_backend(self, state: SubtaskState) -> KeyedStateBackend:
+    def _open_backend(self, state: SubtaskState) -> KeyedStateReader:
         rocksdb = self._settings.rocksdb
         location = StoreLocation(self._folder / "stores" / str(next(self._numbers)), self._cache, rocksdb)
         return open_to_read(location, state)
@@ -307,7 +307,7 @@ class SharedStore:
         backend: the store; closed when the last user releases it.
     """
 
-    def __init__(self, backend: KeyedStateBackend) -> None:
+    def __init__(self, backend: KeyedStateReader) -> None:
         self.backend = backend
         self._users = 1
         self._lock = threading.Lock()
@@ -454,7 +454,7 @@ class ServedCheckpoint:
             )
         return found
 
-    def store_of(self, operator: str, group: int, *, exactly: bool) -> KeyedStateBackend | None:
+    def store_of(self, operator: str, group: int, *, exactly: bool) -> KeyedStateReader | None:
         """Returns the store with a key group of an operator; None if the key group has no state.
 
         Args:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from stateflow.errors import ConfigError, QueryError, QueryTooLarge, StateflowError, WrongKeyType
 from stateflow.query.value_types import ValueReader
 from stateflow.serving.follower import QueryableState, ServedCheckpoint
-from stateflow.state.backends.base import KeyedStateBackend, after_prefix
+from stateflow.state.backends.base import KeyedStateReader, after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.types.key_encoding import decode_key, decode_key_parts, ends_at
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
@@ -216,9 +216,9 @@ class Lookups:
                     raise _too_large()
         return [found.get(key) for key in stored]
 
-    def _by_store(self, stored: Sequence[bytes]) -> list[tuple[KeyedStateBackend, list[bytes]]]:
+    def _by_store(self, stored: Sequence[bytes]) -> list[tuple[KeyedStateReader, list[bytes]]]:
         """Returns the keys that each store has, without keys of key groups that have no store."""
-        by_store: dict[int, tuple[KeyedStateBackend, list[bytes]]] = {}
+        by_store: dict[int, tuple[KeyedStateReader, list[bytes]]] = {}
         for key in stored:
             store = self._store(int.from_bytes(key[:_GROUP_BYTES]))
             if store is not None:
@@ -252,7 +252,7 @@ class Lookups:
         return _text_of(encoded((page.keys[-1],)))
 
     def _entries(
-        self, store: KeyedStateBackend | None, start: bytes, prefix: bytes, base: bytes
+        self, store: KeyedStateReader | None, start: bytes, prefix: bytes, base: bytes
     ) -> Iterator[tuple[bytes, bytes]]:
         if store is None:
             return
@@ -293,7 +293,7 @@ class Lookups:
         return range(max(first, lowest), min(highest, self._checkpoint.max_parallelism - 1) + 1)
 
     def _keys_of(
-        self, store: KeyedStateBackend, start: bytes, prefix: bytes
+        self, store: KeyedStateReader, start: bytes, prefix: bytes
     ) -> Iterator[tuple[bytes, tuple[object, ...]]]:
         """Yields the keys with a visible entry in this namespace: their stored form up to the namespace, and values."""
         at = start
@@ -307,7 +307,7 @@ class Lookups:
             at = _after_key(stored)
 
     def _next_key(
-        self, store: KeyedStateBackend, start: bytes, prefix: bytes
+        self, store: KeyedStateReader, start: bytes, prefix: bytes
     ) -> tuple[bytes, tuple[object, ...], bool] | None:
         """Returns the first key from `start` on, and whether it has a visible entry; None at the end of the group."""
         entry = next(store.scan_range(start, after_prefix(prefix)), None)
@@ -341,7 +341,7 @@ class Lookups:
         group = group_of(key, types, self._checkpoint.max_parallelism)
         return group.to_bytes(_GROUP_BYTES) + self._id + encoded(key) + self._namespace
 
-    def _store(self, group: int) -> KeyedStateBackend | None:
+    def _store(self, group: int) -> KeyedStateReader | None:
         return self._checkpoint.store_of(self.state.operator, group, exactly=self._exactly)
 
     def _check_map(self, prefix: str | None) -> None:

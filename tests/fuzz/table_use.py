@@ -19,7 +19,7 @@ from rocksdict import BottommostLevelCompaction, CompactOptions, Rdict, ReadOpti
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.process_limits import limit
-from stateflow.state.backends.rocksdb.store import rocksdb_options, to_stateflow_error
+from stateflow.state.backends.rocksdb.backend import rocksdb_options, to_stateflow_error
 from tests.support.memory import LIMIT, MemoryPeak
 
 KEYS = [struct.pack(">HQ", n, n) + bytes(n % 20) for n in range(100)]

@@ -18,8 +18,8 @@ from typing import Any
 from rocksdict import BlockBasedOptions, DBCompressionType, Rdict
 
 from stateflow.config.state_settings import RocksDBSettings
+from stateflow.state.backends.rocksdb.backend import rocksdb_options
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, fragments_of, parse
-from stateflow.state.backends.rocksdb.store import rocksdb_options
 from tests.support import root_files, stored_state
 from tests.support.table_files import ATTACKS, ForgedTable, endless_groups
 

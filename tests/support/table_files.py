@@ -18,9 +18,8 @@ from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, Writ
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.rocksdb.backend import bulk_load
+from stateflow.state.backends.rocksdb.backend import bulk_load, open_store, rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.manifest import ByteReader
-from stateflow.state.backends.rocksdb.store import open_store, rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.tables import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53

@@ -32,12 +32,8 @@ class Snapshot:
     compaction_bytes: int = 0
 
 
-class KeyedStateBackend(ABC):
-    """A store of bytes by key, for the key groups of one subtask; its constructor restores the base state.
-
-    Every later read sees the changes of `write`. They are durable once a checkpoint with the result of `snapshot` is
-    committed.
-    """
+class KeyedStateReader(ABC):
+    """Reads the entries of a store of bytes by key, for the key groups of one subtask."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -65,6 +61,18 @@ class KeyedStateBackend(ABC):
         return self.scan_range(prefix, after_prefix(prefix))
 
     @abstractmethod
+    def close(self) -> None:
+        """Releases local resources; changes since the last snapshot are lost."""
+
+
+class KeyedStateBackend(KeyedStateReader):
+    """A store of bytes by key, for the key groups of one subtask; its constructor restores the base state.
+
+    Every later read sees the changes of `write`. They are durable once a checkpoint with the result of `snapshot` is
+    committed.
+    """
+
+    @abstractmethod
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Sets entries, and removes those whose value is None; atomic."""
 
@@ -76,10 +84,6 @@ class KeyedStateBackend(ABC):
             name: prefix for the keys of new objects.
             full: whether to store everything again, without references to files of the base.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Releases local resources; changes since the last snapshot are lost."""
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

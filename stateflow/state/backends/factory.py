@@ -14,7 +14,7 @@ from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends import canonical_file, hash_maps
-from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot
 from stateflow.state.backends.entry_stream import (
     ALL_KEYS,
     GROUP_BYTES,
@@ -70,14 +70,14 @@ def open_backend(location: StoreLocation, base: Base, settings: StateSettings) -
     return DictBackend(entries)
 
 
-def open_to_read(location: StoreLocation, state: SubtaskState) -> KeyedStateBackend:
+def open_to_read(location: StoreLocation, state: SubtaskState) -> KeyedStateReader:
     """Opens the state of one subtask for reading; raises as `open_backend` does.
 
     A state of a hash map is in memory as a whole.
     """
-    base = Base.of(state)
     if _has_rocksdb_store(state):
-        return RocksDBReader(location.folder, location.cache, base, location.rocksdb)
+        return RocksDBReader(location.folder, location.cache, state, location.rocksdb)
+    base = Base.of(state)
     if state.backend in _HASH_MAPS:
         return DictBackend(dict(read_entries(location, base)))
     return open_backend(location, base, StateSettings(backend="rocksdb"))

@@ -18,6 +18,7 @@ from rocksdict import DBCompressionType, Rdict, WriteBatch
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError
 from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.rocksdb.backend import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.check import LONGEST_BOUND, with_exact_bounds, with_prefixes
 from stateflow.state.backends.rocksdb.manifest import (
     ManifestFollower,
@@ -28,7 +29,6 @@ from stateflow.state.backends.rocksdb.manifest import (
     parse,
     write_manifest,
 )
-from stateflow.state.backends.rocksdb.store import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.tables import key_bounds
 from stateflow.storage import MemoryStorage
 from tests.support.errors import raises

@@ -20,8 +20,7 @@ from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode
 from stateflow.state.backends.entry_stream import Entry, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
-from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.backends.rocksdb.store import to_stateflow_error
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend, to_stateflow_error
 from stateflow.state.handles import CANONICAL, Base, FilePart, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage

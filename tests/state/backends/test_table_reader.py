@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rocksdict import Rdict, WriteBatch
 
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.state.backends.rocksdb.store import rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.backend import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.tables import PartFile, TableReader
 
 Changes = Mapping[bytes, bytes | None]

@@ -20,7 +20,7 @@ from stateflow.errors import CorruptFile
 from stateflow.operations import verification
 from stateflow.state import host_cache
 from stateflow.state import operator_content as operator_files
-from stateflow.state.backends.rocksdb import check, manifest, rescale, store
+from stateflow.state.backends.rocksdb import backend, check, manifest, rescale
 from stateflow.state.handles import StateFile
 from stateflow.state.host_cache import HostCache, damaged_copy
 from stateflow.storage import PosixStorage, hdfs, no_follow, object_store, posix
@@ -32,7 +32,7 @@ MUTANTS = Mutants()
 # -- stored files -----------------------------------------------------------------------------------------------------
 
 
-@MUTANTS.plant("unchecked-stores", (store, "check_once"), (rescale, "check_once"))
+@MUTANTS.plant("unchecked-stores", (backend, "check_once"), (rescale, "check_once"))
 def _check_nothing(*_: object) -> None:
     """RocksDB opens stores from elsewhere without a check."""
 
